@@ -128,28 +128,34 @@ fn demand_of(job: &Explanation) -> String {
         _ => "needs at least",
     };
     match &job.failure {
-        Some(failure)
-            if failure.live_bytes.saturating_add(failure.size_bytes) >= job.demand_bytes =>
-        {
+        Some(failure) if failure_demand(failure) >= needed(job) => {
             format!(
                 "{needs} {} at once ({} allocated and {} requested)",
-                size(job.demand_bytes),
+                size(needed(job)),
                 size(failure.live_bytes),
                 size(failure.size_bytes)
             )
         }
-        Some(_) if job.demand_bytes > job.peak_live_bytes => {
-            format!("{needs} {} at once, with a request that failed later", size(job.demand_bytes))
-        }
-        _ => format!("{needs} {} at once", size(job.demand_bytes)),
+        _ => format!("{needs} {} at once", size(needed(job))),
     }
+}
+
+fn failure_demand(failure: &Failure) -> u64 {
+    failure.live_bytes.saturating_add(failure.size_bytes)
+}
+
+/// Returns what the job needed at once: its peak, or more with the request that is shown. Requests that
+/// failed before it were caught.
+fn needed(job: &Explanation) -> u64 {
+    let failure = job.failure.as_ref().map_or(job.demand_bytes, failure_demand);
+    failure.max(job.peak_live_bytes)
 }
 
 /// Returns what the job keeps from step after step, if it is at least a quarter of the demand.
 fn growth_in_words(job: &Explanation) -> Option<String> {
     let growth = job.growth.as_ref()?;
     let grown = growth.last_bytes.saturating_sub(growth.first_bytes);
-    (grown >= job.demand_bytes / 4).then(|| {
+    (grown >= needed(job) / 4).then(|| {
         format!(
             "The job keeps {} more with every step, mostly from {}.",
             size(growth.bytes_per_step()),
@@ -165,7 +171,7 @@ fn because(cause: Cause, headline: String) -> Verdict {
 fn against(job: &Explanation, capacity: u64) -> Verdict {
     let demand = demand_of(job);
     let growth = growth_in_words(job);
-    if job.demand_bytes > capacity {
+    if needed(job) > capacity {
         let all = size(capacity);
         return match growth {
             Some(growth) => because(
@@ -196,7 +202,7 @@ fn against(job: &Explanation, capacity: u64) -> Verdict {
                 ),
             );
         }
-        let left = capacity - job.demand_bytes;
+        let left = capacity - needed(job);
         if left < capacity / NEARLY {
             return because(
                 Cause::Demand,
@@ -311,7 +317,7 @@ fn under_limit(job: &Explanation, least: u64, most: u64) -> Verdict {
     let free = job.failure.as_ref().and_then(|failure| failure.card_free_bytes);
     let free = size(free.unwrap_or_default());
     let limit = format!("a limit between {} and {}", size(least), size(most));
-    if job.demand_bytes <= least
+    if needed(job) <= least
         && let Some(failure) = &job.failure
     {
         return Verdict {
@@ -457,9 +463,8 @@ fn retries(job: &Explanation) -> Option<Finding> {
     let failure = job.failure.as_ref()?;
     let (failures, after) = (job.recording.failures, job.recording.allocations_after_failure);
     let first = Count(failure.event);
-    let several = (failures > 1).then(|| {
-        format!("{} requests failed. The first, at event {first}, is shown.", Count(failures))
-    });
+    let several = (failures > 1)
+        .then(|| format!("{} requests failed. That at event {first} is shown.", Count(failures)));
     let went_on = (after > 0).then(|| {
         let allocations = plural(usize::try_from(after).unwrap_or(usize::MAX), "allocation");
         let last = if failures > 1 { "last" } else { "request" };

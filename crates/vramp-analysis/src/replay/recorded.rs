@@ -29,7 +29,8 @@ pub struct Recorded {
     pub initial: Vec<InitialSegment>,
     /// Its settings in PyTorch's syntax, where recorded and not the default.
     pub settings: Option<String>,
-    /// The first request that failed for lack of memory.
+    /// The last request that failed for lack of memory. Of several without a successful allocation
+    /// between them the first, because those after it come from handling its error.
     pub oom: Option<RecordedOom>,
     /// Number of requests that failed.
     pub ooms: u64,
@@ -192,7 +193,8 @@ impl Recorded {
         };
         let torch = recorded.settings.as_deref().map(TorchConfig::parse).and_then(Result::ok);
         let torch = torch.unwrap_or_default();
-        let mut change_at_oom = 0;
+        // The event of the failure that is shown, and the change at that time.
+        let mut failure: Option<(usize, i128)> = None;
         // Relative to the beginning; signed and wide, as a recording may be inconsistent.
         let (mut change, mut highest, mut has_events) = (0i128, 0i128, false);
         for (index, event) in trace.events.iter().enumerate() {
@@ -208,24 +210,14 @@ impl Recorded {
             }
             match event.kind {
                 EventKind::Oom => {
+                    if failure.is_none() || recorded.allocations_after_oom > 0 {
+                        failure = Some((index, change));
+                    }
                     recorded.ooms += 1;
                     recorded.allocations_after_oom = 0;
                 }
                 EventKind::Alloc if recorded.ooms > 0 => recorded.allocations_after_oom += 1,
                 _ => {}
-            }
-            if event.kind == EventKind::Oom && recorded.oom.is_none() {
-                change_at_oom = change;
-                let (request, live) = before(workload, index);
-                recorded.oom = Some(RecordedOom {
-                    event: index - first_event,
-                    request,
-                    size: event.size,
-                    segment: torch.memory_for(event.size).unwrap_or(Bytes::new(u64::MAX)),
-                    live,
-                    reserved: None,
-                    free: event.device_free(),
-                });
             }
         }
         let segments = trace.segments.iter().filter(|segment| on_device(segment.device));
@@ -241,11 +233,21 @@ impl Recorded {
             Some(peak) if !has_events || peak < workload.peak_live => Reserved::AtLeast(peak),
             Some(peak) => Reserved::Peak(peak),
         };
-        let before = at_end.and_then(|_| reserved(0)).filter(|before| !before.is_zero());
-        recorded.past = Past { coverage: workload.coverage(), reserved: before };
-        if let Some(oom) = &mut recorded.oom {
-            oom.reserved = reserved(change_at_oom).filter(|&reserved| reserved >= oom.live);
-        }
+        let at_first = at_end.and_then(|_| reserved(0)).filter(|reserved| !reserved.is_zero());
+        recorded.past = Past { coverage: workload.coverage(), reserved: at_first };
+        recorded.oom = failure.map(|(index, change)| {
+            let event = &trace.events[index];
+            let (request, live) = before(workload, index);
+            RecordedOom {
+                event: index - first_event,
+                request,
+                size: event.size,
+                segment: torch.memory_for(event.size).unwrap_or(Bytes::new(u64::MAX)),
+                live,
+                reserved: reserved(change).filter(|&reserved| reserved >= live),
+                free: event.device_free(),
+            }
+        });
         recorded
     }
 }

@@ -250,16 +250,26 @@ fn a_job_that_caught_the_error_and_went_on_is_named() {
     made.alloc(line, 1000, 1000);
     made.oom(600, 500);
     assert_eq!(finding(&made.explained(None), "retries"), None);
+    // What handles the error may fail as well.
     made.oom(900, 500);
     made.free(1000, 1000);
     made.alloc(line, 1000, 500);
     made.alloc(line, 1500, 100);
     let found = made.explained(None);
     let text = finding(&found, "retries").unwrap();
-    assert!(text.contains("2 requests failed. The first, at event 2, is shown."), "{text}");
+    assert!(text.contains("2 requests failed. That at event 2 is shown."), "{text}");
     assert!(text.contains("2 allocations followed"), "{text}");
-    let headline = &found.verdict.headline;
-    assert!(headline.contains("1.86 GiB at once, with a request that failed later"), "{headline}");
+    assert!(
+        found.verdict.headline.contains("1.56 GiB at once (1000.00 MiB allocated"),
+        "{found:?}"
+    );
+    // A later failure is the one that ended the job.
+    made.oom(700, 900);
+    let found = made.explained(None);
+    let failure = found.failure.as_ref().unwrap();
+    assert_eq!((failure.size_bytes, failure.live_bytes), (700 * MIB, 600 * MIB));
+    assert_eq!(found.demand_bytes, 1900 * MIB);
+    assert!(found.verdict.headline.contains("needs 1.27 GiB at once"), "{:?}", found.verdict);
 }
 
 #[test]
