@@ -77,7 +77,11 @@ enum Task {
     /// Builds the documentation as one site into `target/site`, and checks its links.
     Site,
     /// Opens pages of `vramp report` in a headless Chromium and uses them.
-    Page,
+    Page {
+        /// Instead, measure how this page opens and zooms.
+        #[arg(long, value_name = "FILE")]
+        measure: Option<PathBuf>,
+    },
     /// Draws the charts of the pages anew from the results in `bench/results`.
     Charts,
     /// Runs `vramp bench adversary` on the simulator, and writes its bounds and its table in the page of
@@ -120,7 +124,8 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
             std::process::Command::new("cargo").current_dir(root).args(["deny", "check"]),
         ),
         Task::Site => site::run(root),
-        Task::Page => page::run(root),
+        Task::Page { measure: None } => page::run(root),
+        Task::Page { measure: Some(page) } => page::measure(root, page),
         Task::Charts => charts::write(root),
         Task::Adversary => adversary::run(root),
         Task::Header => header::write(root),

@@ -1,9 +1,11 @@
 """Opens pages of `vramp report` in a headless Chromium and uses them: `cargo xtask page`.
 
     page.py VRAMP FOLDER [TRACE...]
+    page.py --measure PAGE
 
 VRAMP is the program, FOLDER holds what is written. The first page is made from a recording whose
-names are hostile, and which this script computes on its own.
+names are hostile, and which this script computes on its own. --measure prints how long a page takes
+to open, to zoom from the whole run to one event, and to show another moment.
 """
 
 import gzip
@@ -11,6 +13,7 @@ import pickle
 import random
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -309,7 +312,57 @@ def size(count):
     return f"{count} {units[unit]}" if unit == 0 else f"{count:.2f} {units[unit]}"
 
 
+# Turns the wheel over the middle of the timeline once a frame, and returns the time of each frame.
+ZOOM = """([turns, direction]) => new Promise((done) => {
+  const canvas = document.querySelector('#timeline canvas');
+  const over = document.querySelector('#timeline .u-over') || canvas;
+  const box = over.getBoundingClientRect();
+  const at = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2 };
+  const times = [];
+  let last = performance.now();
+  const step = (now) => {
+    times.push(now - last);
+    last = now;
+    if (times.length > turns) { done(times.slice(1)); return; }
+    over.dispatchEvent(new WheelEvent('wheel', { ...at, deltaY: direction * 120, bubbles: true, cancelable: true }));
+    requestAnimationFrame(step);
+  };
+  requestAnimationFrame(step);
+})"""
+
+
+def measure(browser, path):
+    """Prints how a page behaves, in times of the browser."""
+    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    begun = time.monotonic()
+    page.goto(path.resolve().as_uri())
+    page.wait_for_selector("body[data-ready=true]", timeout=120_000)
+    print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB, open after {time.monotonic() - begun:.2f} s")
+    for name, direction in (("in", -1), ("out", 1)):
+        before = page.locator("#timeline").get_attribute("data-view")
+        times = page.evaluate(ZOOM, [60, direction])
+        after = page.locator("#timeline").get_attribute("data-view")
+        if before == after:
+            sys.exit(f"the wheel did not zoom {name}: events {before}")
+        rate, worst = 1000 * len(times) / sum(times), max(times)
+        print(f"zoom {name}: {rate:.0f} frames a second, {worst:.0f} ms at most; events {before} to {after}")
+    moment = page.evaluate(
+        """() => new Promise((done) => {
+          const begun = performance.now();
+          const end = [...document.querySelectorAll('button')].find((it) => it.textContent.trim() === 'End');
+          end.click();
+          requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - begun)));
+        })"""
+    )
+    print(f"another moment after {moment:.0f} ms")
+
+
 def main():
+    if sys.argv[1] == "--measure":
+        chromium = next((path for path in CHROMIUM if Path(path).exists()), None)
+        with sync_playwright() as playwright:
+            measure(playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"]), Path(sys.argv[2]))
+        return
     vramp, folder, *traces = sys.argv[1:]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

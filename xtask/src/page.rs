@@ -31,6 +31,12 @@ pub fn run(root: &Path) -> Result<()> {
     shell::run(&mut page)
 }
 
+/// Prints how long a page takes to open and how smoothly it zooms.
+pub fn measure(root: &Path, page: &Path) -> Result<()> {
+    let python = install(root)?;
+    shell::run(Command::new(python).arg(root.join("xtask/src/page.py")).arg("--measure").arg(page))
+}
+
 /// The browser from Debian's packages if there is none, and an environment of its own for the tool.
 fn install(root: &Path) -> Result<PathBuf> {
     if !CHROMIUM.iter().any(|path| Path::new(path).exists()) {
