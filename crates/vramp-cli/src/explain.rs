@@ -164,8 +164,9 @@ impl Page<'_> {
         writeln!(self.out, "{}", self.text.strong(head))?;
         let share = |bytes: u64, blocks: u64| {
             let part = bytes as f64 * 100.0 / moment.live_bytes.max(1) as f64;
+            let noun = if blocks == 1 { "block " } else { "blocks" };
             let blocks = Count(blocks);
-            format!("  {:>11} {part:>4.0} %  {blocks:>9} blocks", Bytes::new(bytes).to_string())
+            format!("  {:>11} {part:>4.0} %  {blocks:>9} {noun}", Bytes::new(bytes).to_string())
         };
         for category in &moment.categories {
             let name = category.category.name();
@@ -203,8 +204,9 @@ impl Page<'_> {
             writeln!(self.out, "{}  {name}", share(site.bytes, site.blocks))?;
             for (operation, bytes) in site.operations.iter().take(2) {
                 if *operation != site.site {
+                    let operation = self.text.fit(operation, 28);
                     let line = format!("{:>26}  {operation}", Bytes::new(*bytes).to_string());
-                    writeln!(self.out, "{}", self.text.weak(self.text.fit(&line, 2)))?;
+                    writeln!(self.out, "{}", self.text.weak(line))?;
                 }
             }
         }
