@@ -130,6 +130,10 @@ pub struct Config {
     pub preset: Preset,
     /// Most physical memory to reserve, in all pools of the allocator together. `None`, the default:
     /// as much as the card has.
+    ///
+    /// With the preset `stream-ordered` the driver decides by how much its pool grows. On a card it may
+    /// grow beyond the limit if its free memory is fragmented; the request then fails, and the pool is
+    /// trimmed at once. On an H200 it was up to 52 MiB.
     pub limit: Option<Bytes>,
     /// Fraction of the limit, or of the card where there is none, between 0 and 1. After a miss,
     /// idle memory above it is returned to the card. `None`, the default: never.
