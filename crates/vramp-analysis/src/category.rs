@@ -306,6 +306,7 @@ mod tests {
         let annotated = Annotated {
             optimizer_steps: vec![Span { begin: 2, end: 3 }, Span { begin: 6, end: 8 }],
             zero_grads: vec![Span { begin: 3, end: 4 }],
+            ..Annotated::default()
         };
         let found = categories(&trace, &workload, &blocks, &annotated);
         use Category::{Activation, Gradient, OptimizerState, Parameter, Workspace};

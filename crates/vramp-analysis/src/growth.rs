@@ -1,7 +1,7 @@
 //! Memory that grows from step to step: a leak, or a cache without a bound.
 //!
-//! 1. The boundaries of steps are the recorded optimizer steps, or else the lowest points of the live
-//!    bytes: see [`crate::steps`].
+//! 1. The boundaries of steps are the recorded steps of a profiler or of an optimizer, or else the
+//!    lowest points of the live bytes: see [`crate::steps`].
 //! 2. The first two steps are left out, because programs allocate much once.
 //! 3. A line of the program *grows* if blocks that it allocated survive to the last boundary from at
 //!    least half of the steps between. So does one that replaces its blocks by larger ones: it holds
@@ -34,7 +34,7 @@ const SAMPLES_MIN: usize = 6;
 pub struct Growth {
     /// Steps between the first and the last boundary that count.
     pub steps: u64,
-    /// Where the boundaries come from: `optimizer steps` or `lowest points`.
+    /// Where the boundaries come from: `profiler steps`, `optimizer steps` or `lowest points`.
     pub boundaries: &'static str,
     /// Live bytes at the first boundary that counts.
     pub first_bytes: u64,
@@ -97,11 +97,17 @@ impl Growth {
 
 /// Returns the requests at which steps end, and where they come from.
 fn boundaries(job: &Job<'_>, end: RequestIndex) -> (Vec<RequestIndex>, &'static str) {
-    let annotated = &job.annotated.optimizer_steps;
-    let steps: Vec<RequestIndex> =
-        annotated.iter().map(|span| span.begin).filter(|&begin| begin <= end).collect();
-    if steps.len() >= WARM_UP + LOWS_MIN {
-        return (steps, "optimizer steps");
+    let annotated = &job.annotated;
+    let marked = [
+        (&annotated.iterations, "profiler steps"),
+        (&annotated.optimizer_steps, "optimizer steps"),
+    ];
+    for (spans, source) in marked {
+        let begun = spans.iter().map(|span| span.begin).filter(|&begin| begin <= end);
+        let steps: Vec<RequestIndex> = begun.collect();
+        if steps.len() >= WARM_UP + LOWS_MIN {
+            return (steps, source);
+        }
     }
     let lows = lows(&job.workload, &job.blocks).into_iter().map(|low| low.request + 1);
     (lows.filter(|&request| request <= end).collect(), "lowest points")

@@ -1,7 +1,7 @@
 //! The steps of a job: where one iteration ends and the next begins.
 //!
-//! 1. From annotations: `Optimizer.step#...` spans, which PyTorch records for every optimizer, and
-//!    `ProfilerStep#...` spans.
+//! 1. From annotations: `ProfilerStep#...` spans of `torch.profiler`, or else `Optimizer.step#...`
+//!    spans, which PyTorch records for every optimizer.
 //! 2. Without them, from the live bytes: an iteration allocates activations and frees them again, so
 //!    the lowest points between two high points are the boundaries. See [`lows`].
 
@@ -33,6 +33,8 @@ impl Span {
 pub struct Annotated {
     /// Calls of an optimizer's `step`, in order.
     pub optimizer_steps: Vec<Span>,
+    /// Iterations that `torch.profiler` marked, in order.
+    pub iterations: Vec<Span>,
     /// Calls of an optimizer's `zero_grad`, in order.
     pub zero_grads: Vec<Span>,
 }
@@ -66,6 +68,8 @@ impl Annotated {
                     let span = Span { begin, end: at };
                     if name.starts_with("Optimizer.step#") {
                         annotated.optimizer_steps.push(span);
+                    } else if name.starts_with("ProfilerStep#") {
+                        annotated.iterations.push(span);
                     } else if name.starts_with("Optimizer.zero_grad#") {
                         annotated.zero_grads.push(span);
                     }
@@ -74,6 +78,7 @@ impl Annotated {
             }
         }
         annotated.optimizer_steps.sort_by_key(|span| span.begin);
+        annotated.iterations.sort_by_key(|span| span.begin);
         annotated.zero_grads.sort_by_key(|span| span.begin);
         annotated
     }
@@ -204,14 +209,17 @@ mod tests {
             time_us,
         };
         trace.annotations = vec![
+            mark(Stage::Start, "ProfilerStep#7", 5),
             mark(Stage::Start, "Optimizer.step#AdamW.step", 15),
             mark(Stage::End, "Optimizer.step#AdamW.step", 35),
             mark(Stage::Start, "Optimizer.zero_grad#AdamW.zero_grad", 36),
             mark(Stage::End, "Optimizer.zero_grad#AdamW.zero_grad", 50),
+            mark(Stage::End, "ProfilerStep#7", 55),
             mark(Stage::End, "Optimizer.step#AdamW.step", 60),
         ];
         let workload = Workload::from_trace(&trace, 0);
         let found = Annotated::of(&trace, &workload);
+        assert_eq!(found.iterations, [Span { begin: 0, end: 4 }]);
         assert_eq!(found.optimizer_steps, [Span { begin: 1, end: 3 }]);
         assert_eq!(found.zero_grads, [Span { begin: 3, end: 4 }]);
     }
