@@ -122,11 +122,15 @@ impl Page<'_> {
             notes.push(format!("Repaired: {}.", self.job.workload.repairs));
         }
         if !recording.has_stacks {
-            notes.push(
-                "No call stacks are recorded, so lines of the program are not known: record with \
-                 torch.cuda.memory._record_memory_history(context=\"all\")."
-                    .to_owned(),
-            );
+            // Other formats than PyTorch's have no stacks.
+            let is_torch = !self.job.trace.allocator_settings.is_empty();
+            let advice = match is_torch {
+                true => ": record with torch.cuda.memory._record_memory_history(context=\"all\")",
+                false => "",
+            };
+            notes.push(format!(
+                "No call stacks are recorded, so lines of the program are not known{advice}."
+            ));
         }
         if let Some(card) = &self.found.card {
             let usable = Bytes::new(card.usable_bytes);
