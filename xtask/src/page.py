@@ -283,6 +283,14 @@ class Checks:
             self.check("no name hides or turns text", not invisible, invisible)
             self.check("no name changes a prototype", page.evaluate("() => Object.keys(Object.prototype).length") == 0)
 
+    def failure(self, path):
+        """The moment that is shown first is the failure of the verdict: the last one."""
+        with self.open(path) as page:
+            shown = int(page.locator("body").get_attribute("data-state"))
+            buttons = page.locator("#moments button").all()
+            failures = [int(b.get_attribute("data-state")) for b in buttons if "Failure" in b.inner_text()]
+            self.check("the last failure is shown first", len(failures) == 4 and shown == max(failures), (shown, failures))
+
     def ranks(self, path, count):
         with self.open(path) as page:
             rows = page.locator("#ranks tbody tr").count()
@@ -388,6 +396,7 @@ def main():
             checks.hostile(page)
         checks.ranks(ranks, 2)
         checks.without_script(hostile)
+        checks.failure(hostile)
         with checks.open(bins) as page:
             text = page.locator(".missing").inner_text()
             checks.check("a page without events says so", "too large for this page" in text, text)

@@ -61,7 +61,7 @@ pub(super) mod op {
 /// Times of recordings with more events are kept for every 64th.
 const ALL_TIMES: usize = 1 << 20;
 
-/// Failures in a page, at most.
+/// Failures in a page, at most, beside the one that is shown.
 const FAILURES: usize = 500;
 
 /// Marks in a page, at most.
@@ -122,6 +122,13 @@ pub(super) struct Failure {
     pub categories: Vec<u64>,
 }
 
+impl Head {
+    /// The failure that the findings are about.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failures.get(self.shown_failure?)
+    }
+}
+
 /// The head of a job, as the page reads it.
 #[derive(Debug, Serialize)]
 pub(super) struct Head {
@@ -144,6 +151,8 @@ pub(super) struct Head {
     pub end_bytes: u64,
     pub end_categories: Vec<u64>,
     pub failures: Vec<Failure>,
+    /// The one of `failures` that the findings are about.
+    pub shown_failure: Option<usize>,
     pub failures_left_out: usize,
     /// True if addresses and segments were recorded.
     pub has_addresses: bool,
@@ -240,6 +249,7 @@ struct Encoder<'a> {
     state: usize,
     peak: (usize, u64, Vec<u64>),
     failures: Vec<Failure>,
+    shown_failure: Option<usize>,
     failures_left_out: usize,
     /// Change of the recorded allocator's reserved bytes since the start, by state.
     reserved: Vec<(u32, i128)>,
@@ -289,6 +299,7 @@ impl<'a> Encoder<'a> {
             state: 0,
             peak: (0, 0, vec![0; categories]),
             failures: Vec::new(),
+            shown_failure: None,
             failures_left_out: 0,
             reserved: Vec::new(),
             initial: 0,
@@ -373,7 +384,10 @@ impl<'a> Encoder<'a> {
             }
             Request::Oom { size, device_free, .. } => {
                 self.op(op::OOM, same_event);
-                if self.failures.len() == FAILURES {
+                let shown = self.source.job.recorded.oom.map(|oom| oom.request);
+                if shown == Some(index) {
+                    self.shown_failure = Some(self.failures.len());
+                } else if self.failures.len() >= FAILURES {
                     self.failures_left_out += 1;
                     return;
                 }
@@ -493,6 +507,7 @@ impl<'a> Encoder<'a> {
             end_bytes: self.live,
             end_categories: self.split,
             failures: self.failures,
+            shown_failure: self.shown_failure,
             failures_left_out: self.failures_left_out,
             has_addresses: self.blocks.iter().any(|block| block.address > 0),
             marks: self.marks,
@@ -597,8 +612,9 @@ impl<'a> Encoder<'a> {
 
     /// The states at which every block keeps its address: peak, failures, end.
     fn moments(&self) -> Vec<u32> {
-        let failures = self.failures.iter().take(8).map(|failure| failure.state as u32);
-        let mut moments: Vec<u32> = failures.collect();
+        let shown = self.shown_failure.and_then(|shown| self.failures.get(shown));
+        let failures = self.failures.iter().take(8).chain(shown);
+        let mut moments: Vec<u32> = failures.map(|failure| failure.state as u32).collect();
         moments.extend([self.peak.0 as u32, self.state as u32]);
         moments
     }

@@ -285,7 +285,7 @@ fn left_out(part: &Part) -> Vec<String> {
     let mut texts = Vec::new();
     if head.failures_left_out > 0 {
         texts.push(format!(
-            "{} failures are left out of this page; it has the first {}.",
+            "{} failures are left out of this page; it has {}.",
             Count(head.failures_left_out as u64),
             Count(head.failures.len() as u64)
         ));

@@ -15,7 +15,7 @@ pub(super) fn comparison(parts: &[Part]) -> Table {
     // A category without bytes in every part is left out.
     let split = |part: &Part| -> Vec<u64> {
         let head = &part.data.head;
-        head.failures.first().map_or(&head.peak_categories, |failure| &failure.categories).clone()
+        head.failure().map_or(&head.peak_categories, |failure| &failure.categories).clone()
     };
     let splits: Vec<Vec<u64>> = parts.iter().map(split).collect();
     let used: Vec<usize> = (0..categories.len())
@@ -28,7 +28,7 @@ pub(super) fn comparison(parts: &[Part]) -> Table {
     let rows = parts.iter().zip(&splits).map(|(part, split)| {
         let head = &part.data.head;
         let recorded = head.curves.iter().find(|curve| curve.kind == "recorded");
-        let failure = head.failures.first();
+        let failure = head.failure();
         let mut row = vec![Cell::text(&part.name), bytes(head.peak_bytes)];
         if parts.len() > 1 && Some(head.peak_bytes) == largest {
             row[1].tone = Tone::Bad;
@@ -42,7 +42,7 @@ pub(super) fn comparison(parts: &[Part]) -> Table {
     Table {
         title: "By recording".to_owned(),
         note:
-            "The categories are those at the first failure, or at the peak of a recording without \
+            "The categories are those at the failure that the verdict is about, or at the peak of a recording without \
                one. The largest peak is marked."
                 .to_owned(),
         rows: rows.collect(),

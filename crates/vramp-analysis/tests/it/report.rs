@@ -303,6 +303,39 @@ fn the_overview_has_the_peak_and_the_failures_of_the_workload() {
 }
 
 #[test]
+fn the_page_shows_the_failure_of_the_verdict_however_many_there_are() {
+    let oom = |size| event(EventKind::Oom, 5 << 20, size);
+    let alloc = |nth: u64| event(EventKind::Alloc, (1 + nth) << 30, 1 << 20);
+    // Of several in a row the first: those after it come from handling its error.
+    for caught in [0, 1, 499, 500, 700] {
+        let mut trace = Trace { device_count: 1, streams: vec![0], ..Trace::default() };
+        for nth in 0..caught {
+            trace.events.extend([alloc(nth), oom(9 << 20)]);
+        }
+        trace.events.extend([alloc(caught), oom(8 << 30), oom(7 << 30)]);
+        for (nth, event) in trace.events.iter_mut().enumerate() {
+            event.time_us = nth as u64 + 1;
+        }
+        let mut part = part(&trace, u64::MAX);
+        part.name = "rank 0".into();
+        let other = Part { name: "rank 1".into(), ..self::part(&trace, u64::MAX) };
+        let report =
+            Report { title: String::new(), origin: String::new(), parts: vec![part, other] };
+        let page = written(&report);
+        let head = &data(&page)["parts"][0];
+        let shown = head["shown_failure"].as_u64().unwrap() as usize;
+        let failure = &head["failures"][shown];
+        assert_eq!(failure["size"], 8u64 << 30, "after {caught}");
+        assert_eq!(failure["state"], trace.events.len() - 1);
+        assert_eq!(failure["live"], (caught + 1) << 20);
+        let count = head["failures"].as_array().unwrap().len() as u64;
+        assert_eq!(count + head["failures_left_out"].as_u64().unwrap(), caught + 2);
+        let ranks = between(&page, "<section id=\"ranks\"", "</section>");
+        assert!(ranks.contains("8.00 GiB"), "{ranks}");
+    }
+}
+
+#[test]
 fn annotations_stand_before_the_first_event_that_is_not_earlier() {
     let mut trace = random_trace(35, 100);
     let annotation = |time_us, name: &str, stage| vramp_trace::Annotation {

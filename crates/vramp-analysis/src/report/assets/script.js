@@ -44,14 +44,19 @@ class App {
     document.getElementById("axis").querySelector("[value=time]").disabled = !recording.hasTimes;
     this.explorer.classList.toggle("bins-only", !recording.decoded);
     this.timeline.show(recording);
-    this.setState(recording.head.failures[0]?.state ?? recording.head.peak);
+    this.setState(recording.head.failures[recording.head.shown_failure]?.state ?? recording.head.peak);
     document.body.dataset.ready = "true";
   }
 
   showMoments() {
     const { head } = this.recording;
     const moments = [["Peak", head.peak]];
-    head.failures.slice(0, 3).forEach((failure, i) => moments.push([head.failures.length > 1 ? `Failure ${i + 1}` : "Failure", failure.state]));
+    // The first ones, and the one that the verdict is about.
+    head.failures.forEach((failure, i) => {
+      if (i >= 3 && i !== head.shown_failure) return;
+      const number = i === head.failures.length - 1 ? i + head.failures_left_out + 1 : i + 1;
+      moments.push([head.failures.length > 1 ? `Failure ${countText(number)}` : "Failure", failure.state]);
+    });
     moments.push(["End", head.events]);
     document.getElementById("moments").replaceChildren(...moments.map(([name, state]) => {
       const button = element("button", "", name);
