@@ -68,6 +68,7 @@ impl Command {
             Command::Explain(args) => args.traces.iter().collect(),
             Command::Advise(args) => args.traces.iter().collect(),
             Command::Graph(args) => args.traces.iter().collect(),
+            Command::Report(args) => args.traces.iter().collect(),
             Command::Diff(args) => vec![&args.before, &args.after],
             _ => return Ok(()),
         };
@@ -267,7 +268,7 @@ pub struct Report {
     /// compared, as the ranks of one job
     #[arg(required = true, value_name = "RUN")]
     pub traces: Vec<PathBuf>,
-    /// The page to write
+    /// The page to write; - is standard output
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     pub output: PathBuf,
     /// Write the timeline alone too, as SVG that needs no font; for one recording

@@ -58,6 +58,19 @@ impl Output {
         }
     }
 
+    /// Returns true if both would be written to one file, or both to standard output.
+    pub fn is_same_output(&self, other: &Output) -> bool {
+        match (self, other) {
+            (Output::Standard, Output::Standard) => true,
+            (Output::Replaced(one), Output::Replaced(other)) => {
+                let place =
+                    |path: &Path| fs::canonicalize(folder(path)).map(|it| it.join(name(path)));
+                place(one).ok().is_some_and(|one| place(other).is_ok_and(|other| one == other))
+            }
+            _ => false,
+        }
+    }
+
     /// Passes a buffered writer to `write`, and returns the number of bytes. `standard` is standard
     /// output.
     pub fn write(
@@ -82,6 +95,10 @@ impl Output {
 fn folder(path: &Path) -> &Path {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     folder.unwrap_or(Path::new("."))
+}
+
+fn name(path: &Path) -> &std::ffi::OsStr {
+    path.file_name().unwrap_or_default()
 }
 
 fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<u64> {

@@ -10,7 +10,7 @@ use vramp_analysis::candidates::Candidate;
 use vramp_analysis::explain::{self, explain};
 use vramp_analysis::fit::in_parallel;
 use vramp_analysis::job::Job;
-use vramp_analysis::number::{Count, plural};
+use vramp_analysis::number::plural;
 use vramp_analysis::replay::{Options, Outcome, ReplayError, replay};
 use vramp_analysis::report::{self, Curve, Encoded, Facts, Findings, Kept, Part, Source};
 
@@ -18,6 +18,8 @@ use crate::analysis::{self, threads};
 use crate::args::Report;
 use crate::device::Device;
 use crate::output::Output;
+use crate::reading::STANDARD;
+use crate::text::printable;
 
 /// Bytes of a page beside its columns: script, style, overview, tables.
 const FIXED: u64 = 500_000;
@@ -29,6 +31,7 @@ const SEARCHED: u64 = 200_000;
 const DRAWN: [Preset; 3] = [Preset::Torch, Preset::TorchExpandable, Preset::Vramp];
 
 pub(crate) fn run(args: &Report, out: &mut dyn Write) -> Result<()> {
+    let outputs = outputs(args)?;
     let device = analysis::device(args.costs.as_deref())?;
     let budget = args.budget.count().saturating_sub(FIXED) / args.traces.len().max(1) as u64;
     let mut parts = Vec::new();
@@ -46,16 +49,67 @@ pub(crate) fn run(args: &Report, out: &mut dyn Write) -> Result<()> {
     let card = &device.info().name;
     let origin = format!("vramp {}, replayed on {card}", env!("CARGO_PKG_VERSION"));
     let report = report::Report { title, origin, parts };
-    let size = save(&args.output, |file| report.write(file))?;
-    if let [part] = report.parts.as_slice() {
-        pictures(args, &part.data)?;
+    let mut size = Bytes::ZERO;
+    for (wanted, path, output) in &outputs {
+        let bytes = match (wanted, report.parts.as_slice()) {
+            (Wanted::Svg, [part]) => part.data.timeline_svg()?.into_bytes(),
+            (Wanted::Png, [part]) => part.data.timeline_png()?,
+            _ => {
+                size = Bytes::new(save(path, output, out, |file| report.write(file))?);
+                continue;
+            }
+        };
+        save(path, output, out, |file| file.write_all(&bytes))?;
     }
-    summary(args, &report, Bytes::new(size), out)
+    if outputs.iter().any(|(_, _, output)| matches!(output, Output::Standard)) {
+        // The file itself is on standard output. If standard error is closed, the file is complete
+        // all the same.
+        drop(summary(args, &report, size, &mut io::stderr()));
+        return Ok(());
+    }
+    summary(args, &report, size, out)
+}
+
+/// What a file has.
+#[derive(Clone, Copy, Debug)]
+enum Wanted {
+    Page,
+    Svg,
+    Png,
+}
+
+/// Finds out where the files go. Refuses to replace a recording, and to write two files to one place.
+fn outputs(args: &Report) -> Result<Vec<(Wanted, &Path, Output)>> {
+    let wanted = [
+        (Wanted::Page, Some(&args.output)),
+        (Wanted::Svg, args.svg.as_ref()),
+        (Wanted::Png, args.png.as_ref()),
+    ];
+    let mut outputs: Vec<(Wanted, &Path, Output)> = Vec::new();
+    for (wanted, path) in wanted {
+        let Some(path) = path else { continue };
+        let output = Output::new(path).with_context(|| cannot_write(path))?;
+        if args.traces.iter().any(|input| output.is_same_file(input)) {
+            bail!("'{}' is a recording that is read: give the output another name", path.display());
+        }
+        if outputs.iter().any(|(_, _, other)| output.is_same_output(other)) {
+            bail!(
+                "'{}' is given for two files: give --output, --svg and --png names of their own",
+                path.display()
+            );
+        }
+        outputs.push((wanted, path, output));
+    }
+    Ok(outputs)
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write '{}'", path.display())
 }
 
 fn summary(args: &Report, report: &report::Report, size: Bytes, out: &mut dyn Write) -> Result<()> {
     for Part { name, findings, data } in &report.parts {
-        writeln!(out, "{name}: {}", findings.headline)?;
+        writeln!(out, "{}: {}", printable(name), printable(&findings.headline))?;
         match data.kept() {
             Kept::All => {}
             Kept::FewAddresses => writeln!(
@@ -69,34 +123,24 @@ fn summary(args: &Report, report: &report::Report, size: Bytes, out: &mut dyn Wr
             )?,
         }
     }
-    let path = &args.output;
+    let path = match printable(&args.output.display().to_string()) {
+        path if path == STANDARD => "standard output".to_owned(),
+        path => path,
+    };
     let events: usize = report.parts.iter().map(|part| part.data.events()).sum();
-    let events = Count(events as u64);
+    let events = plural(events, "event");
     let recordings = plural(report.parts.len(), "recorded device");
-    Ok(writeln!(out, "{} ({size}): {events} events of {recordings}", path.display())?)
-}
-
-/// Writes the timelines that are wanted as files of their own.
-fn pictures(args: &Report, data: &Encoded) -> Result<()> {
-    if let Some(path) = &args.svg {
-        let svg = data.timeline_svg()?;
-        save(path, |file| file.write_all(svg.as_bytes()))?;
-    }
-    if let Some(path) = &args.png {
-        let png = data.timeline_png()?;
-        save(path, |file| file.write_all(&png))?;
-    }
-    Ok(())
+    Ok(writeln!(out, "{path} ({size}): {events} of {recordings}")?)
 }
 
 /// Writes a file; a failure leaves the one that was there.
-fn save(path: &Path, bytes: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<u64> {
-    let written = Output::new(path).and_then(|output| match output {
-        // Standard output has the summary.
-        Output::Standard => Err(io::Error::other("a page needs a file of its own")),
-        output => output.write(&mut io::sink(), bytes),
-    });
-    written.with_context(|| format!("cannot write '{}'", path.display()))
+fn save(
+    path: &Path,
+    output: &Output,
+    standard: &mut dyn Write,
+    bytes: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<u64> {
+    output.write(standard, bytes).with_context(|| cannot_write(path))
 }
 
 /// Returns a part for each recorded device of a file.

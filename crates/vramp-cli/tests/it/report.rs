@@ -74,3 +74,61 @@ fn a_page_that_cannot_be_written_is_named() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("cannot write '/no/such/folder/a.html'"), "{error}");
 }
+
+#[test]
+fn standard_output_has_the_page_alone() {
+    let input = fs::read(trace("gnn")).unwrap();
+    let output = vramp().args(["report", "-", "-o", "-"]).write_stdin(input).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let page = String::from_utf8(output.stdout).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("standard output ("));
+    let error = error(vramp().args(["report", "-", "-"]).write_stdin(""));
+    assert!(error.contains("standard input (-) is given twice"), "{error}");
+}
+
+#[test]
+fn no_output_replaces_a_recording_or_another_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (input, link, page) = (path("gnn.pickle.gz"), path("link"), path("a.html"));
+    fs::copy(trace("gnn"), &input).unwrap();
+    std::os::unix::fs::symlink(&input, &link).unwrap();
+    let before = fs::read(&input).unwrap();
+    for option in ["--output", "--svg", "--png"] {
+        for output in [&input, &link] {
+            let mut command = vramp();
+            command.current_dir(&folder).arg("report").arg(&input).arg(option).arg(output);
+            let error = error(&mut command);
+            assert!(error.contains("is a recording that is read"), "{option}: {error}");
+        }
+    }
+    assert_eq!(fs::read(&input).unwrap(), before);
+    fs::write(&page, "old").unwrap();
+    let other = folder.path().join(".").join("a.html");
+    for [one, two] in [["-o", "--svg"], ["-o", "--png"], ["--svg", "--png"]] {
+        let mut command = vramp();
+        command.current_dir(&folder).arg("report").arg(&input);
+        let error = error(command.arg(one).arg(&page).arg(two).arg(&other));
+        assert!(error.contains("is given for two files"), "{one} {two}: {error}");
+    }
+    assert_eq!(fs::read(&page).unwrap(), b"old");
+    assert!(!path("report.html").exists());
+}
+
+#[test]
+fn a_name_that_turns_text_is_not_printed_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("a\u{202e}b.pickle.gz");
+    fs::copy(trace("gnn"), &input).unwrap();
+    let output = folder.path().join("\u{202e}.html");
+    let output = vramp().arg("report").arg(&input).arg("-o").arg(output).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains(" events of 1 recorded device") && !text.contains('\u{202e}'), "{text}");
+}
+
+fn error(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
