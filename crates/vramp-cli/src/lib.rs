@@ -81,8 +81,10 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
 /// have control characters.
 fn message(error: &anyhow::Error) -> String {
     // Commands name the files that they read and write. What is left comes from standard output.
-    let is_output = error.is::<io::Error>()
-        || error.downcast_ref::<serde_json::Error>().is_some_and(serde_json::Error::is_io);
+    let is_output = error.chain().next().is_some_and(|outermost| {
+        outermost.is::<io::Error>()
+            || outermost.downcast_ref::<serde_json::Error>().is_some_and(serde_json::Error::is_io)
+    });
     let message = match is_output {
         true => format!("cannot write standard output: {error:#}"),
         false => format!("{error:#}"),

@@ -104,7 +104,10 @@ fn outputs(args: &Report) -> Result<Vec<(Wanted, &Path, Output)>> {
 }
 
 fn cannot_write(path: &Path) -> String {
-    format!("cannot write '{}'", path.display())
+    match path == Path::new(STANDARD) {
+        true => "cannot write standard output".to_owned(),
+        false => format!("cannot write '{}'", path.display()),
+    }
 }
 
 fn summary(args: &Report, report: &report::Report, size: Bytes, out: &mut dyn Write) -> Result<()> {

@@ -72,7 +72,9 @@ fn a_page_that_cannot_be_written_is_named() {
     let output = output.unwrap();
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.contains("cannot write '/no/such/folder/a.html'"), "{error}");
+    assert!(error.starts_with("vramp: cannot write '/no/such/folder/a.html': "), "{error}");
+    let error = self::error(vramp().arg("report").arg(trace("gnn")).args(["-o", "/dev/full"]));
+    assert!(error.starts_with("vramp: cannot write '/dev/full': No space left"), "{error}");
 }
 
 #[test]
