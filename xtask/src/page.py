@@ -69,6 +69,15 @@ def hostile_snapshot(path, seed):
     return states
 
 
+def two_devices(path):
+    """Writes a snapshot of two devices, of which the second failed."""
+    alloc = {"action": "alloc", "addr": 0x7F0000000000, "size": 1 << 20, "stream": 0}
+    oom = {"action": "oom", "device_free": 1 << 20, "addr": 0, "size": 1 << 34, "stream": 0}
+    snapshot = {"segments": [], "device_traces": [[alloc], [dict(alloc), oom]], "allocator_settings": {}}
+    path.write_bytes(pickle.dumps(snapshot, protocol=4))
+    return path
+
+
 def reserved_at_end(trace):
     with gzip.open(trace) as file:
         snapshot = pickle.load(file)
@@ -291,6 +300,12 @@ class Checks:
             failures = [int(b.get_attribute("data-state")) for b in buttons if "Failure" in b.inner_text()]
             self.check("the last failure is shown first", len(failures) == 4 and shown == max(failures), (shown, failures))
 
+    def failed_device(self, path):
+        with self.open(path) as page:
+            chosen = page.locator("#choose").input_value()
+            visible = page.locator("#part-1 .verdict").is_visible() and not page.locator("#part-0").is_visible()
+            self.check("the device that failed is shown first", chosen == "1" and visible, chosen)
+
     def ranks(self, path, count):
         with self.open(path) as page:
             rows = page.locator("#ranks tbody tr").count()
@@ -381,6 +396,7 @@ def main():
     hostile_snapshot(named, 2)
     hostile = report(vramp, folder / "hostile.html", snapshot)
     ranks = report(vramp, folder / "ranks.html", snapshot, named)
+    devices = report(vramp, folder / "devices.html", two_devices(folder / "devices.pickle"))
     bins = report(vramp, folder / "bins.html", snapshot, options=["--budget", "1kB"])
     pages = [report(vramp, folder / f"{Path(t).name.split('.')[0]}.html", t) for t in traces]
     chromium = next((path for path in CHROMIUM if Path(path).exists()), None)
@@ -397,6 +413,7 @@ def main():
         checks.ranks(ranks, 2)
         checks.without_script(hostile)
         checks.failure(hostile)
+        checks.failed_device(devices)
         with checks.open(bins) as page:
             text = page.locator(".missing").inner_text()
             checks.check("a page without events says so", "too large for this page" in text, text)

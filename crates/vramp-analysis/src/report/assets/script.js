@@ -251,7 +251,10 @@ function start() {
     showRanks(app);
     addEventListener("resize", () => app.ranks.setSize({ width: document.getElementById("ranks-chart").clientWidth, height: 220 }));
   }
-  if (data.parts.length > 0) app.choose(0);
+  // The first recording that failed, if one did.
+  const first = Math.max(0, data.parts.findIndex((head) => head.shown_failure !== null));
+  document.getElementById("choose").value = String(first);
+  if (data.parts.length > 0) app.choose(first);
   return app;
 }
 
