@@ -166,7 +166,7 @@ const MODELS: [CardModel; 19] = [
         name: "NVIDIA RTX A6000",
         aliases: &["a6000-48g"],
         memory: Bytes::mib(49_140),
-        source: source!("as printed in public logs"),
+        source: source!("without a public log"),
         ..OTHER
     },
     CardModel {
@@ -190,7 +190,7 @@ const MODELS: [CardModel; 19] = [
         name: "NVIDIA GeForce RTX 4090",
         aliases: &["4090", "rtx4090-24g"],
         memory: Bytes::mib(24_564),
-        source: source!("as printed in public logs"),
+        source: source!("RLinf/RLinf issue 255"),
         ..OTHER
     },
     CardModel {
@@ -205,7 +205,9 @@ const MODELS: [CardModel; 19] = [
         id: "v100-16g",
         name: "Tesla V100-SXM2-16GB",
         memory: Bytes::mib(16_384),
-        source: source!("as printed in public logs"),
+        source: source!(
+            "half of the 32 GB card; old drivers show 16,160 MiB: 4paradigm/k8s-vgpu-scheduler issue 7"
+        ),
         ..OTHER
     },
     CardModel {
