@@ -167,6 +167,10 @@ class Checks:
             state, text = shown()
             peak = max(states)
             self.check("the peak is the peak", (state, text) == (states.index(peak) + 1, size(peak)), (state, text))
+            for typed, expected in (("1,000", 1001), ("1e3", 1001), ("-5", 1001), ("start", 0)):
+                page.locator("#event").fill(typed)
+                page.locator("#event").press("Enter")
+                self.check(f"the event '{typed}' is understood or left out", shown()[0] == expected, shown())
             box = page.locator("#timeline .u-over").bounding_box()
             seen = set()
             for part in (0.1, 0.35, 0.8):

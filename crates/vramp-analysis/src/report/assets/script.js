@@ -130,9 +130,10 @@ class App {
       if (name === "next") this.setState(this.state + 1);
     });
     this.event.addEventListener("change", () => {
-      const wanted = Number(this.event.value.replace(/[^0-9]/g, ""));
-      const state = /\d/.test(this.event.value) ? wanted + 1 : 0;
-      this.setState(state);
+      // What is not a number leaves the moment as it is.
+      const text = this.event.value.replace(/[,\s]/g, "");
+      const other = text === "start" ? 0 : this.state;
+      this.setState(/^\d+$/.test(text) ? Number(text) + 1 : other);
     });
     const on = (id, change) => document.getElementById(id).addEventListener("change", (event) => change(event.target));
     on("grouping", (select) => {
