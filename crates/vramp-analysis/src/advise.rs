@@ -97,8 +97,6 @@ impl Advice {
 
 /// Replays the job with each candidate: without a limit, and with each of `limits`.
 ///
-/// `tick` is called after each candidate.
-///
 /// # Errors
 /// Those of [`crate::replay::replay()`].
 pub fn advise(
@@ -107,21 +105,16 @@ pub fn advise(
     candidates: &[Candidate],
     limits: &[Bytes],
     threads: NonZeroUsize,
-    tick: impl Fn() + Sync,
 ) -> Result<Advice, ReplayError> {
     let mut limits: Vec<Bytes> = limits.to_vec();
     limits.sort_unstable();
     limits.dedup();
-    let tried = in_parallel(threads, candidates, |candidate| {
-        let result = try_candidate(job, device, candidate, &limits);
-        tick();
-        result
-    });
+    let tried = in_parallel(threads, candidates, |it| try_candidate(job, device, it, &limits));
     Ok(Advice {
         schema_version: SCHEMA_VERSION,
         trace: job.workload.name.clone(),
         trace_device: job.workload.device,
-        demand_bytes: crate::replay::peak_demand(&job.workload).count(),
+        demand_bytes: job.workload.peak_demand.count(),
         recording: job.recorded.past.name(),
         limits_bytes: limits.iter().map(|limit| limit.count()).collect(),
         tried: tried.into_iter().collect::<Result<_, _>>()?,

@@ -75,11 +75,6 @@ impl Blocks {
         (0..).zip(&self.0[..begun]).filter(move |(_, block)| block.is_live_before(moment))
     }
 
-    /// Returns the blocks that are live after the request at `moment`. O(blocks before it).
-    pub fn live_after(&self, moment: RequestIndex) -> impl Iterator<Item = (u32, &Block)> {
-        self.live_before(moment.saturating_add(1))
-    }
-
     /// Returns the number of blocks.
     pub fn len(&self) -> usize {
         self.0.len()
@@ -102,11 +97,12 @@ mod tests {
         let trace = trace(&events);
         let workload = Workload::from_trace(&trace, 0);
         let blocks = Blocks::of(&workload);
-        let live = |moment| blocks.live_after(moment).map(|(number, _)| number).collect::<Vec<_>>();
-        assert_eq!(live(0), [0]);
-        assert_eq!(live(1), [0, 1]);
-        assert_eq!(live(2), [1]);
-        assert_eq!(live(4), [1, 2]);
+        let live =
+            |moment| blocks.live_before(moment).map(|(number, _)| number).collect::<Vec<_>>();
+        assert_eq!(live(1), [0]);
+        assert_eq!(live(2), [0, 1]);
+        assert_eq!(live(3), [1]);
+        assert_eq!(live(5), [1, 2]);
         assert_eq!(blocks.get(2).free, NEVER);
     }
 }

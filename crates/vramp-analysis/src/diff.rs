@@ -12,7 +12,6 @@ use crate::category::Category;
 use crate::growth::Growth;
 use crate::job::Job;
 use crate::moment::Moment;
-use crate::replay::peak_demand;
 
 /// Version of the format of [`Diff`].
 pub const SCHEMA_VERSION: u32 = 1;
@@ -119,7 +118,7 @@ fn run(job: &Job<'_>, growth: &Option<Growth>) -> Run {
         trace_device: job.workload.device,
         recording: job.recorded.past.name(),
         peak_live_bytes: job.workload.peak_live.count(),
-        demand_bytes: peak_demand(&job.workload).count(),
+        demand_bytes: job.workload.peak_demand.count(),
         peak_reserved_bytes: job.recorded.reserved.peak().map(vramp::Bytes::count),
         allocations: job.blocks.len() as u64,
         steps: growth.as_ref().map_or(0, |growth| growth.steps),

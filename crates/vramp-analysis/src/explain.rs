@@ -20,7 +20,7 @@ use crate::growth::Growth;
 use crate::job::Job;
 use crate::layout::Layout;
 use crate::moment::Moment;
-use crate::replay::{RecordedOom, ReplayError, Reserved, peak_demand};
+use crate::replay::{RecordedOom, ReplayError, Reserved};
 use crate::verdict::{Verdict, verdict};
 
 /// Version of the format of [`Explanation`]. It changes when a field is removed or changes its
@@ -200,7 +200,7 @@ pub fn explain(
         verdict: Verdict::default(),
         recording: recording(job),
         peak_live_bytes: job.workload.peak_live.count(),
-        demand_bytes: peak_demand(&job.workload).count(),
+        demand_bytes: job.workload.peak_demand.count(),
         card: job
             .recorded
             .oom

@@ -54,7 +54,7 @@ pub fn smallest_limit(
     config: &Config,
     peak: Bytes,
 ) -> Result<Bytes, ReplayError> {
-    let demand = crate::replay::peak_demand(&job.workload).count();
+    let demand = job.workload.peak_demand.count();
     // No limit below the demand fits; the peak nearly always does.
     let (mut fails, mut fits) = ((demand / STEP).saturating_sub(1), peak.count().div_ceil(STEP));
     let part = if job.workload.requests.len() > LONG { 50 } else { 200 };
@@ -102,9 +102,9 @@ pub fn in_parallel<T: Sync, R: Send>(
     let next = AtomicUsize::new(0);
     let results: Mutex<Vec<Option<R>>> = Mutex::new((0..items.len()).map(|_| None).collect());
     let run = || {
-        while let Some((index, item)) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|it| Some((it, items.get(it)?)))
-        {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(index) else { break };
             let result = work(item);
             results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
         }

@@ -183,11 +183,6 @@ impl Labels {
         &self.sites[site as usize]
     }
 
-    /// Returns the number of sites. The first is that of blocks without a stack.
-    pub fn sites(&self) -> usize {
-        self.sites.len()
-    }
-
     /// Returns the text of a stack's innermost frame.
     pub fn operation_of(&self, stack: Option<StackId>) -> &str {
         let label = stack.and_then(|id| self.by_stack.get(id.index()));

@@ -25,7 +25,7 @@ pub(crate) fn run(args: &Advise, out: &mut dyn Write) -> Result<()> {
                 bail!("'{}': {}", path.display(), job.recorded.past);
             }
             let candidates = candidates(args, &job);
-            let found = advise(&job, &device, &candidates, &args.limit, threads(), || {})
+            let found = advise(&job, &device, &candidates, &args.limit, threads())
                 .with_context(|| format!("cannot replay '{}'", path.display()))?;
             unfit |= (0..found.limits_bytes.len()).any(|index| found.fitting(index).is_empty());
             if args.json {

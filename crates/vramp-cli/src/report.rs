@@ -173,7 +173,7 @@ fn part(args: &Report, device: &Device, budget: u64, job: &Job<'_>, name: String
         [] => None,
         limits => {
             let candidates = Candidate::all(&job.recorded);
-            Some(advise(job, device, &candidates, limits, threads(), || {})?)
+            Some(advise(job, device, &candidates, limits, threads())?)
         }
     };
     let curves: Vec<Curve> = outcomes.iter().map(curve).collect();

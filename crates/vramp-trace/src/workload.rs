@@ -66,6 +66,9 @@ pub struct Workload {
     pub peak_live: Bytes,
     /// Index in `requests` of the request that first reached the peak. Zero if there is none.
     pub peak_live_request: usize,
+    /// Most bytes needed at once: the peak, or where that is more, what was allocated when a request
+    /// failed, with that request.
+    pub peak_demand: Bytes,
     /// Requests that were added or left out because the recording is incomplete.
     pub repairs: Repairs,
     /// Addresses of the first blocks, which were allocated before the first event.
@@ -366,7 +369,7 @@ impl Builder {
         for (old, origin) in self.origins.iter().enumerate() {
             origins[new_block[old] as usize] = *origin;
         }
-        let (peak_live, peak_live_request) = peak(&requests, self.blocks);
+        let Peak { peak_live, peak_live_request, peak_demand } = peak(&requests, self.blocks);
         Workload {
             name: trace.name.clone(),
             device,
@@ -375,6 +378,7 @@ impl Builder {
             blocks: self.blocks,
             peak_live,
             peak_live_request,
+            peak_demand,
             repairs: self.repairs,
             earlier,
             first_event,
@@ -415,11 +419,18 @@ fn renumber(requests: &mut [Request], blocks: u32, trace: &Trace) -> (Vec<u64>, 
     (raw, new_block)
 }
 
-/// Returns the peak of the allocated bytes and the request that first reached it. Counts in 128
-/// bits, because a broken recording may request more than the address space.
-fn peak(requests: &[Request], blocks: u32) -> (Bytes, usize) {
+/// The peaks of a [`Workload`], by the names of its fields.
+struct Peak {
+    peak_live: Bytes,
+    peak_live_request: usize,
+    peak_demand: Bytes,
+}
+
+/// Finds the peaks. Counts in 128 bits, because a broken recording may request more than the address
+/// space.
+fn peak(requests: &[Request], blocks: u32) -> Peak {
     let mut sizes: Vec<u64> = Vec::with_capacity(blocks as usize);
-    let (mut live, mut peak, mut peak_at) = (0u128, 0u128, 0);
+    let (mut live, mut peak, mut peak_at, mut demand) = (0u128, 0u128, 0, 0u128);
     for (index, request) in requests.iter().enumerate() {
         match *request {
             Request::Alloc { size, .. } => {
@@ -430,8 +441,14 @@ fn peak(requests: &[Request], blocks: u32) -> (Bytes, usize) {
                 }
             }
             Request::Free { block } => live -= u128::from(sizes[block as usize]),
-            Request::FreeCompleted { .. } | Request::Oom { .. } => {}
+            Request::Oom { size, .. } => demand = demand.max(live + u128::from(size.count())),
+            Request::FreeCompleted { .. } => {}
         }
     }
-    (Bytes::new(u64::try_from(peak).unwrap_or(u64::MAX)), peak_at)
+    let bytes = |count: u128| Bytes::new(u64::try_from(count).unwrap_or(u64::MAX));
+    Peak {
+        peak_live: bytes(peak),
+        peak_live_request: peak_at,
+        peak_demand: bytes(demand.max(peak)),
+    }
 }

@@ -196,7 +196,7 @@ fn customized(
 ) -> Result<SimulatorBuilder, OpenError> {
     let mut builder = builder(name)?;
     if let Some(costs) = costs {
-        // `sim` stands for any card, so the file may say which.
+        // The name `sim` selects no card, so the file may name one.
         builder = if name == "sim" { builder.described_by(costs) } else { builder.costs(costs) };
     }
     Ok(match usable {

@@ -160,7 +160,7 @@ pub fn replay(
 
     let info = fresh.driver.info();
     let peak_live = workload.peak_live;
-    let demand = peak_demand(workload);
+    let demand = workload.peak_demand;
     let ratio = stats.reserved_peak.count() as f64 / demand.count() as f64;
     let total = calls.total();
     let (oom_at_event, oom) = oom.map_or((None, None), |(at, text)| (Some(at), Some(text)));
@@ -557,24 +557,6 @@ impl<'a> Run<'a> {
             None => format!("a block allocated before the first event of '{}'", self.workload.name),
         }
     }
-}
-
-/// Returns the most bytes that the job needed at once: its peak, or where that is more, what was
-/// allocated when a request failed, with the failed request. O(requests).
-pub fn peak_demand(workload: &Workload) -> Bytes {
-    let sizes = workload.block_sizes();
-    let (mut live, mut demand) = (0u64, workload.peak_live.count());
-    for request in &workload.requests {
-        match *request {
-            Request::Alloc { size, .. } => live = live.saturating_add(size.count()),
-            Request::Free { block } => {
-                live = live.saturating_sub(sizes[block as usize].count());
-            }
-            Request::Oom { size, .. } => demand = demand.max(live.saturating_add(size.count())),
-            Request::FreeCompleted { .. } => {}
-        }
-    }
-    Bytes::new(demand)
 }
 
 /// Returns true if uses of `block`, freed at `index`, are pending after the free.

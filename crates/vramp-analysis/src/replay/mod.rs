@@ -20,7 +20,7 @@ mod outcome;
 mod pending_uses;
 mod recorded;
 
-pub use engine::{Options, ReplayError, has_pending_uses, peak_demand, replay};
+pub use engine::{Options, ReplayError, has_pending_uses, replay};
 pub use fidelity::{Fidelity, SegmentChanges};
 pub use initial::InitialSegment;
 pub use outcome::{CallCount, CurvePoint, Outcome, SCHEMA_VERSION};

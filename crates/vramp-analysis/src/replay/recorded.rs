@@ -17,8 +17,6 @@ use crate::number::{Count, plural};
 pub struct Recorded {
     /// Events of the device.
     pub events: u64,
-    /// Index of the device's first event in the trace.
-    pub first_event: usize,
     /// Peak of its reserved bytes.
     pub reserved: Reserved,
     /// Whether the recording shows the whole job.
@@ -159,11 +157,6 @@ pub struct RecordedOom {
 }
 
 impl RecordedOom {
-    /// Returns the bytes that the job needed at that time: what was allocated and what it requested.
-    pub fn demand(&self) -> Bytes {
-        self.live.checked_add(self.size).unwrap_or(Bytes::new(u64::MAX))
-    }
-
     /// Returns the memory of the card that this allocator could have had: what it had reserved and
     /// what was free. `None` if either was not recorded.
     pub fn usable(&self) -> Option<Bytes> {
@@ -185,7 +178,6 @@ impl Recorded {
         let first_event =
             trace.events.iter().position(|event| on_device(event.device)).unwrap_or_default();
         let mut recorded = Recorded {
-            first_event,
             segments: SegmentChanges::of(trace, workload),
             initial: initial_segments(trace, workload),
             settings: settings(&trace.allocator_settings),

@@ -371,7 +371,7 @@ fn what_is_said_to_fit_was_replayed_and_lines_with_headroom_come_first() {
     }
     let candidates = Candidate::all(&job.recorded);
     let limits = [8000, 8020, 8100, 8200, 9000].map(Bytes::mib);
-    let found = advise(&job, &device, &candidates, &limits, NonZeroUsize::MIN, || {}).unwrap();
+    let found = advise(&job, &device, &candidates, &limits, NonZeroUsize::MIN).unwrap();
     for (tried, candidate) in found.tried.iter().zip(&candidates) {
         for (said, &limit) in tried.limited.iter().zip(&limits) {
             let replayed = run(&job, &device, &candidate.config, Some(limit)).unwrap();

@@ -10,7 +10,7 @@ use crate::text::{self, Mark, Text};
 
 use vramp_analysis::frames::shown;
 use vramp_analysis::number::{Count, plural};
-use vramp_analysis::replay::{Outcome, Recorded, Reserved, peak_demand};
+use vramp_analysis::replay::{Outcome, Recorded, Reserved};
 
 /// Writes the job's peak, a row for each allocator, and a summary in words.
 pub(crate) fn write(
@@ -70,7 +70,7 @@ fn headline(workload: &Workload, recorded: &Recorded) -> String {
     let streams = plural(workload.streams.len(), "stream");
     let events = Count(recorded.events);
     let peak = workload.peak_live;
-    let demand = peak_demand(workload);
+    let demand = workload.peak_demand;
     let needed = match demand > peak {
         true => format!("; {demand} with the request that failed"),
         false => String::new(),
@@ -107,7 +107,7 @@ fn rows(text: &Text, workload: &Workload, recorded: &Recorded, outcomes: &[Outco
     if any_failed {
         head.push("out of memory at event");
     }
-    let demand = peak_demand(workload);
+    let demand = workload.peak_demand;
     let mut rows = Vec::new();
     let of_recording = |peak: String, ratio: String| {
         let mut row = vec!["recorded".to_owned(), peak, ratio];
