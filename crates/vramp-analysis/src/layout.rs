@@ -326,6 +326,10 @@ fn add(ranges: &mut BTreeMap<u64, Range>, start: u64, mut range: Range) {
 
 /// Removes the addresses from `start` to `end` from all ranges.
 fn remove(ranges: &mut BTreeMap<u64, Range>, start: u64, end: u64) {
+    // An event of no bytes would cut the range that it lies in.
+    if start >= end {
+        return;
+    }
     while let Some((&at, &range)) = ranges.range(..end).next_back() {
         if range.end <= start {
             return;
@@ -448,6 +452,17 @@ mod tests {
         let found = |moment| layout(&made, moment).map(|it| (it.segments, it.reserved_bytes / MIB));
         assert_eq!(found(0), Some((1, 20)));
         assert_eq!(found(1), Some((1, 10)));
+    }
+
+    #[test]
+    fn an_event_of_no_bytes_does_not_cut_a_segment() {
+        use EventKind::{Alloc, SegmentAlloc, SegmentUnmap};
+        let made = trace(&[
+            at(SegmentAlloc, 100, 20 * MIB),
+            at(SegmentUnmap, 110, 0),
+            at(Alloc, 100, 4 * MIB),
+        ]);
+        assert_eq!(layout(&made, 1).unwrap().segments, 1);
     }
 
     #[test]
