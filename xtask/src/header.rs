@@ -28,7 +28,13 @@ fn generate(root: &Path) -> Result<String> {
     let config = cbindgen::Config::from_file(own.join("cbindgen.toml"));
     let config = config.map_err(anyhow::Error::msg).context("cannot read cbindgen.toml")?;
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for source in ["src/abi.rs", "src/interface.rs", "src/graphs.rs", "src/torch/mod.rs"] {
+    for source in [
+        "src/abi.rs",
+        "src/interface.rs",
+        "src/graphs.rs",
+        "src/torch/mod.rs",
+        "src/torch/dropin.rs",
+    ] {
         builder = builder.with_src(own.join(source));
     }
     let bindings = builder.generate().context("the sources of vramp-capi cannot be read")?;

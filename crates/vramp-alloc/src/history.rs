@@ -22,9 +22,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use vramp_core::{Bytes, DeviceAddr, PartKind, StreamId, Stretch, StretchPart};
 use vramp_driver::Driver;
 use vramp_host::fork::is_forked;
-use vramp_trace::{Block, BlockState, EventKind, Frame, History, Record, Segment, StreamIndex};
+use vramp_trace::{Block, EventKind, Frame, History, Record, Segment, StreamIndex};
 
-pub use vramp_trace::{HistorySize, Trace};
+pub use vramp_trace::{BlockState, HistorySize, Trace};
 
 use crate::Allocator;
 use crate::observe::{Event, Observers, Recorder, Registration};
@@ -150,7 +150,8 @@ fn record_of(event: &Event<'_>) -> Option<Record> {
     })
 }
 
-/// Adds the manager's memory: one segment for each stretch of memory without a gap.
+/// Adds the manager's memory: one segment for each slab, of small blocks, and for each stretch of other
+/// memory without a gap.
 fn segments(inner: &mut Inner, trace: &mut Trace) {
     if let Some(pool) = inner.manager.virtual_pool() {
         segments_of_pool(pool, trace);
@@ -178,19 +179,32 @@ fn segments_of_pool(pool: &VirtualPool, trace: &mut Trace) {
     }
     in_slabs.sort_by_key(|part| part.at);
     for stretch in pool.pool.stretches() {
-        let mut blocks = Vec::new();
-        for part in &stretch.parts {
-            if part.kind != PartKind::Slab {
-                blocks.push(block(part, pool.exec.addr(part.at)));
-                continue;
-            }
-            let from = in_slabs.partition_point(|piece| piece.at < part.at);
-            let end = part.at.number() + part.len.count();
-            let pieces = in_slabs[from..].iter().take_while(|piece| piece.at.number() < end);
-            blocks.extend(pieces.map(|piece| block(piece, pool.exec.addr(piece.at))));
+        // A run of parts of one kind becomes a segment, and each slab one of its own.
+        let runs =
+            stretch.parts.chunk_by(|a, b| a.kind != PartKind::Slab && b.kind != PartKind::Slab);
+        for run in runs {
+            let is_small = run[0].kind == PartKind::Slab;
+            let pieces = if is_small { slab_pieces(&in_slabs, &run[0]) } else { run };
+            let blocks = pieces.iter().map(|part| block(part, pool.exec.addr(part.at))).collect();
+            let memory = Stretch {
+                at: run[0].at,
+                len: run.iter().map(|part| part.len).sum(),
+                parts: pieces.to_vec(),
+            };
+            let shape = Shape { is_small, is_expandable: true };
+            add_segment(trace, pool.exec.addr(memory.at), &memory, shape, blocks);
         }
-        let shape = Shape { is_small: false, is_expandable: true };
-        add_segment(trace, pool.exec.addr(stretch.at), &stretch, shape, blocks);
+    }
+}
+
+/// Returns what lies in a slab, of all pieces by address. A slab that no heap has used is free.
+fn slab_pieces<'a>(pieces: &'a [StretchPart], slab: &'a StretchPart) -> &'a [StretchPart] {
+    let end = slab.at + slab.len;
+    let from = pieces.partition_point(|piece| piece.at < slab.at);
+    let count = pieces[from..].partition_point(|piece| piece.at < end);
+    match count {
+        0 => std::slice::from_ref(slab),
+        _ => &pieces[from..from + count],
     }
 }
 

@@ -205,6 +205,69 @@ typedef struct {
   uint64_t kept;
 } vramp_capture_report_t;
 
+// A block, as PyTorch's statistics need it. Amounts are in bytes.
+typedef struct {
+  // Address of its first byte.
+  uint64_t address;
+  // Usable bytes: those requested, rounded up.
+  uint64_t size;
+  // Requested bytes.
+  uint64_t requested;
+  // The stream that it was allocated for: a `cudaStream_t`.
+  uint64_t stream;
+  // PyTorch's index of the device.
+  int device;
+} vramp_torch_block_t;
+
+// What the statistics of PyTorch need besides the blocks, in bytes and counts. Of each pair, the first
+// is of memory for requests up to 1 MiB.
+typedef struct {
+  // Physical memory reserved, segments included.
+  uint64_t reserved;
+  // Peak of `reserved` since the last reset.
+  uint64_t reserved_peak;
+  // Physical memory created so far, in total.
+  uint64_t reserved_total;
+  // Part of `reserved` that serves only requests up to 1 MiB.
+  uint64_t reserved_small;
+  // Number of freed blocks that other streams may still use.
+  uint64_t waiting[2];
+  // Bytes of these.
+  uint64_t waiting_bytes[2];
+  // Number of physical handles created.
+  uint64_t created;
+  // Number of physical handles released.
+  uint64_t released;
+  // Number of requests that were retried.
+  uint64_t retries;
+  // Limit of `reserved`, or the memory of the device.
+  uint64_t limit;
+  // Free memory of the device.
+  uint64_t device_free;
+  // Memory of the device.
+  uint64_t device_total;
+} vramp_torch_memory_t;
+
+// A part of reserved memory.
+typedef struct {
+  // Address of its first byte.
+  uint64_t address;
+  // Its bytes.
+  uint64_t size;
+  // Requested bytes of a block.
+  uint64_t requested;
+  // The stream of the block, or the one that used the memory last.
+  uint64_t stream;
+  // 0 for free memory, 1 for a block, 2 for a freed block that other streams may still use, 3 for a
+  // segment that PyTorch's own allocator has.
+  uint32_t state;
+  // 1 for memory that serves only requests up to 1 MiB.
+  uint32_t is_small;
+} vramp_torch_part_t;
+
+// Receives one part of memory.
+typedef void (*vramp_torch_visitor_t)(const vramp_torch_part_t *part, void *user);
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -523,6 +586,170 @@ void vramp_torch_release_pool(int device, uint64_t pool_first, uint64_t pool_sec
 // What the caller promises:
 // `allocator` is null or valid for writing.
 vramp_status_t vramp_torch_allocator(int device, vramp_allocator_t *allocator);
+
+// Allocates a block of any size, zero included, for work on `stream`. Never throws.
+//
+// What the caller promises:
+// `stream` is null or a stream of the device that lives as long as the process uses the device.
+// `block` is null or valid for writing.
+vramp_status_t vramp_torch_block_malloc(int device,
+                                        uint64_t size,
+                                        void *stream,
+                                        vramp_torch_block_t *block);
+
+// Frees a block on the stream that it was allocated for. `*block` describes it.
+// VRAMP_ERROR_UNKNOWN_POINTER if no block of any device begins at the address.
+//
+// What the caller promises:
+// `block` is null or valid for writing.
+vramp_status_t vramp_torch_block_free(void *address, vramp_torch_block_t *block);
+
+// Describes the live block that begins at an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
+//
+// What the caller promises:
+// `block` is null or valid for writing.
+vramp_status_t vramp_torch_block_find(void *address, vramp_torch_block_t *block);
+
+// Records that work queued on `stream` so far uses a block. No driver call.
+//
+// What the caller promises:
+// `stream` is null or a stream of the device that lives as long as the process uses the device.
+vramp_status_t vramp_torch_block_record(void *address, void *stream);
+
+// Allocates a segment for PyTorch's own allocator. Waits on the host for earlier work on its memory.
+//
+// What the caller promises:
+// `address` is null or valid for writing.
+vramp_status_t vramp_torch_segment_malloc(int device,
+                                          uint64_t size,
+                                          void **address);
+
+// Frees a segment. With `may_be_in_use`, its memory is reused after all work that is queued now on the
+// streams of the device's allocator; otherwise no work uses it any more.
+vramp_status_t vramp_torch_segment_free(int device,
+                                        void *address,
+                                        int may_be_in_use);
+
+// Returns what PyTorch's statistics need of a device. Opens it.
+//
+// What the caller promises:
+// `memory` is null or valid for writing.
+vramp_status_t vramp_torch_memory(int device, vramp_torch_memory_t *memory);
+
+// Returns the physical memory that a device's allocator has reserved, in bytes. At most one driver call.
+//
+// What the caller promises:
+// `reserved` is null or valid for writing.
+vramp_status_t vramp_torch_reserved(int device,
+                                    uint64_t *reserved);
+
+// Describes the live block that contains an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
+// O(n) in the blocks if the address lies more than 64 KiB behind the start.
+//
+// What the caller promises:
+// `block` is null or valid for writing.
+vramp_status_t vramp_torch_containing(void *address, vramp_torch_block_t *block);
+
+// Calls `visitor` for each part of a device's reserved memory, by address. No lock is held.
+//
+// What the caller promises:
+// `visitor` may be called with `user` on this thread until the call returns, and does not unwind.
+vramp_status_t vramp_torch_visit(int device, vramp_torch_visitor_t visitor, void *user);
+
+// Resets the peaks of a device.
+vramp_status_t vramp_torch_reset_peaks(int device);
+
+// Releases idle memory of all open devices to the driver.
+vramp_status_t vramp_torch_trim(void);
+
+// Limits the allocator of a device to this fraction of the device's memory.
+vramp_status_t vramp_torch_set_fraction(int device, double fraction);
+
+// Opens the allocator of a device with the options of VRAMP_CONF, if it is not open. After a failure
+// the call may be repeated with corrected options.
+vramp_status_t vramp_torch_open(int device);
+
+// Allocates a block of any size, zero included, for work on `stream`. Never throws.
+//
+// What the caller promises:
+// `stream` is null or a stream of the device that lives as long as the process uses the device.
+// `block` is null or valid for writing.
+vramp_status_t vramp_torch_block_malloc(int device,
+                                        uint64_t size,
+                                        void *stream,
+                                        vramp_torch_block_t *block);
+
+// Frees a block on the stream that it was allocated for. `*block` describes it.
+// VRAMP_ERROR_UNKNOWN_POINTER if no block of any device begins at the address.
+//
+// What the caller promises:
+// `block` is null or valid for writing.
+vramp_status_t vramp_torch_block_free(void *address, vramp_torch_block_t *block);
+
+// Describes the live block that begins at an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
+//
+// What the caller promises:
+// `block` is null or valid for writing.
+vramp_status_t vramp_torch_block_find(void *address, vramp_torch_block_t *block);
+
+// Records that work queued on `stream` so far uses a block. No driver call.
+//
+// What the caller promises:
+// `stream` is null or a stream of the device that lives as long as the process uses the device.
+vramp_status_t vramp_torch_block_record(void *address, void *stream);
+
+// Allocates a segment for PyTorch's own allocator. Waits on the host for earlier work on its memory.
+//
+// What the caller promises:
+// `address` is null or valid for writing.
+vramp_status_t vramp_torch_segment_malloc(int device,
+                                          uint64_t size,
+                                          void **address);
+
+// Frees a segment. With `may_be_in_use`, its memory is reused after all work that is queued now on the
+// streams of the device's allocator; otherwise no work uses it any more.
+vramp_status_t vramp_torch_segment_free(int device,
+                                        void *address,
+                                        int may_be_in_use);
+
+// Returns what PyTorch's statistics need of a device. Opens it.
+//
+// What the caller promises:
+// `memory` is null or valid for writing.
+vramp_status_t vramp_torch_memory(int device, vramp_torch_memory_t *memory);
+
+// Returns the physical memory that a device's allocator has reserved, in bytes. At most one driver call.
+//
+// What the caller promises:
+// `reserved` is null or valid for writing.
+vramp_status_t vramp_torch_reserved(int device,
+                                    uint64_t *reserved);
+
+// Describes the live block that contains an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
+// O(n) in the blocks if the address lies more than 64 KiB behind the start.
+//
+// What the caller promises:
+// `block` is null or valid for writing.
+vramp_status_t vramp_torch_containing(void *address, vramp_torch_block_t *block);
+
+// Calls `visitor` for each part of a device's reserved memory, by address. No lock is held.
+//
+// What the caller promises:
+// `visitor` may be called with `user` on this thread until the call returns, and does not unwind.
+vramp_status_t vramp_torch_visit(int device, vramp_torch_visitor_t visitor, void *user);
+
+// Resets the peaks of a device.
+vramp_status_t vramp_torch_reset_peaks(int device);
+
+// Releases idle memory of all open devices to the driver.
+vramp_status_t vramp_torch_trim(void);
+
+// Limits the allocator of a device to this fraction of the device's memory.
+vramp_status_t vramp_torch_set_fraction(int device, double fraction);
+
+// Opens the allocator of a device with the options of VRAMP_CONF, if it is not open. After a failure
+// the call may be repeated with corrected options.
+vramp_status_t vramp_torch_open(int device);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -225,6 +225,18 @@ impl Context {
         Ok(stream)
     }
 
+    /// Returns the handle that the caller gave for a stream; zero for others and for ended streams.
+    pub fn raw(&self, stream: StreamId) -> u64 {
+        let adopted = self.adopted.read().unwrap_or_else(PoisonError::into_inner);
+        adopted.raws.get(&stream).map_or(0, |&raw| raw as u64)
+    }
+
+    /// Returns the adopted streams that were not forgotten. O(n).
+    pub fn adopted_streams(&self) -> Vec<StreamId> {
+        let adopted = self.adopted.read().unwrap_or_else(PoisonError::into_inner);
+        adopted.raws.keys().copied().collect()
+    }
+
     /// Forgets a stream, which the caller may destroy afterwards. Never waits. Where only the driver's
     /// stream could not be destroyed, another call tries that again.
     ///
@@ -254,17 +266,23 @@ impl Context {
 
     #[inline]
     pub fn malloc(&self, size: u64, stream: StreamId) -> Result<DeviceAddr> {
+        Ok(self.malloc_sized(size, stream)?.0)
+    }
+
+    /// Returns also the usable bytes.
+    #[inline]
+    pub fn malloc_sized(&self, size: u64, stream: StreamId) -> Result<(DeviceAddr, u64)> {
         let mut rejected = None;
         // Observers may look the block up.
-        let addr = self.allocator.malloc_with(Bytes::new(size), stream, |allocation| {
-            let addr = allocation.addr();
+        let placed = self.allocator.malloc_with(Bytes::new(size), stream, |allocation| {
+            let placed = (allocation.addr(), allocation.len().count());
             if let Err(allocation) = self.blocks.try_insert(allocation) {
                 rejected = Some(allocation);
             }
-            addr
+            placed
         })?;
         match rejected {
-            None => Ok(addr),
+            None => Ok(placed),
             Some(allocation) => {
                 self.allocator.free(allocation, stream)?;
                 Err(AllocError::HostMemory(HostShortage).into())
@@ -277,6 +295,24 @@ impl Context {
         let allocation = self.blocks.remove(addr).ok_or_else(|| self.unknown_pointer(addr))?;
         let freed = self.allocator.free(allocation, stream);
         freed.or_else(|error| self.not_freed(addr, error))
+    }
+
+    /// Frees a block on the stream that it was allocated for. Returns its usable and requested bytes
+    /// and that stream; `None` if no block begins at `addr`.
+    #[inline]
+    pub fn free_on_own_stream(&self, addr: u64) -> Result<Option<(u64, u64, StreamId)>> {
+        let Some(allocation) = self.blocks.remove(addr) else { return Ok(None) };
+        let (len, requested) = (allocation.len().count(), allocation.requested().count());
+        let stream = allocation.stream();
+        let freed = self.allocator.free(allocation, stream);
+        freed.or_else(|error| self.not_freed(addr, error))?;
+        Ok(Some((len, requested, stream)))
+    }
+
+    /// Returns the usable and requested bytes and the stream of the block that begins at `addr`.
+    pub fn block(&self, addr: u64) -> Option<(u64, u64, StreamId)> {
+        self.blocks
+            .with(addr, |block| (block.len().count(), block.requested().count(), block.stream()))
     }
 
     /// Frees a block, but keeps its memory for the graph of a capture that may use it. Returns

@@ -15,6 +15,7 @@
 //! The first malloc on a device opens its allocator, which lives until the process ends, because
 //! PyTorch frees memory in destructors of globals. Streams are adopted at their first use.
 
+pub mod dropin;
 mod pools;
 mod settings;
 mod unwind;
@@ -33,6 +34,7 @@ use crate::handles;
 use crate::pointers;
 use crate::print::write_line;
 use crate::status::{Failure, Result, catch_failure, check_fork, last_error_text, status_of};
+use dropin::Segments;
 use pools::{PoolId, Pools};
 use settings::Settings;
 use unwind::throw_last_failure;
@@ -44,10 +46,16 @@ const MAX_PRINTED: u32 = 20;
 
 /// One allocator for each device that PyTorch uses.
 struct Torch {
+    /// What replaces the environment, in tests.
     settings: OnceLock<Result<Settings>>,
-    devices: [OnceLock<Result<Arc<Context>>>; DEVICES],
+    /// The allocators that are open. A failure is not kept: the next call tries again.
+    devices: [OnceLock<Arc<Context>>; DEVICES],
+    /// Held while a device is opened.
+    opening: Mutex<()>,
     /// Pools that graphs are captured into, by device.
     pools: [Pools; DEVICES],
+    /// Memory that PyTorch's own allocator has, by device.
+    segments: [Segments; DEVICES],
     /// Memory fractions that PyTorch set before the first malloc on a device.
     fractions: Mutex<[Option<f64>; DEVICES]>,
     handles: Mutex<[vramp_allocator_t; DEVICES]>,
@@ -60,21 +68,26 @@ impl Torch {
         Torch {
             settings: OnceLock::new(),
             devices: [const { OnceLock::new() }; DEVICES],
+            opening: Mutex::new(()),
             pools: [const { Pools::new() }; DEVICES],
+            segments: [const { Segments::new() }; DEVICES],
             fractions: Mutex::new([None; DEVICES]),
             handles: Mutex::new([vramp_allocator_t { id: 0 }; DEVICES]),
         }
     }
 
-    /// Returns the allocator of a device. The first call opens it.
+    /// Returns the allocator of a device. The first call that succeeds opens it, with the settings of
+    /// that moment.
     #[inline]
     fn context(&self, device: c_int) -> Result<&Arc<Context>> {
-        let context = self.slot(device)?.get_or_init(|| self.open(device as usize));
-        context.as_ref().map_err(Failure::clone)
+        match self.slot(device)?.get() {
+            Some(context) => Ok(context),
+            None => self.open(device as usize),
+        }
     }
 
     #[inline]
-    fn slot(&self, device: c_int) -> Result<&OnceLock<Result<Arc<Context>>>> {
+    fn slot(&self, device: c_int) -> Result<&OnceLock<Arc<Context>>> {
         check_fork()?;
         let slot = usize::try_from(device).ok().and_then(|device| self.devices.get(device));
         slot.ok_or_else(|| {
@@ -83,21 +96,36 @@ impl Torch {
     }
 
     #[cold]
-    fn open(&self, device: usize) -> Result<Arc<Context>> {
-        let settings = self.settings.get_or_init(Settings::read).as_ref();
-        let opened = settings.map_err(Failure::clone).and_then(|settings| {
-            let fraction = self.fractions.lock().unwrap_or_else(PoisonError::into_inner)[device];
-            Context::open(&settings.device(device), &settings.options, fraction, variable)
-        });
-        if let Err(failure) = &opened {
-            print(failure);
+    fn open(&self, device: usize) -> Result<&Arc<Context>> {
+        let opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = self.devices[device].get() {
+            return Ok(context);
         }
-        opened.map(|context| Arc::new(context.kept_open()))
+        let settings = match self.settings.get() {
+            Some(settings) => settings.clone(),
+            None => Settings::read(),
+        }?;
+        let fraction = self.fractions.lock().unwrap_or_else(PoisonError::into_inner)[device];
+        let context =
+            Context::open(&settings.device(device), &settings.options, fraction, variable)?;
+        let context = self.devices[device].get_or_init(|| Arc::new(context.kept_open()));
+        drop(opening);
+        Ok(context)
     }
 
     /// Returns the open allocators, by device.
     fn opened(&self) -> impl Iterator<Item = &Arc<Context>> {
-        self.devices.iter().filter_map(|slot| slot.get()?.as_ref().ok())
+        self.devices.iter().filter_map(OnceLock::get)
+    }
+
+    /// Returns the open allocators with PyTorch's indices of their devices.
+    fn opened_by_device(&self) -> impl Iterator<Item = (c_int, &Arc<Context>)> {
+        let numbered = self.devices.iter().enumerate();
+        numbered.filter_map(|(device, slot)| Some((device as c_int, slot.get()?)))
+    }
+
+    fn segments(&self, device: c_int) -> &Segments {
+        &self.segments[device as usize]
     }
 
     /// # Safety
@@ -146,11 +174,8 @@ impl Torch {
     /// As for [`Torch::malloc`].
     unsafe fn record_stream(&self, addr: u64, raw: *mut c_void) -> Result<()> {
         check_fork()?;
-        let known = |slot: &OnceLock<Result<Arc<Context>>>| {
-            slot.get()
-                .and_then(|opened| opened.as_ref().ok())
-                .is_some_and(|context| context.has(addr))
-        };
+        let known =
+            |slot: &OnceLock<Arc<Context>>| slot.get().is_some_and(|context| context.has(addr));
         let device = self.devices.iter().position(known).ok_or_else(|| {
             let text = format!("no block of any device begins at {addr:#x}");
             Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text)
@@ -166,7 +191,7 @@ impl Torch {
 
     fn set_fraction(&self, fraction: f64, device: c_int) -> Result<()> {
         if let Some(opened) = self.slot(device)?.get() {
-            return opened.as_ref().map_err(Failure::clone)?.set_fraction(fraction);
+            return opened.set_fraction(fraction);
         }
         if !(fraction > 0.0 && fraction <= 1.0) {
             let text = format!("{fraction} is not a valid fraction: use a number above 0, up to 1");

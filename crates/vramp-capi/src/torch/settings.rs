@@ -13,7 +13,7 @@ use crate::options::Options;
 use crate::status::{Failure, Result};
 
 /// Settings of all devices, read once.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Settings {
     device: String,
     pub options: Options,
