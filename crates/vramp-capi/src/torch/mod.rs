@@ -28,6 +28,7 @@ use vramp_alloc::DeviceAddr;
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::{self, *};
 use crate::context::Context;
+use crate::device::has_card;
 use crate::environment::variable;
 use crate::handles;
 use crate::pointers;
@@ -84,15 +85,22 @@ impl Torch {
 
     #[cold]
     fn open(&self, device: usize) -> Result<Arc<Context>> {
-        let settings = self.settings.get_or_init(Settings::read).as_ref();
-        let opened = settings.map_err(Failure::clone).and_then(|settings| {
-            let fraction = self.fractions.lock().unwrap_or_else(PoisonError::into_inner)[device];
-            Context::open(&settings.device(device), &settings.options, fraction, variable)
-        });
+        let opened = self.open_named(device, None);
         if let Err(failure) = &opened {
             print(failure);
         }
-        opened.map(|context| Arc::new(context.kept_open()))
+        opened
+    }
+
+    /// Opens the allocator of a device, on the device `name` if that is not `None`.
+    fn open_named(&self, device: usize, name: Option<&str>) -> Result<Arc<Context>> {
+        let settings = self.settings.get_or_init(Settings::read).as_ref();
+        let settings = settings.map_err(Failure::clone)?;
+        let fraction = self.fractions.lock().unwrap_or_else(PoisonError::into_inner)[device];
+        let named = settings.device(device);
+        let name = name.unwrap_or(&named);
+        let opened = Context::open(name, &settings.options, fraction, variable)?;
+        Ok(Arc::new(opened.kept_open()))
     }
 
     /// Returns the open allocators, by device.
@@ -201,6 +209,18 @@ impl Torch {
         }
         Ok(*handle)
     }
+}
+
+/// Returns the handle of a device's allocator, for callers in this process that are not PyTorch.
+/// Where no device is named and the machine has no card, it is simulated: PyTorch cannot use it then.
+pub(crate) fn shared_allocator(device: c_int) -> Result<vramp_allocator_t> {
+    TORCH.slot(device)?.get_or_init(|| {
+        let settings = TORCH.settings.get_or_init(Settings::read);
+        let is_named = settings.as_ref().is_ok_and(Settings::is_device_named);
+        let name = (!is_named && !has_card()).then_some("sim");
+        TORCH.open_named(device as usize, name)
+    });
+    TORCH.handle(device)
 }
 
 /// Throws the thread's last failure. Prints it if the process has no libstdc++.
