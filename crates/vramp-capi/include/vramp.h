@@ -518,6 +518,9 @@ vramp_status_t vramp_graph_report(vramp_allocator_t allocator,
 // work queued so far on every stream of the allocator.
 vramp_status_t vramp_graph_destroy(vramp_allocator_t allocator, vramp_graph_t graph);
 
+// Checks VRAMP_CONF and VRAMP_DEVICE, and opens nothing.
+vramp_status_t vramp_torch_check_settings(void);
+
 // Allocates memory on PyTorch's global route. On failure it throws a C++ `std::runtime_error`; out
 // of memory, its message begins with "CUDA out of memory". In a process without libstdc++ it
 // prints the message and returns null.

@@ -24,8 +24,9 @@ use crate::abi::{vramp_stats_t, vramp_stream_t};
 use crate::addresses::Addresses;
 use crate::captures::Captures;
 use crate::device::Device;
-use crate::options::Options;
+use crate::options::{self, Options};
 use crate::print::write_line;
+use crate::process::{Block, StreamName};
 use crate::status::{Failure, Result, unknown_stream};
 
 /// An open allocator.
@@ -237,6 +238,19 @@ impl Context {
         adopted.raws.keys().copied().collect()
     }
 
+    /// Returns the stream of this name. Adopts a raw one.
+    ///
+    /// # Safety
+    /// As for [`Context::adopt`].
+    #[inline]
+    pub unsafe fn named(&self, stream: StreamName) -> Result<StreamId> {
+        match stream {
+            // SAFETY: this function's contract is the same.
+            StreamName::Raw(raw) => unsafe { self.adopt(raw as *mut c_void) },
+            StreamName::Created(handle) => self.stream(handle),
+        }
+    }
+
     /// Forgets a stream, which the caller may destroy afterwards. Never waits. Where only the driver's
     /// stream could not be destroyed, another call tries that again.
     ///
@@ -266,23 +280,23 @@ impl Context {
 
     #[inline]
     pub fn malloc(&self, size: u64, stream: StreamId) -> Result<DeviceAddr> {
-        Ok(self.malloc_sized(size, stream)?.0)
+        self.place(size, stream).map(|block| DeviceAddr::new(block.addr))
     }
 
-    /// Returns also the usable bytes.
+    /// Allocates a block and returns its length too.
     #[inline]
-    pub fn malloc_sized(&self, size: u64, stream: StreamId) -> Result<(DeviceAddr, u64)> {
+    pub fn place(&self, size: u64, stream: StreamId) -> Result<Block> {
         let mut rejected = None;
         // Observers may look the block up.
-        let placed = self.allocator.malloc_with(Bytes::new(size), stream, |allocation| {
-            let placed = (allocation.addr(), allocation.len().count());
+        let block = self.allocator.malloc_with(Bytes::new(size), stream, |allocation| {
+            let (addr, len) = (allocation.addr().number(), allocation.len().count());
             if let Err(allocation) = self.blocks.try_insert(allocation) {
                 rejected = Some(allocation);
             }
-            placed
+            Block { addr, len }
         })?;
         match rejected {
-            None => Ok(placed),
+            None => Ok(block),
             Some(allocation) => {
                 self.allocator.free(allocation, stream)?;
                 Err(AllocError::HostMemory(HostShortage).into())
@@ -407,6 +421,12 @@ impl Context {
     /// Sets the limit of reserved bytes. Zero means the memory of the device.
     pub fn set_limit(&self, limit: u64) -> Result<()> {
         Ok(self.allocator.set_limit((limit > 0).then_some(Bytes::new(limit)))?)
+    }
+
+    /// Sets the limit of reserved bytes from an option's value, such as `80GiB` or `90%`.
+    pub fn set_limit_text(&self, limit: &str) -> Result<()> {
+        let limits = self.device.driver.info().limits;
+        self.set_limit(options::limit_of(limit, limits.memory, limits.page)?.count())
     }
 
     /// Sets the limit as a fraction of the device's memory.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vramp_cuda::CudaDriver;
+use vramp_cuda::{CudaDriver, OpenError};
 use vramp_driver::Driver;
 
 /// A device that cannot be opened.
@@ -51,6 +51,16 @@ impl Device {
 
     fn named(name: &str) -> Result<Device, DeviceError> {
         Ok(Device::of(vramp_alloc::open(name)?.driver))
+    }
+}
+
+/// Returns false if the machine has no driver library or no card that this process may use. True
+/// for a card that cannot be opened.
+pub(crate) fn has_card() -> bool {
+    match vramp_cuda::devices() {
+        Ok(found) => !found.is_empty(),
+        Err(OpenError::NoLibrary { .. } | OpenError::StubLibrary | OpenError::NoDevice) => false,
+        Err(_) => true,
     }
 }
 

@@ -59,6 +59,7 @@ pub mod interface;
 mod options;
 mod pointers;
 mod print;
+pub mod process;
 mod status;
 mod sync;
 #[doc(hidden)]

@@ -77,14 +77,7 @@ impl Options {
                     let preset = value.parse::<Preset>();
                     options.preset = Some(preset.map_err(|error| refuse(error.to_string()))?);
                 }
-                "limit" => {
-                    options.limit = Some(limit(value).ok_or_else(|| {
-                        refuse(
-                            "write a size such as 80GiB, or a part of the device such as 90%"
-                                .into(),
-                        )
-                    })?)
-                }
+                "limit" => options.limit = Some(pair.limit()?),
                 "prefill" => options.prefill = Some(size()?),
                 "page" => options.page = Some(size()?),
                 "span" => options.span = Some(size()?),
@@ -175,6 +168,14 @@ impl Options {
     }
 }
 
+/// Parses the value of the option `limit` for a device with `memory` in pages of `page`.
+pub(crate) fn limit_of(value: &str, memory: Bytes, page: Bytes) -> Result<Bytes, OptionError> {
+    let limit = Some(Pair { key: "limit", value }.limit()?);
+    let options = Options { limit, ..Options::default() };
+    options.check_limit(memory, page)?;
+    Ok(options.limit.map_or(memory, |limit| limit.of(memory)))
+}
+
 /// Parses the options of an arena.
 pub(crate) fn arena_config(text: &str) -> Result<ArenaConfig, OptionError> {
     let mut config = ArenaConfig::default();
@@ -228,6 +229,13 @@ impl Pair<'_> {
             Ok(size) if !size.is_zero() => Ok(size),
             _ => Err(self.refuse("write a size above zero, such as 2MiB or 80GiB".to_owned())),
         }
+    }
+
+    fn limit(&self) -> Result<Limit, OptionError> {
+        limit(self.value).ok_or_else(|| {
+            let expected = "write a size such as 80GiB, or a part of the device such as 90%";
+            self.refuse(expected.to_owned())
+        })
     }
 
     fn one_of<T: Copy>(&self, known: &[(&str, T)]) -> Result<T, OptionError> {

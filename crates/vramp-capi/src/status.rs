@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
-use vramp_alloc::error::{Inconsistency, StreamError, Unusable, UseError};
+use vramp_alloc::error::{Inconsistency, OutOfMemoryReport, StreamError, Unusable, UseError};
 use vramp_alloc::graph::{ArenaError, ArenaResetError, CaptureError, LaunchError};
 use vramp_alloc::{AllocError, CloseError, CreateError, DriverError, FreeError};
 use vramp_driver::ErrorKind;
@@ -24,6 +25,8 @@ pub(crate) struct Reason {
     pub status: vramp_status_t,
     /// One or several lines: what happened and what to do.
     pub text: String,
+    /// State of memory when a request was too large.
+    pub report: Option<Arc<OutOfMemoryReport>>,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
@@ -31,7 +34,7 @@ pub(crate) type Result<T> = std::result::Result<T, Failure>;
 impl Failure {
     #[cold]
     pub fn new(status: vramp_status_t, text: impl Into<String>) -> Failure {
-        Failure(Box::new(Reason { status, text: text.into() }))
+        Failure(Box::new(Reason { status, text: text.into(), report: None }))
     }
 }
 
@@ -107,8 +110,17 @@ impl From<Inconsistency> for Failure {
 
 impl From<AllocError> for Failure {
     fn from(error: AllocError) -> Failure {
+        let text = error.to_string();
         let status = match error {
-            AllocError::OutOfMemory(_) | AllocError::HostMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
+            AllocError::OutOfMemory(report) => {
+                let report = Some(Arc::from(report));
+                return Failure(Box::new(Reason {
+                    status: VRAMP_ERROR_OUT_OF_MEMORY,
+                    text,
+                    report,
+                }));
+            }
+            AllocError::HostMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
             AllocError::UnknownStream(_) => return unknown_stream(),
             AllocError::Driver(error) => return error.into(),
             AllocError::Unusable(ref why) => status_of_unusable(why),
@@ -117,7 +129,7 @@ impl From<AllocError> for Failure {
             AllocError::Arena(_) => VRAMP_ERROR_CAPTURE,
             _ => VRAMP_ERROR_DRIVER,
         };
-        Failure::new(status, error.to_string())
+        Failure::new(status, text)
     }
 }
 

@@ -20,6 +20,7 @@ use super::{TORCH, Torch};
 use crate::abi::vramp_status_t::{self, *};
 use crate::context::Context;
 use crate::pointers;
+use crate::process::Block;
 use crate::status::{Failure, Result, check_fork, status_of};
 
 /// Largest request of PyTorch's small pool, in bytes.
@@ -111,9 +112,9 @@ impl Torch {
         let context = self.context(device)?;
         // SAFETY: this function's contract is the same.
         let stream = unsafe { context.adopt(raw) }?;
-        let (addr, len) = context.malloc_sized(size, stream)?;
-        let (address, stream) = (addr.number(), raw as u64);
-        Ok(vramp_torch_block_t { address, size: len, requested: size, stream, device })
+        let Block { addr, len } = context.place(size, stream)?;
+        let stream = raw as u64;
+        Ok(vramp_torch_block_t { address: addr, size: len, requested: size, stream, device })
     }
 
     fn block(&self, device: c_int, addr: DeviceAddr) -> Result<vramp_torch_block_t> {

@@ -29,6 +29,7 @@ use vramp_alloc::DeviceAddr;
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::{self, *};
 use crate::context::Context;
+use crate::device::has_card;
 use crate::environment::variable;
 use crate::handles;
 use crate::pointers;
@@ -97,20 +98,27 @@ impl Torch {
 
     #[cold]
     fn open(&self, device: usize) -> Result<&Arc<Context>> {
+        self.open_named(device, None)
+    }
+
+    /// Opens the allocator of a device, on the device `name` if that is not `None`.
+    fn open_named(&self, device: usize, name: Option<&str>) -> Result<&Arc<Context>> {
         let opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(context) = self.devices[device].get() {
             return Ok(context);
         }
-        let settings = match self.settings.get() {
-            Some(settings) => settings.clone(),
-            None => Settings::read(),
-        }?;
+        let settings = self.read_settings()?;
         let fraction = self.fractions.lock().unwrap_or_else(PoisonError::into_inner)[device];
-        let context =
-            Context::open(&settings.device(device), &settings.options, fraction, variable)?;
+        let named = settings.device(device);
+        let name = name.unwrap_or(&named);
+        let context = Context::open(name, &settings.options, fraction, variable)?;
         let context = self.devices[device].get_or_init(|| Arc::new(context.kept_open()));
         drop(opening);
         Ok(context)
+    }
+
+    fn read_settings(&self) -> Result<Settings> {
+        self.settings.get().cloned().unwrap_or_else(Settings::read)
     }
 
     /// Returns the open allocators, by device.
@@ -226,6 +234,23 @@ impl Torch {
         }
         Ok(*handle)
     }
+}
+
+/// Returns the handle of a device's allocator, for callers in this process that are not PyTorch.
+/// Where no device is named and the machine has no card, it is simulated: PyTorch cannot use it then.
+pub(crate) fn shared_allocator(device: c_int) -> Result<vramp_allocator_t> {
+    if TORCH.slot(device)?.get().is_none() {
+        let is_named = TORCH.read_settings()?.is_device_named();
+        let name = (!is_named && !has_card()).then_some("sim");
+        TORCH.open_named(device as usize, name)?;
+    }
+    TORCH.handle(device)
+}
+
+/// Checks VRAMP_CONF and VRAMP_DEVICE, and opens nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_torch_check_settings() -> vramp_status_t {
+    status_of(|| TORCH.read_settings().map(|_| ()))
 }
 
 /// Throws the thread's last failure. Prints it if the process has no libstdc++.

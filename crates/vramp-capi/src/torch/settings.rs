@@ -55,6 +55,11 @@ impl Settings {
         Ok(Settings { device, options })
     }
 
+    /// Returns true if the environment names a device.
+    pub fn is_device_named(&self) -> bool {
+        !self.device.is_empty()
+    }
+
     /// Returns the name of PyTorch's device `ordinal`.
     pub fn device(&self, ordinal: usize) -> String {
         match self.device.as_str() {

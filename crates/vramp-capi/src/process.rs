@@ -1,0 +1,291 @@
+//! The allocators of this process for a program in Rust that exports the C interface too: the
+//! Python package.
+//!
+//! 1. [`OpenAllocator::shared`] returns the allocator of a device that C and PyTorch use as well, and
+//!    [`OpenAllocator::open`] one of the caller's own. Both are in the table of handles, so a call on
+//!    a closed one is an error.
+//! 2. A call looks the allocator up and keeps it open until it returns.
+//! 3. [`OpenAllocator::close`] waits for calls in progress and returns all memory to the device.
+//!
+//! Blocks are in the allocator's one map of addresses: what one interface allocates, another frees.
+//!
+//! Deliberately absent: objects that own blocks, and the interpreter.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::Arc;
+
+use vramp_alloc::error::OutOfMemoryReport;
+use vramp_alloc::stats::{MemoryStats, Stats};
+use vramp_driver::{DeviceInfo, MemoryInfo};
+
+use crate::abi::vramp_status_t::*;
+use crate::abi::{vramp_allocator_t, vramp_status_t, vramp_stream_t};
+use crate::context::Context;
+use crate::environment::variable;
+use crate::handles;
+use crate::options::Options;
+use crate::status::{Failure, Result as Outcome, catch_failure, check_fork};
+use crate::torch;
+
+/// Why a call failed.
+#[derive(Clone, Debug)]
+pub struct Error {
+    /// Kind of the failure.
+    pub status: vramp_status_t,
+    /// One or several lines: what happened and what to do.
+    pub text: String,
+    /// State of memory, if a request was too large for what is free.
+    pub report: Option<Arc<OutOfMemoryReport>>,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        Error { status: failure.status, text: failure.text.clone(), report: failure.report.clone() }
+    }
+}
+
+/// Result of a call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An allocator that was opened in this process. A copy names the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OpenAllocator(vramp_allocator_t);
+
+/// A stream that memory is used on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StreamName {
+    /// Number of a `cudaStream_t`. Zero is the legacy default stream.
+    Raw(u64),
+    /// A stream that [`OpenAllocator::create_stream`] returned.
+    Created(vramp_stream_t),
+}
+
+/// A block that was allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Address of its first byte.
+    pub addr: u64,
+    /// Usable bytes: those requested, rounded up.
+    pub len: u64,
+}
+
+impl OpenAllocator {
+    /// Returns the allocator of device number `device` that C, C++ and PyTorch share. The first call
+    /// opens it, with the settings of `VRAMP_CONF`. On a machine without a card it is simulated.
+    ///
+    /// # Errors
+    /// The settings are invalid, or the device cannot be opened.
+    pub fn shared(device: u32) -> Result<OpenAllocator> {
+        let device = c_int::try_from(device).unwrap_or(c_int::MAX);
+        Ok(OpenAllocator(catch_failure(|| torch::shared_allocator(device))?))
+    }
+
+    /// Opens an allocator of the caller's own, as `vramp_open` does.
+    ///
+    /// # Errors
+    /// The device or an option is invalid, or the device cannot be opened.
+    pub fn open(device: &str, options: &str) -> Result<OpenAllocator> {
+        let opened = catch_failure(|| {
+            check_fork()?;
+            let options = Options::parse(options)?;
+            handles::insert(Arc::new(Context::open(device, &options, None, variable)?))
+        });
+        Ok(OpenAllocator(opened?))
+    }
+
+    /// Returns the handle for the C interface.
+    pub fn handle(self) -> vramp_allocator_t {
+        self.0
+    }
+
+    /// Closes the allocator: waits for its streams and for calls in progress, and returns all memory
+    /// to the device, also that of live blocks.
+    ///
+    /// # Errors
+    /// It is closed already, serves PyTorch, or a stream captures a graph.
+    pub fn close(self) -> Result<()> {
+        Ok(catch_failure(|| handles::close(self.0))?)
+    }
+
+    #[inline]
+    fn with<R>(self, call: impl FnOnce(&Context) -> Outcome<R>) -> Result<R> {
+        Ok(catch_failure(|| handles::with(self.0, call))?)
+    }
+
+    /// Allocates at least `size` bytes for work on `stream`.
+    ///
+    /// # Errors
+    /// Out of memory, with the report; or as of `vramp_malloc`.
+    ///
+    /// # Safety
+    /// On a card, a raw stream is null or a stream of the device's primary context that lives until
+    /// it is forgotten or the allocator is closed.
+    #[inline]
+    pub unsafe fn malloc(self, size: u64, stream: StreamName) -> Result<Block> {
+        self.with(|context| {
+            // SAFETY: this function's contract is the same.
+            let stream = unsafe { context.named(stream) }?;
+            context.place(size, stream)
+        })
+    }
+
+    /// Frees the block at an address, whichever interface allocated it. All work on it must be
+    /// queued on `stream` or recorded.
+    ///
+    /// # Errors
+    /// No live block begins there; nothing changes.
+    ///
+    /// # Safety
+    /// As of [`OpenAllocator::malloc`].
+    #[inline]
+    pub unsafe fn free(self, addr: u64, stream: StreamName) -> Result<()> {
+        self.with(|context| {
+            // SAFETY: this function's contract is the same.
+            let stream = unsafe { context.named(stream) }?;
+            context.free(addr, stream)
+        })
+    }
+
+    /// Records that work queued on `stream` so far uses a block. No driver call.
+    ///
+    /// # Errors
+    /// No live block begins there.
+    ///
+    /// # Safety
+    /// As of [`OpenAllocator::malloc`].
+    pub unsafe fn record_use(self, addr: u64, stream: StreamName) -> Result<()> {
+        self.with(|context| {
+            // SAFETY: this function's contract is the same.
+            let stream = unsafe { context.named(stream) }?;
+            context.record_use(addr, stream)
+        })
+    }
+
+    /// Creates a stream on the device. One driver call.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn create_stream(self) -> Result<vramp_stream_t> {
+        self.with(|context| Ok(context.handle_of(context.create_stream()?)))
+    }
+
+    /// Forgets a stream that was created, and destroys it. Never waits.
+    ///
+    /// # Errors
+    /// As of `vramp_stream_forget`.
+    pub fn forget_stream(self, stream: vramp_stream_t) -> Result<()> {
+        self.with(|context| context.forget(context.stream(stream)?))
+    }
+
+    /// Returns the counts so far.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn stats(self) -> Result<Stats> {
+        self.with(|context| Ok(context.allocator().stats()?))
+    }
+
+    /// Returns the statistics that PyTorch has, by its names. O(n) in the regions of the pool.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn memory_stats(self) -> Result<MemoryStats> {
+        self.with(|context| Ok(context.allocator().memory_stats()?))
+    }
+
+    /// Sets all peaks to the current values.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn reset_peaks(self) -> Result<()> {
+        self.with(|context| {
+            context.allocator().reset_peak_stats();
+            Ok(())
+        })
+    }
+
+    /// Returns free and total memory of the card. One driver call.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn memory_info(self) -> Result<MemoryInfo> {
+        self.with(|context| Ok(context.allocator().driver().memory_info()?))
+    }
+
+    /// Returns identity, limits and capabilities of the device.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn device(self) -> Result<DeviceInfo> {
+        self.with(|context| Ok(context.allocator().driver().info().clone()))
+    }
+
+    /// Returns the limit of reserved bytes. `None` is the memory of the device.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn limit(self) -> Result<Option<u64>> {
+        self.with(|context| Ok(context.allocator().limit().map(|limit| limit.count())))
+    }
+
+    /// Sets the limit of reserved bytes from bytes, or from a text such as `80GiB` or `90%`. `None` is
+    /// the memory of the device. Idle memory above the limit is released at once.
+    ///
+    /// # Errors
+    /// The limit is no size or is below a page, or a driver call failed.
+    pub fn set_limit(self, limit: Option<&str>) -> Result<()> {
+        self.with(|context| {
+            let Some(limit) = limit else { return context.set_limit(0) };
+            context.set_limit_text(limit)
+        })
+    }
+
+    /// Releases idle memory until at most `keep` bytes are reserved or no more is idle. Never waits.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn trim(self, keep: u64) -> Result<()> {
+        self.with(|context| context.trim(keep))
+    }
+
+    /// Checks every invariant of the allocator. O(n log n).
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub fn audit(self) -> Result<()> {
+        self.with(Context::audit)
+    }
+
+    /// Starts to record the last `events` events, 40 bytes each. Zero stops recording.
+    ///
+    /// # Errors
+    /// More than 10,000,000 events.
+    pub fn record_history(self, events: u32) -> Result<()> {
+        self.with(|context| context.record_history(events))
+    }
+
+    /// Writes blocks, segments and the recorded history to a file: a timeline for Perfetto if the
+    /// path ends with `.json`, else a snapshot for PyTorch's viewer.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn snapshot(self, path: &str) -> Result<()> {
+        self.with(|context| context.write_snapshot(path))
+    }
+}
+
+impl Error {
+    /// Returns true if a request failed for want of memory.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.status == VRAMP_ERROR_OUT_OF_MEMORY
+    }
+}

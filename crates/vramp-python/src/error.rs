@@ -1,0 +1,71 @@
+//! Converts failures to exceptions. The classes are in `vramp._errors`, in Python.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use vramp_capi::abi::vramp_status_t::{self, *};
+use vramp_capi::process::Error;
+
+/// Returns the name of the exception's class.
+fn class_of(status: vramp_status_t) -> &'static str {
+    match status {
+        VRAMP_ERROR_OUT_OF_MEMORY => "OutOfMemoryError",
+        VRAMP_ERROR_OPTION => "OptionError",
+        VRAMP_ERROR_DEVICE => "DeviceError",
+        VRAMP_ERROR_UNKNOWN_ALLOCATOR => "ClosedError",
+        VRAMP_ERROR_UNKNOWN_STREAM => "UnknownStreamError",
+        VRAMP_ERROR_UNKNOWN_POINTER => "UnknownPointerError",
+        VRAMP_ERROR_DRIVER => "DriverError",
+        VRAMP_ERROR_IN_USE | VRAMP_ERROR_BUSY => "InUseError",
+        VRAMP_ERROR_RANGE | VRAMP_ERROR_TOO_MANY | VRAMP_ERROR_NULL | VRAMP_ERROR_TEXT => {
+            "RangeError"
+        }
+        VRAMP_ERROR_INCONSISTENT | VRAMP_ERROR_INTERNAL => "InternalError",
+        VRAMP_ERROR_FILE => "FileError",
+        VRAMP_ERROR_CAPTURE => "CaptureError",
+        VRAMP_ERROR_UNSUPPORTED => "UnsupportedError",
+        VRAMP_ERROR_FORKED => "ForkedError",
+        _ => "VrampError",
+    }
+}
+
+/// Returns the exception of a failure.
+#[cold]
+pub fn raise(py: Python<'_>, error: Error) -> PyErr {
+    let exception = exception(py, class_of(error.status), &error.text);
+    let with_numbers = exception.and_then(|exception| {
+        if let Some(report) = &error.report {
+            let short = &report.shortage;
+            let set = |name: &str, value: u64| exception.setattr(name, value);
+            set("requested", short.requested.count())?;
+            set("reserved", short.reserved.count())?;
+            set("allocated", short.used.count())?;
+            set("free", short.free.count())?;
+            set("largest", short.largest.count())?;
+            set("waiting", short.waiting.count())?;
+            exception.setattr("limit", short.limit.map(|limit| limit.count()))?;
+            exception.setattr("device_free", report.card.map(|card| card.free.count()))?;
+            exception.setattr("device_total", report.card.map(|card| card.total.count()))?;
+        }
+        Ok(exception)
+    });
+    with_numbers.map_or_else(|error| error, PyErr::from_value)
+}
+
+/// Returns an exception of the package's class `class`.
+#[cold]
+pub fn refuse(py: Python<'_>, class: &str, text: &str) -> PyErr {
+    exception(py, class, text).map_or_else(|error| error, PyErr::from_value)
+}
+
+fn exception<'py>(py: Python<'py>, class: &str, text: &str) -> PyResult<Bound<'py, PyAny>> {
+    py.import("vramp._errors")?.getattr(class)?.call1((text,))
+}
+
+/// Returns an instance of a class of results in `vramp._types`.
+pub fn result<'py>(
+    py: Python<'py>,
+    class: &str,
+    fields: &Bound<'py, PyDict>,
+) -> PyResult<Bound<'py, PyAny>> {
+    py.import("vramp._types")?.getattr(class)?.call((), Some(fields))
+}

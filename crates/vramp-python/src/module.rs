@@ -1,0 +1,61 @@
+//! The module's functions.
+
+use pyo3::prelude::*;
+
+/// The native part of the Python package `vramp`.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::{library_version, open, pool};
+    #[pymodule_export]
+    use crate::allocation::Allocation;
+    #[pymodule_export]
+    use crate::pool::Pool;
+    #[pymodule_export]
+    use crate::stream::Stream;
+}
+
+use std::sync::Mutex;
+
+use vramp_capi::process::OpenAllocator;
+
+use crate::error::{raise, refuse};
+use crate::pool::Pool;
+
+/// The shared pools that were asked for, by device.
+static SHARED: Mutex<Vec<Option<Py<Pool>>>> = Mutex::new(Vec::new());
+
+/// Returns the version of the native library.
+#[pyfunction]
+fn library_version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// Returns the pool of a device that PyTorch and C programs in this process share.
+#[pyfunction]
+#[pyo3(signature = (device = 0))]
+fn pool(py: Python<'_>, device: i64) -> PyResult<Py<Pool>> {
+    let ordinal = u32::try_from(device)
+        .map_err(|_| refuse(py, "RangeError", &format!("there is no device number {device}")))?;
+    // The first call opens the device, which takes 100 ms.
+    let allocator = py.detach(|| OpenAllocator::shared(ordinal)).map_err(|e| raise(py, e))?;
+    // Never waits for the interpreter: nothing inside makes Python code run.
+    let mut shared = SHARED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let slot = ordinal as usize;
+    if shared.len() <= slot {
+        shared.resize_with(slot + 1, || None);
+    }
+    if let Some(pool) = &shared[slot] {
+        return Ok(pool.clone_ref(py));
+    }
+    let pool = Py::new(py, Pool::shared(allocator))?;
+    shared[slot] = Some(pool.clone_ref(py));
+    Ok(pool)
+}
+
+/// Opens a pool of the caller's own.
+#[pyfunction]
+fn open(py: Python<'_>, device: &str, options: &str) -> PyResult<Pool> {
+    let opened = py.detach(|| OpenAllocator::open(device, options));
+    Ok(Pool::owned(opened.map_err(|error| raise(py, error))?))
+}

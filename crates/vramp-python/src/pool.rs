@@ -1,0 +1,293 @@
+//! A pool of a device's memory.
+
+use std::path::PathBuf;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyInt, PyString};
+use vramp_capi::process::{Block, OpenAllocator, Result, StreamName};
+
+use crate::allocation::Allocation;
+use crate::error::{raise, refuse, result};
+use crate::stream::{self, Stream, stream_of};
+
+/// A pool of device memory.
+#[pyclass(frozen, weakref, module = "vramp")]
+pub struct Pool {
+    allocator: OpenAllocator,
+    /// True for a pool of the program's own, which ends with its last reference.
+    is_owned: bool,
+}
+
+/// Runs `work` detached from the interpreter, also from a destructor and while the interpreter
+/// ends.
+pub fn detached(work: impl FnOnce() + Send) {
+    let mut work = Some(work);
+    let ran = Python::try_attach(|py| py.detach(|| work.take().map(|work| work())));
+    if ran.is_none() {
+        work.take().map(|work| work());
+    }
+}
+
+impl Pool {
+    pub fn shared(allocator: OpenAllocator) -> Pool {
+        Pool { allocator, is_owned: false }
+    }
+
+    pub fn owned(allocator: OpenAllocator) -> Pool {
+        Pool { allocator, is_owned: true }
+    }
+
+    pub fn allocator(&self) -> OpenAllocator {
+        self.allocator
+    }
+
+    /// Makes a call detached from the interpreter.
+    fn call<R: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(OpenAllocator) -> Result<R> + Send,
+    ) -> PyResult<R> {
+        let allocator = self.allocator;
+        py.detach(|| call(allocator)).map_err(|error| raise(py, error))
+    }
+
+    #[inline]
+    pub fn place(&self, py: Python<'_>, size: u64, stream: StreamName) -> PyResult<Block> {
+        // SAFETY: the package's contract for streams is the same: they are streams of the device
+        // and live until they are forgotten.
+        self.call(py, |allocator| unsafe { allocator.malloc(size, stream) })
+    }
+
+    #[inline]
+    pub fn free(&self, py: Python<'_>, addr: u64, stream: StreamName) -> PyResult<()> {
+        // SAFETY: as in `place`.
+        self.call(py, |allocator| unsafe { allocator.free(addr, stream) })
+    }
+
+    pub fn note_use(&self, py: Python<'_>, addr: u64, stream: StreamName) -> PyResult<()> {
+        // SAFETY: as in `place`.
+        self.call(py, |allocator| unsafe { allocator.record_use(addr, stream) })
+    }
+}
+
+/// Returns a number of bytes.
+pub fn bytes(py: Python<'_>, size: &Bound<'_, PyAny>, what: &str) -> PyResult<u64> {
+    if let Ok(size) = size.extract::<u64>() {
+        return Ok(size);
+    }
+    let index = size.call_method0("__index__").map_err(|_| {
+        PyTypeError::new_err(format!("{what} is a number of bytes, and not {}", size.get_type()))
+    })?;
+    index.extract::<u64>().map_err(|_| {
+        refuse(py, "RangeError", &format!("{what} is {index}: use a number from 0 to 2**64 - 1"))
+    })
+}
+
+#[pymethods]
+impl Pool {
+    /// Allocates memory for work on a stream.
+    #[pyo3(signature = (size, stream = None))]
+    fn malloc(
+        slf: &Bound<'_, Pool>,
+        size: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Allocation> {
+        let py = slf.py();
+        let size = bytes(py, size, "size")?;
+        let name = stream_of(stream)?;
+        let block = slf.get().place(py, size, name)?;
+        let created = stream.and_then(|stream| stream.cast::<Stream>().ok());
+        Ok(Allocation::new(slf, block, size, name, created))
+    }
+
+    /// Allocates memory and returns its address.
+    #[pyo3(signature = (size, stream = None))]
+    fn allocate(
+        &self,
+        py: Python<'_>,
+        size: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let size = bytes(py, size, "size")?;
+        Ok(self.place(py, size, stream_of(stream)?)?.addr)
+    }
+
+    /// Frees the memory at an address.
+    #[pyo3(signature = (ptr, stream = None))]
+    fn deallocate(
+        &self,
+        py: Python<'_>,
+        ptr: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let addr = bytes(py, ptr, "ptr")?;
+        self.free(py, addr, stream_of(stream)?)
+    }
+
+    /// Records that work queued on a stream so far uses the memory at an address.
+    #[pyo3(signature = (ptr, stream = None))]
+    fn record_use(
+        &self,
+        py: Python<'_>,
+        ptr: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let addr = bytes(py, ptr, "ptr")?;
+        self.note_use(py, addr, stream_of(stream)?)
+    }
+
+    /// Creates a stream on the device.
+    fn create_stream(slf: &Bound<'_, Pool>) -> PyResult<Stream> {
+        stream::create(slf)
+    }
+
+    /// Returns the counts so far.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let (stats, card) =
+            self.call(py, |allocator| Ok((allocator.stats()?, allocator.memory_info()?)))?;
+        let fields = PyDict::new(py);
+        let set = |name: &str, value: u64| fields.set_item(name, value);
+        set("live", stats.live.count())?;
+        set("live_peak", stats.live_peak.count())?;
+        set("reserved", stats.reserved.count())?;
+        set("reserved_peak", stats.reserved_peak.count())?;
+        set("allocated", stats.placed)?;
+        set("freed", stats.freed)?;
+        set("hits", stats.hits)?;
+        set("misses", stats.misses)?;
+        set("chunks_created", stats.chunks_created)?;
+        set("chunks_moved", stats.chunks_moved)?;
+        set("chunks_reactivated", stats.chunks_reactivated)?;
+        set("chunks_released", stats.chunks_released)?;
+        set("moved", stats.moved.count())?;
+        set("plans_undone", stats.plans_undone)?;
+        set("device_free", card.free.count())?;
+        set("device_total", card.total.count())?;
+        result(py, "Stats", &fields)
+    }
+
+    /// Returns the statistics of `torch.cuda.memory_stats` under PyTorch's names.
+    fn memory_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.call(py, |allocator| Ok(allocator.memory_stats()?.by_name()))?;
+        let named = PyDict::new(py);
+        for (name, value) in stats {
+            match (name.as_str(), value) {
+                ("max_split_size", u64::MAX) => named.set_item(name, -1)?,
+                _ => named.set_item(name, value)?,
+            }
+        }
+        Ok(named)
+    }
+
+    /// Sets all peaks to the current values.
+    fn reset_peaks(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, OpenAllocator::reset_peaks)
+    }
+
+    /// The limit of reserved bytes.
+    #[getter]
+    fn limit(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        self.call(py, OpenAllocator::limit)
+    }
+
+    #[setter]
+    fn set_limit(&self, py: Python<'_>, limit: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let text = match limit {
+            None => None,
+            Some(limit) if limit.is_instance_of::<PyString>() => Some(limit.extract::<String>()?),
+            Some(limit) if limit.is_instance_of::<PyInt>() && !limit.is_instance_of::<PyBool>() => {
+                Some(bytes(py, limit, "limit")?.to_string())
+            }
+            Some(limit) => {
+                return Err(PyTypeError::new_err(format!(
+                    "a limit is None, an int of bytes, or a text such as '80GiB' or '90%', and not {}",
+                    limit.get_type()
+                )));
+            }
+        };
+        self.call(py, |allocator| allocator.set_limit(text.as_deref()))
+    }
+
+    /// Releases idle memory.
+    #[pyo3(signature = (keep = None))]
+    fn trim(&self, py: Python<'_>, keep: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let keep = keep.map_or(Ok(0), |keep| bytes(py, keep, "keep"))?;
+        self.call(py, |allocator| allocator.trim(keep))
+    }
+
+    /// Checks every invariant of the pool.
+    fn audit(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, OpenAllocator::audit)
+    }
+
+    /// Starts to record events.
+    fn record_history(&self, py: Python<'_>, events: i64) -> PyResult<()> {
+        let events = u32::try_from(events).map_err(|_| {
+            refuse(py, "RangeError", &format!("events is {events}: use 0 to 10,000,000"))
+        })?;
+        self.call(py, |allocator| allocator.record_history(events))
+    }
+
+    /// Writes blocks, segments and recorded events to a file.
+    fn snapshot(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let path = path.into_os_string().into_string().map_err(|path| {
+            PyValueError::new_err(format!("the path {path:?} is not UTF-8: use another name"))
+        })?;
+        self.call(py, |allocator| allocator.snapshot(&path))
+    }
+
+    /// Name of the device.
+    #[getter]
+    fn device(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.call(py, OpenAllocator::device)?.id)
+    }
+
+    /// True if the device is simulated.
+    #[getter]
+    fn is_simulated(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.call(py, OpenAllocator::device)?.simulated)
+    }
+
+    /// Handle for the C interface.
+    #[getter]
+    fn handle(&self) -> u64 {
+        self.allocator.handle().id
+    }
+
+    /// Closes a pool of the program's own.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, OpenAllocator::close)
+    }
+
+    fn __enter__<'py>(slf: Bound<'py, Pool>) -> Bound<'py, Pool> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        match self.call(py, OpenAllocator::device) {
+            Ok(device) => format!("<vramp.Pool of {} ({})>", device.id, device.name),
+            Err(_) => "<vramp.Pool, closed>".to_owned(),
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if self.is_owned {
+            let allocator = self.allocator;
+            // A pool that was closed is unknown by now.
+            detached(move || drop(allocator.close()));
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Streams, and what may be passed as one.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyInt};
+use vramp_capi::abi::vramp_stream_t;
+use vramp_capi::process::StreamName;
+
+use crate::error::{raise, refuse};
+use crate::pool::Pool;
+
+/// A stream that a pool created. It is destroyed with the last reference; work queued on it still
+/// runs.
+#[pyclass(frozen, weakref, module = "vramp")]
+pub struct Stream {
+    pool: Py<Pool>,
+    handle: vramp_stream_t,
+}
+
+impl Stream {
+    pub fn new(pool: Py<Pool>, handle: vramp_stream_t) -> Stream {
+        Stream { pool, handle }
+    }
+}
+
+#[pymethods]
+impl Stream {
+    /// The pool that created the stream.
+    #[getter]
+    fn pool(&self, py: Python<'_>) -> Py<Pool> {
+        self.pool.clone_ref(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<vramp.Stream {:#x}>", self.handle.id)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let (allocator, handle) = (self.pool.get().allocator(), self.handle);
+        // A closed pool has destroyed its streams. Another failure leaves the stream to the close.
+        crate::pool::detached(move || drop(allocator.forget_stream(handle)));
+    }
+}
+
+/// Returns the stream that an argument names.
+#[inline]
+pub fn stream_of(stream: Option<&Bound<'_, PyAny>>) -> PyResult<StreamName> {
+    match stream {
+        None => Ok(StreamName::Raw(0)),
+        Some(stream) => named(stream),
+    }
+}
+
+fn named(stream: &Bound<'_, PyAny>) -> PyResult<StreamName> {
+    if stream.is_instance_of::<PyInt>() && !stream.is_instance_of::<PyBool>() {
+        return number(stream);
+    }
+    if let Ok(created) = stream.cast::<Stream>() {
+        return Ok(StreamName::Created(created.get().handle));
+    }
+    let py = stream.py();
+    let Some(protocol) = stream.getattr_opt(intern!(py, "__cuda_stream__"))? else {
+        return Err(PyTypeError::new_err(format!(
+            "a stream is None, an int, a vramp.Stream or an object with __cuda_stream__, and not {}",
+            stream.get_type().name()?
+        )));
+    };
+    // The protocol is a method. Early versions of it were a property.
+    let pair = if protocol.is_callable() { protocol.call0()? } else { protocol };
+    let (version, handle): (u64, Bound<'_, PyAny>) = pair.extract()?;
+    if version != 0 {
+        let text = format!(
+            "__cuda_stream__ has version {version}, and vramp knows version 0: pass the stream's \
+             address as an int"
+        );
+        return Err(refuse(py, "UnsupportedError", &text));
+    }
+    number(&handle)
+}
+
+fn number(stream: &Bound<'_, PyAny>) -> PyResult<StreamName> {
+    let raw: u64 = stream.extract().map_err(|_| {
+        refuse(stream.py(), "RangeError", &format!("{stream} is not the address of a stream"))
+    })?;
+    // cudaStreamLegacy is another name of the default stream.
+    Ok(StreamName::Raw(if raw == 1 { 0 } else { raw }))
+}
+
+/// Creates a stream of `pool`.
+pub fn create(pool: &Bound<'_, Pool>) -> PyResult<Stream> {
+    let allocator = pool.get().allocator();
+    let created = pool.py().detach(|| allocator.create_stream());
+    let handle = created.map_err(|error| raise(pool.py(), error))?;
+    Ok(Stream::new(pool.clone().unbind(), handle))
+}

@@ -1,0 +1,106 @@
+"""GPU memory pools that avoid fragmentation by remapping physical pages.
+
+    import vramp
+
+    pool = vramp.pool()                      # simulated on a machine without a GPU
+    with pool.malloc(64 << 20) as block:
+        print(hex(block.ptr), block.usable_size)
+    print(pool.stats().reserved)
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError as _NotFound
+from importlib.metadata import version as _version
+
+from . import _native
+from ._errors import (
+    CaptureError,
+    ClosedError,
+    DeviceError,
+    DriverError,
+    FileError,
+    ForkedError,
+    InternalError,
+    InUseError,
+    OptionError,
+    OutOfMemoryError,
+    RangeError,
+    TraceError,
+    UnknownPointerError,
+    UnknownStreamError,
+    UnsupportedError,
+    VrampError,
+)
+from ._native import Allocation, Pool, Stream, pool
+from ._types import Stats
+
+__all__ = [
+    "Allocation",
+    "CaptureError",
+    "ClosedError",
+    "DeviceError",
+    "DriverError",
+    "FileError",
+    "ForkedError",
+    "InUseError",
+    "InternalError",
+    "OptionError",
+    "OutOfMemoryError",
+    "Pool",
+    "RangeError",
+    "Stats",
+    "Stream",
+    "TraceError",
+    "UnknownPointerError",
+    "UnknownStreamError",
+    "UnsupportedError",
+    "VrampError",
+    "library_path",
+    "open",
+    "pool",
+]
+
+__version__: str = _native.library_version()
+"""Version of the package and of its native library."""
+
+
+def _check_versions() -> None:
+    """Raises ImportError if the native library belongs to another version of the package."""
+    try:
+        installed = _version("vramp")
+    except _NotFound:
+        return  # run from a folder, without being installed
+    if installed != __version__:
+        raise ImportError(
+            f"vramp {installed} is installed, but its library {library_path()} is of version "
+            f"{__version__}: reinstall it with `pip install --force-reinstall vramp`"
+        )
+
+
+def library_path() -> str:
+    """Returns the path of the shared object that exports the C interface (vramp.h) too.
+
+    A program that loads it with ctypes, dlopen or PyTorch uses the same pools.
+    """
+    path = _native.__file__
+    assert path is not None
+    return path
+
+
+def open(device: str = "auto", **options: object) -> Pool:
+    """Opens a pool of the program's own.
+
+    `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim" or
+    "sim:CARD". Options are those of VRAMP_CONF: preset, limit, prefill, page, span, torch. A number
+    is bytes. The pool is a context manager, which closes it.
+
+    Raises OptionError or DeviceError.
+    """
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, (int, str)):
+            raise TypeError(f"the option {name} is a str or an int, and not {type(value).__name__}")
+    return _native.open(device, ",".join(f"{name}={value}" for name, value in options.items()))
+
+
+_check_versions()

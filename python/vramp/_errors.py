@@ -1,0 +1,86 @@
+"""The exceptions. Each is a VrampError, and the built-in exception of its kind where there is one."""
+
+from __future__ import annotations
+
+
+class VrampError(RuntimeError):
+    """A call failed. The text says what happened and what to do. Root of all exceptions here."""
+
+
+class OutOfMemoryError(VrampError, MemoryError):
+    """A request found no memory. The text is the report; amounts are in bytes."""
+
+    requested: int = 0
+    """Size of the request."""
+    reserved: int = 0
+    """Physical memory of the pool."""
+    allocated: int = 0
+    """Memory of live allocations, rounding included."""
+    free: int = 0
+    """Free memory of the pool, usable for the request or not."""
+    largest: int = 0
+    """The largest request that could be served."""
+    waiting: int = 0
+    """Freed memory that work on other streams may still use."""
+    limit: int | None = None
+    """Limit that the request would exceed. None if it is the device that is full."""
+    device_free: int | None = None
+    """Free memory of the device, if it could be queried."""
+    device_total: int | None = None
+    """Memory of the device, if it could be queried."""
+
+
+class OptionError(VrampError, ValueError):
+    """An option is unknown, or its value is invalid on this device."""
+
+
+class DeviceError(VrampError):
+    """The device is unknown or cannot be opened."""
+
+
+class ClosedError(VrampError):
+    """The pool is closed."""
+
+
+class UnknownStreamError(VrampError, ValueError):
+    """The stream belongs to another pool, or was forgotten."""
+
+
+class UnknownPointerError(VrampError, ValueError):
+    """No live allocation of the pool begins at the address: wrong, freed before, or of another pool."""
+
+
+class RangeError(VrampError, ValueError):
+    """A number is out of range."""
+
+
+class InUseError(VrampError):
+    """The object is in use: by an array, by PyTorch or by a call. The text says by what."""
+
+
+class DriverError(VrampError):
+    """A call of the CUDA driver failed. The text names it."""
+
+
+class CaptureError(VrampError):
+    """The capture of a graph forbids the call."""
+
+
+class UnsupportedError(VrampError):
+    """The preset or the device does not support the call."""
+
+
+class ForkedError(VrampError):
+    """The process was forked from one that used vramp. CUDA does not survive a fork."""
+
+
+class FileError(VrampError, OSError):
+    """A file cannot be read or written."""
+
+
+class TraceError(VrampError, ValueError):
+    """A file is no recording of memory, or is damaged."""
+
+
+class InternalError(VrampError):
+    """The state of vramp is inconsistent: a defect of vramp. Please report it."""

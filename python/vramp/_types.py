@@ -1,0 +1,43 @@
+"""Results of calls. Amounts are in bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of a pool. Amounts are in bytes."""
+
+    live: int
+    """Requested bytes of live allocations."""
+    live_peak: int
+    """Peak of `live` since the pool was opened or `Pool.reset_peaks` was called."""
+    reserved: int
+    """Physical memory of the pool."""
+    reserved_peak: int
+    """Peak of `reserved`, as of `live_peak`."""
+    allocated: int
+    """Number of allocations so far."""
+    freed: int
+    """Number of frees so far."""
+    hits: int
+    """Allocations without a driver call for memory."""
+    misses: int
+    """Allocations that needed driver calls."""
+    chunks_created: int
+    """Physical handles that the driver created."""
+    chunks_moved: int
+    """Physical handles that were mapped at another address."""
+    chunks_reactivated: int
+    """Physical handles moved to an address where they were still mapped."""
+    chunks_released: int
+    """Physical handles that were released to the device."""
+    moved: int
+    """Bytes of the handles moved or reactivated."""
+    plans_undone: int
+    """Sequences of driver calls that failed and were undone."""
+    device_free: int
+    """Free memory of the device."""
+    device_total: int
+    """Memory of the device."""
