@@ -1,0 +1,254 @@
+"""PyTorch on vramp.
+
+    import vramp.torch
+    vramp.torch.enable()                 # all CUDA tensors; before the first use of CUDA
+
+    pool = vramp.torch.mem_pool()        # or only what is allocated inside
+    with torch.cuda.use_mem_pool(pool):
+        cache = torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
+
+`python -m vramp run train.py` does the first without a change to the program.
+
+`enable()` compiles an implementation of PyTorch's own allocator class with the machine's C++ compiler,
+once for each version of PyTorch. All of PyTorch works on it: statistics, snapshots, history, memory
+pools, graphs, torch.OutOfMemoryError. Not yet: memory shared with other processes, and direct access
+from other GPUs.
+
+Without a compiler `enable()` uses PyTorch's pluggable allocator, which lacks memory pools, history,
+out-of-memory observers, torch.compile(mode="reduce-overhead") and cuDNN's benchmark mode, and raises
+RuntimeError when memory runs out. Statistics work on both. `route()` says which one is in use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import warnings
+from typing import Any, Literal
+
+from .. import Pool, library_path, pool
+from .. import __version__ as _vramp_version
+from .._errors import DeviceError, InUseError, OptionError, UnsupportedError, VrampError
+from . import _build, _settings
+from ._build import CompileError, NoCompilerError
+
+__all__ = [
+    "CompileError",
+    "NoCompilerError",
+    "audit",
+    "doctor",
+    "enable",
+    "is_enabled",
+    "mem_pool",
+    "report",
+    "route",
+    "trim",
+]
+
+Route = Literal["compiled", "pluggable"]
+
+_lock = threading.Lock()
+_route: Route | None = None
+# PyTorch keeps only the addresses of these, so they live until the process ends.
+_kept: list[Any] = []
+_pool_allocator: Any = None
+
+
+def enable(route: Literal["auto", "compiled", "pluggable"] = "auto") -> None:
+    """Makes vramp the allocator of all CUDA tensors of this process.
+
+    Call it before the first use of CUDA. Calling it again changes nothing. The first call on a machine
+    takes some seconds to compile; the next ones load the result.
+
+    `auto` takes the compiled route, or the pluggable one with a warning if the machine has no C++
+    compiler or no CUDA headers. A compiler that fails is an error.
+
+    Raises UnsupportedError without a PyTorch that has CUDA, InUseError if CUDA is in use already,
+    OptionError for settings in VRAMP_CONF, VRAMP_DEVICE or PYTORCH_CUDA_ALLOC_CONF that cannot be used,
+    and CompileError. After an error the process is as before, and a corrected call works.
+    """
+    global _route
+    if route not in ("auto", "compiled", "pluggable"):
+        raise OptionError(f"route={route!r}: use auto, compiled or pluggable")
+    with _lock:
+        if _route is not None:
+            if route not in ("auto", _route):
+                raise InUseError(f"vramp is enabled already, by the {_route} route: that cannot be changed")
+            return
+        torch = _torch()
+        _check_settings()
+        if torch.cuda.is_initialized():
+            raise InUseError(
+                "PyTorch uses CUDA already: call vramp.torch.enable() before anything uses it, or run "
+                "the program with `python -m vramp run`"
+            )
+        _route = _install(torch, route)
+
+
+def is_enabled() -> bool:
+    """Returns True once enable() has succeeded."""
+    return _route is not None
+
+
+def route() -> Route | None:
+    """Returns how PyTorch uses vramp: "compiled", "pluggable", or None before enable()."""
+    return _route
+
+
+def mem_pool() -> Any:
+    """Returns a torch.cuda.MemPool whose segments come from vramp, without enable().
+
+    For torch.cuda.use_mem_pool, and for torch.cuda.graph(g, pool=pool.id). PyTorch's own allocator
+    serves the pool. Raises OptionError if PyTorch's expandable segments are on: they bypass pools.
+    """
+    global _pool_allocator
+    torch = _torch()
+    if _route == "compiled":
+        return torch.cuda.MemPool()
+    if _route == "pluggable":
+        raise UnsupportedError(
+            "PyTorch's pluggable allocators have no memory pools: use enable() with a C++ compiler, or "
+            "mem_pool() without enable()"
+        )
+    if _settings.read().get("expandable_segments", "").lower() == "true":
+        raise OptionError(
+            "expandable segments bypass memory pools: remove expandable_segments:True from "
+            "PYTORCH_CUDA_ALLOC_CONF"
+        )
+    with _lock:
+        if _pool_allocator is None:
+            _check_settings()
+            _pool_allocator = torch.cuda.memory.CUDAPluggableAllocator(
+                library_path(), "vramp_torch_pool_malloc", "vramp_torch_free"
+            )
+    return torch.cuda.MemPool(_pool_allocator.allocator())
+
+
+def report(device: int = 0) -> dict[str, int]:
+    """Returns vramp's own statistics of a device: see vramp.Stats."""
+    from dataclasses import asdict
+
+    return asdict(_pool(device).stats())
+
+
+def trim(keep: int = 0, device: int = 0) -> None:
+    """Releases idle memory of a device until at most `keep` bytes are reserved."""
+    _pool(device).trim(keep)
+
+
+def audit(device: int = 0) -> None:
+    """Checks the consistency of vramp's state. Raises InternalError if it is inconsistent."""
+    _pool(device).audit()
+
+
+def doctor() -> list[tuple[str, bool | None, str]]:
+    """Returns what works with PyTorch here: a name, True, False, or None if it is unknown, and why.
+
+    Compiles nothing and does not initialize CUDA.
+    """
+    try:
+        torch = _torch()
+    except VrampError as error:
+        return [("PyTorch", None, str(error))]
+    found: list[tuple[str, bool | None, str]] = [
+        ("PyTorch", True, f"{torch.__version__} with CUDA {torch.version.cuda}")
+    ]
+    try:
+        _build.compiler()
+        _build.cuda_headers()
+        is_cached = (_build.cache_folder() / f"{_build.key(torch, _vramp_version)}.so").is_file()
+        state = "compiled already" if is_cached else "compiles at the first enable()"
+        found.append(("vramp.torch.enable()", True, f"route compiled: all of PyTorch works; {state}"))
+    except VrampError as error:
+        text = f"route pluggable: statistics work; memory pools, history and graph trees do not. {error}"
+        found.append(("vramp.torch.enable()", None, text))
+    try:
+        _check_settings()
+        ignored = _settings.without_effect(_settings.read())
+        if ignored:
+            text = f"no effect on ordinary tensors: {', '.join(ignored)}"
+            found.append(("PYTORCH_CUDA_ALLOC_CONF", True, text))
+    except VrampError as error:
+        found.append(("settings", False, str(error)))
+    return found
+
+
+def _torch() -> Any:
+    """Returns the module torch, if it can be used."""
+    try:
+        import torch
+    except ImportError as error:
+        raise UnsupportedError(f"PyTorch cannot be imported ({error}): pip install torch") from error
+    if torch.version.cuda is None:
+        raise UnsupportedError(
+            f"PyTorch {torch.__version__} is built without CUDA: install a build with CUDA"
+        )
+    if _build.version_of(torch) < _build.OLDEST:
+        oldest = ".".join(map(str, _build.OLDEST))
+        raise UnsupportedError(f"PyTorch {torch.__version__} is too old: use {oldest} or newer")
+    return torch
+
+
+def _check_settings() -> None:
+    library = _library()
+    if library.vramp_torch_check_settings() != 0:
+        raise OptionError(_last_error(library))
+    _settings.check(_settings.read())
+
+
+def _library() -> Any:
+    library = ctypes.PyDLL(library_path())
+    library.vramp_last_error.restype = ctypes.c_char_p
+    return library
+
+
+def _last_error(library: Any) -> str:
+    text: bytes = library.vramp_last_error()
+    return text.decode(errors="replace")
+
+
+def _pool(device: int) -> Pool:
+    try:
+        return pool(device)
+    except DeviceError as error:
+        raise DeviceError(f"device {device} cannot be opened: {error}") from error
+
+
+def _install(torch: Any, wanted: str) -> Route:
+    if wanted != "pluggable":
+        try:
+            _install_compiled(torch)
+        except NoCompilerError as error:
+            if wanted == "compiled":
+                raise
+            warnings.warn(
+                f"{error}. vramp uses PyTorch's pluggable allocator instead: memory pools, history and "
+                "graph trees do not work (`python -m vramp doctor`)",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        else:
+            from . import _sharing
+
+            _sharing.install()
+            return "compiled"
+    from . import _pluggable, _sharing
+
+    _kept.append(_pluggable.install(torch, _library()))
+    _sharing.install()
+    return "pluggable"
+
+
+def _install_compiled(torch: Any) -> None:
+    path = _build.compiled(torch, _vramp_version)
+    try:
+        extension = ctypes.PyDLL(str(path))
+    except OSError:
+        # A file that another system wrote, or that was cut off.
+        extension = ctypes.PyDLL(str(_build.compiled(torch, _vramp_version, again=True)))
+    extension.vramp_torch_install.restype = ctypes.c_char_p
+    extension.vramp_torch_install.argtypes = [ctypes.c_char_p]
+    failure: bytes | None = extension.vramp_torch_install(library_path().encode())
+    if failure is not None:
+        raise InUseError(failure.decode(errors="replace"))
+    _kept.append(extension)

@@ -1,0 +1,90 @@
+"""The route without a compiler: PyTorch's pluggable allocator, and statistics in PyTorch's place.
+
+PyTorch's class of pluggable allocators raises for statistics. The functions of torch._C that read them
+are replaced, so torch.cuda.memory_stats, memory_allocated, memory_summary and the others work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from typing import Any
+
+from .. import library_path, pool
+
+HOOKS = {
+    # Without this hook memory could be reused while another stream still uses it.
+    "set_record_stream_fn": "vramp_torch_record_stream",
+    "set_init_fn": "vramp_torch_init",
+    "set_reset_fn": "vramp_torch_reset",
+    "set_memory_fraction_fn": "vramp_torch_memory_fraction",
+    "set_base_alloc_fn": "vramp_torch_base_alloc",
+    # Without these hooks a graph would overwrite memory that was reused after its capture.
+    "set_begin_allocate_to_pool": "vramp_torch_begin_pool",
+    "set_end_allocate_to_pool_fn": "vramp_torch_end_pool",
+    "set_release_pool": "vramp_torch_release_pool",
+}
+"""Functions that PyTorch calls, by the name of their setter."""
+
+
+def install(torch: Any, library: Any) -> Any:
+    """Installs the allocator and the statistics. The result has to live as long as the process."""
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(
+        library_path(), "vramp_torch_malloc", "vramp_torch_free"
+    )
+    for setter, function in HOOKS.items():
+        address = ctypes.cast(getattr(library, function), ctypes.c_void_p).value
+        getattr(allocator._allocator, setter)(address)
+    torch.cuda.memory.change_current_allocator(allocator)
+    for name, function in _statistics().items():
+        setattr(torch._C, name, function)
+    return allocator
+
+
+def _statistics() -> dict[str, Any]:
+    """Returns what replaces functions of torch._C."""
+    base: dict[int, dict[str, int]] = {}
+
+    def nested(device: int) -> dict[str, Any]:
+        stats: dict[str, Any] = {}
+        for name, value in pool(device).memory_stats().items():
+            path = name.split(".")
+            if path[-1] in ("allocated", "freed") or len(path) == 1:
+                value -= base.get(device, {}).get(name, 0)
+            at = stats
+            for part in path[:-1]:
+                at = at.setdefault(part, {})
+            at[path[-1]] = value
+        return stats
+
+    def reset_accumulated(device: int) -> None:
+        totals = pool(device).memory_stats()
+        kept = ("allocated", "freed", "num_alloc_retries", "num_ooms", "num_sync_all_streams",
+                "num_device_alloc", "num_device_free")
+        base[device] = {name: value for name, value in totals.items() if name.split(".")[-1] in kept}
+
+    def snapshot(*_: Any) -> dict[str, Any]:
+        import pickle
+
+        import torch
+
+        whole: dict[str, Any] = {"segments": [], "device_traces": [], "allocator_settings": {}}
+        for device in range(torch.cuda.device_count()):
+            with tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "snapshot.pickle")
+                pool(device).snapshot(path)
+                with open(path, "rb") as file:
+                    one = pickle.load(file)
+            for segment in one["segments"]:
+                segment["device"] = device
+            whole["segments"] += one["segments"]
+            whole["device_traces"].append([event for trace in one["device_traces"] for event in trace])
+        return whole
+
+    return {
+        "_cuda_memoryStats": nested,
+        "_cuda_resetPeakMemoryStats": lambda device: pool(device).reset_peaks(),
+        "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
+        "_cuda_memorySnapshot": snapshot,
+    }
