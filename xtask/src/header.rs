@@ -7,20 +7,27 @@ use anyhow::{Context, Result};
 /// The header, relative to the root.
 pub const PATH: &str = "crates/vramp-capi/include/vramp.h";
 
-/// Writes the header anew.
+/// The copy in the Python package, which compiles against it.
+const COPY: &str = "python/vramp/include/vramp.h";
+
+/// Writes the header anew, and its copy.
 pub fn write(root: &Path) -> Result<()> {
-    let path = root.join(PATH);
-    std::fs::write(&path, generate(root)?)
-        .with_context(|| format!("cannot write {}", path.display()))?;
-    println!("wrote {}", path.display());
+    let header = generate(root)?;
+    for path in [PATH, COPY].map(|path| root.join(path)) {
+        std::fs::write(&path, &header)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        println!("wrote {}", path.display());
+    }
     Ok(())
 }
 
 /// What to do if the header is not as the sources would have it.
 pub fn difference(root: &Path) -> Result<Option<String>> {
-    let written = std::fs::read_to_string(root.join(PATH)).unwrap_or_default();
+    let header = generate(root)?;
+    let written = |path| std::fs::read_to_string(root.join(path)).unwrap_or_default();
     let message = "the header is not as the sources say: run `cargo xtask header`";
-    Ok((written != generate(root)?).then(|| message.to_owned()))
+    let differs = [PATH, COPY].into_iter().any(|path| written(path) != header);
+    Ok(differs.then(|| message.to_owned()))
 }
 
 fn generate(root: &Path) -> Result<String> {

@@ -28,6 +28,7 @@ OLDEST = (2, 9)
 """Oldest version of PyTorch whose allocator class is supported."""
 
 _SOURCES = Path(__file__).parent / "csrc"
+_HEADERS = Path(__file__).parent.parent / "include"
 
 
 class NoCompilerError(VrampError):
@@ -103,7 +104,7 @@ def command(torch: Any, to: Path, vramp_version: str) -> list[str]:
         f"-DVRAMP_TORCH={major * 100 + minor}",
         f'-DVRAMP_VERSION_STRING="{vramp_version}"',
         f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
-        f"-I{_SOURCES}",
+        f"-I{_HEADERS}",
         *("-isystem", str(root / "include"), "-isystem", str(cuda_headers())),
         *("-idirafter", str(_SOURCES / "no_crt")),
         str(_SOURCES / "allocator.cpp"),
@@ -124,7 +125,7 @@ def key(torch: Any, vramp_version: str) -> str:
     )
     for text in about:
         digest.update(text.encode() + b"\0")
-    for source in sorted(_SOURCES.rglob("*.*")):
+    for source in [*sorted(_SOURCES.rglob("*.*")), _HEADERS / "vramp.h"]:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return f"torch-{torch.__version__.split('+')[0]}-{digest.hexdigest()[:16]}"
 
