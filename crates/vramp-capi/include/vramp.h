@@ -228,6 +228,8 @@ typedef struct {
   uint64_t reserved_peak;
   // Physical memory created so far, in total.
   uint64_t reserved_total;
+  // Physical memory released so far, in total.
+  uint64_t released_total;
   // Part of `reserved` that serves only requests up to 1 MiB.
   uint64_t reserved_small;
   // Number of freed blocks that other streams may still use.
@@ -627,11 +629,20 @@ vramp_status_t vramp_torch_segment_malloc(int device,
                                           uint64_t size,
                                           void **address);
 
-// Frees a segment. With `may_be_in_use`, its memory is reused after all work that is queued now on the
-// streams of the device's allocator; otherwise no work uses it any more.
-vramp_status_t vramp_torch_segment_free(int device,
-                                        void *address,
-                                        int may_be_in_use);
+// Returns the device of a segment. VRAMP_ERROR_UNKNOWN_POINTER if none begins at the address.
+//
+// What the caller promises:
+// `device` is null or valid for writing.
+vramp_status_t vramp_torch_segment_device(void *address, int *device);
+
+// Frees a segment; `*size` is its size. With `may_be_in_use`, its memory is reused after all work that
+// is queued now on the streams of the device's allocator; otherwise no work uses it any more.
+//
+// What the caller promises:
+// `size` is null or valid for writing.
+vramp_status_t vramp_torch_segment_free(void *address,
+                                        int may_be_in_use,
+                                        uint64_t *size);
 
 // Returns what PyTorch's statistics need of a device. Opens it.
 //
@@ -665,7 +676,7 @@ vramp_status_t vramp_torch_reset_peaks(int device);
 // Releases idle memory of all open devices to the driver.
 vramp_status_t vramp_torch_trim(void);
 
-// Limits the allocator of a device to this fraction of the device's memory.
+// Limits the allocator of a device to this fraction of the device's memory, from 0 to 1.
 vramp_status_t vramp_torch_set_fraction(int device, double fraction);
 
 // Opens the allocator of a device with the options of VRAMP_CONF, if it is not open. After a failure
@@ -709,11 +720,20 @@ vramp_status_t vramp_torch_segment_malloc(int device,
                                           uint64_t size,
                                           void **address);
 
-// Frees a segment. With `may_be_in_use`, its memory is reused after all work that is queued now on the
-// streams of the device's allocator; otherwise no work uses it any more.
-vramp_status_t vramp_torch_segment_free(int device,
-                                        void *address,
-                                        int may_be_in_use);
+// Returns the device of a segment. VRAMP_ERROR_UNKNOWN_POINTER if none begins at the address.
+//
+// What the caller promises:
+// `device` is null or valid for writing.
+vramp_status_t vramp_torch_segment_device(void *address, int *device);
+
+// Frees a segment; `*size` is its size. With `may_be_in_use`, its memory is reused after all work that
+// is queued now on the streams of the device's allocator; otherwise no work uses it any more.
+//
+// What the caller promises:
+// `size` is null or valid for writing.
+vramp_status_t vramp_torch_segment_free(void *address,
+                                        int may_be_in_use,
+                                        uint64_t *size);
 
 // Returns what PyTorch's statistics need of a device. Opens it.
 //
@@ -747,7 +767,7 @@ vramp_status_t vramp_torch_reset_peaks(int device);
 // Releases idle memory of all open devices to the driver.
 vramp_status_t vramp_torch_trim(void);
 
-// Limits the allocator of a device to this fraction of the device's memory.
+// Limits the allocator of a device to this fraction of the device's memory, from 0 to 1.
 vramp_status_t vramp_torch_set_fraction(int device, double fraction);
 
 // Opens the allocator of a device with the options of VRAMP_CONF, if it is not open. After a failure

@@ -35,9 +35,9 @@ impl Allocator {
     /// `set_per_process_memory_fraction` does.
     ///
     /// # Errors
-    /// [`AllocError::Fraction`] unless it is above 0 and at most 1.
+    /// [`AllocError::Fraction`] unless it is from 0 to 1.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
-        if !(fraction > 0.0 && fraction <= 1.0) {
+        if !(0.0..=1.0).contains(&fraction) {
             return Err(AllocError::Fraction(fraction));
         }
         let memory = self.shared.driver.info().limits.memory.count();

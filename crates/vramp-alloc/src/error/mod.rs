@@ -162,8 +162,8 @@ pub enum AllocError {
         /// Offset of the first such part.
         at: Bytes,
     },
-    /// The memory fraction is not above 0 and at most 1.
-    #[error("a memory fraction of {0} is not possible: use a number above 0 and at most 1")]
+    /// The memory fraction is not from 0 to 1.
+    #[error("a memory fraction of {0} is not possible: use a number from 0 to 1")]
     Fraction(f64),
     /// No call can succeed any more.
     #[error(transparent)]

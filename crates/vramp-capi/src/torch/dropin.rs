@@ -10,11 +10,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vramp_alloc::history::{BlockState, Trace};
 use vramp_alloc::stats::StatByPool;
-use vramp_alloc::{DeviceAddr, StreamId};
+use vramp_alloc::{Allocation, Bytes, DeviceAddr, StreamId};
 
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t::{self, *};
@@ -55,6 +55,8 @@ pub struct vramp_torch_memory_t {
     pub reserved_peak: u64,
     /// Physical memory created so far, in total.
     pub reserved_total: u64,
+    /// Physical memory released so far, in total.
+    pub released_total: u64,
     /// Part of `reserved` that serves only requests up to 1 MiB.
     pub reserved_small: u64,
     /// Number of freed blocks that other streams may still use.
@@ -153,38 +155,48 @@ impl Torch {
 
     fn segment_malloc(&self, device: c_int, size: u64) -> Result<DeviceAddr> {
         let context = self.context(device)?;
-        let stream = self.segment_stream(device, context)?;
-        let addr = context.malloc(size, stream)?;
+        let allocator = context.allocator();
+        let stream = self.segments(device).stream(|| context.create_stream())?;
+        let segment = allocator.malloc(Bytes::new(size), stream)?;
         // The pool may have made this stream wait for other streams. Whoever uses the segment does not
         // wait for this stream, so the work has to be over.
-        let waited = match context.allocator().stream(stream) {
-            Some(raw) => context.allocator().driver().synchronize_stream(raw),
+        let waited = match allocator.stream(stream) {
+            Some(raw) => allocator.driver().synchronize_stream(raw),
             None => Ok(()),
         };
         if let Err(error) = waited {
-            context.free(addr.number(), stream)?;
+            allocator.free(segment, stream)?;
             return Err(error.into());
         }
-        self.segments(device).lock().sizes.insert(addr.number(), size);
+        let addr = segment.addr();
+        self.segments(device).lock().live.insert(addr.number(), segment);
         Ok(addr)
     }
 
-    /// Returns the stream of the device's segments. No work is queued on it.
-    fn segment_stream(&self, device: c_int, context: &Arc<Context>) -> Result<StreamId> {
-        self.segments(device).stream(|| context.create_stream())
+    /// Frees a segment of any device and returns its size.
+    fn segment_free(&self, addr: u64, may_be_in_use: bool) -> Result<u64> {
+        check_fork()?;
+        for (device, context) in self.opened_by_device() {
+            let removed = self.segments(device).lock().live.remove(&addr);
+            let Some(segment) = removed else { continue };
+            let allocator = context.allocator();
+            let (size, stream) = (segment.requested().count(), segment.stream());
+            if may_be_in_use {
+                for user in context.adopted_streams() {
+                    allocator.record_use(&segment, user)?;
+                }
+            }
+            allocator.free(segment, stream)?;
+            return Ok(size);
+        }
+        let text = format!("no segment of any device begins at {addr:#x}");
+        Err(Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text))
     }
 
-    fn segment_free(&self, addr: u64, device: c_int, may_be_in_use: bool) -> Result<()> {
-        let context = self.context(device)?;
-        if may_be_in_use {
-            for stream in context.adopted_streams() {
-                context.record_use(addr, stream)?;
-            }
-        }
-        let stream = self.segment_stream(device, context)?;
-        context.free(addr, stream)?;
-        self.segments(device).lock().sizes.remove(&addr);
-        Ok(())
+    /// Returns the device of a segment.
+    fn segment_device(&self, addr: u64) -> Option<c_int> {
+        let mut opened = self.opened_by_device().map(|(device, _)| device);
+        opened.find(|&device| self.segments(device).lock().live.contains_key(&addr))
     }
 
     /// Returns statistics of a device. Two driver calls at most; O(n) in the parts of the pool.
@@ -199,6 +211,7 @@ impl Torch {
             reserved: stats.reserved_bytes.all.current,
             reserved_peak: stats.reserved_bytes.all.peak,
             reserved_total: stats.reserved_bytes.all.allocated,
+            released_total: stats.reserved_bytes.all.freed,
             reserved_small: stats.reserved_bytes.small_pool.current,
             waiting: without(current(stats.active), current(stats.allocation)),
             waiting_bytes: without(current(stats.active_bytes), current(stats.allocated_bytes)),
@@ -215,7 +228,8 @@ impl Torch {
     fn parts(&self, device: c_int) -> Result<Vec<vramp_torch_part_t>> {
         let context = self.context(device)?;
         let trace = context.allocator().snapshot(None);
-        Ok(parts_of(context, &trace, |addr| self.segments(device).lock().sizes.contains_key(&addr)))
+        let segments = self.segments(device).lock();
+        Ok(parts_of(context, &trace, |addr| segments.live.contains_key(&addr)))
     }
 }
 
@@ -258,13 +272,13 @@ pub(super) struct Segments(Mutex<SegmentTable>);
 #[derive(Debug)]
 struct SegmentTable {
     stream: Option<StreamId>,
-    /// Sizes by address.
-    sizes: BTreeMap<u64, u64>,
+    /// By address.
+    live: BTreeMap<u64, Allocation>,
 }
 
 impl Segments {
     pub(super) const fn new() -> Segments {
-        Segments(Mutex::new(SegmentTable { stream: None, sizes: BTreeMap::new() }))
+        Segments(Mutex::new(SegmentTable { stream: None, live: BTreeMap::new() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, SegmentTable> {
@@ -369,15 +383,43 @@ pub unsafe extern "C" fn vramp_torch_segment_malloc(
     })
 }
 
-/// Frees a segment. With `may_be_in_use`, its memory is reused after all work that is queued now on the
-/// streams of the device's allocator; otherwise no work uses it any more.
+/// Returns the device of a segment. VRAMP_ERROR_UNKNOWN_POINTER if none begins at the address.
+///
+/// # Safety
+/// `device` is null or valid for writing.
 #[unsafe(no_mangle)]
-pub extern "C" fn vramp_torch_segment_free(
-    device: c_int,
+pub unsafe extern "C" fn vramp_torch_segment_device(
+    address: *mut c_void,
+    device: *mut c_int,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(device, "device")?;
+        check_fork()?;
+        let text = format!("no segment of any device begins at {address:p}");
+        let unknown = || Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text);
+        let found = TORCH.segment_device(address as u64).ok_or_else(unknown)?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(device, found, "device") }
+    })
+}
+
+/// Frees a segment; `*size` is its size. With `may_be_in_use`, its memory is reused after all work that
+/// is queued now on the streams of the device's allocator; otherwise no work uses it any more.
+///
+/// # Safety
+/// `size` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_torch_segment_free(
     address: *mut c_void,
     may_be_in_use: c_int,
+    size: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| TORCH.segment_free(address as u64, device, may_be_in_use != 0))
+    status_of(|| {
+        pointers::check(size, "size")?;
+        let freed = TORCH.segment_free(address as u64, may_be_in_use != 0)?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(size, freed, "size") }
+    })
 }
 
 /// Returns what PyTorch's statistics need of a device. Opens it.
@@ -471,7 +513,7 @@ pub extern "C" fn vramp_torch_trim() -> vramp_status_t {
     })
 }
 
-/// Limits the allocator of a device to this fraction of the device's memory.
+/// Limits the allocator of a device to this fraction of the device's memory, from 0 to 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_set_fraction(device: c_int, fraction: f64) -> vramp_status_t {
     status_of(|| TORCH.set_fraction(fraction, device))

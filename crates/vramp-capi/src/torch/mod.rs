@@ -197,12 +197,13 @@ impl Torch {
         context.record_use(addr, stream)
     }
 
+    /// With a fraction of 0 all requests fail that need new memory of the device.
     fn set_fraction(&self, fraction: f64, device: c_int) -> Result<()> {
         if let Some(opened) = self.slot(device)?.get() {
             return opened.set_fraction(fraction);
         }
-        if !(fraction > 0.0 && fraction <= 1.0) {
-            let text = format!("{fraction} is not a valid fraction: use a number above 0, up to 1");
+        if !(0.0..=1.0).contains(&fraction) {
+            let text = format!("{fraction} is not a valid fraction: use a number from 0 to 1");
             return Err(Failure::new(VRAMP_ERROR_RANGE, text));
         }
         let mut fractions = self.fractions.lock().unwrap_or_else(PoisonError::into_inner);

@@ -103,7 +103,7 @@ fn out_of_memory_begins_as_pytorchs_own() {
 #[test]
 fn a_fraction_holds_and_may_change() {
     let torch = torch("");
-    for wrong in [0.0, -0.5, 1.5, f64::NAN, f64::INFINITY] {
+    for wrong in [-0.5, 1.5, f64::NAN, f64::INFINITY] {
         assert_eq!(status(torch.set_fraction(wrong, 0)), VRAMP_ERROR_RANGE);
     }
     torch.set_fraction(0.25, 0).unwrap();

@@ -21,6 +21,7 @@
 #include <thread>
 
 #include <c10/util/ScopeExit.h>
+#include <c10/util/env.h>
 #include <cuda_runtime_api.h>
 
 #include "history.h"
@@ -57,8 +58,8 @@ struct Device {
   std::mutex mutex;
   Statistics statistics;
   History history;
-  // Number of segments of vramp that PyTorch's allocator has, and their bytes.
-  std::atomic<size_t> segment_bytes{0};
+  // What PyTorch's allocator has of vramp.
+  SegmentTotals segments;
 
   std::mutex pools_mutex;
   std::vector<OpenPool> open_pools;
@@ -80,6 +81,10 @@ class Allocator : public CUDAAllocator {
       devices_[index].index = static_cast<DeviceIndex>(index);
       fractions_[index].store(1.0);
     }
+    // PyTorch's allocator reads the same variable.
+    caching_allowed_ = !c10::utils::has_env("PYTORCH_NO_CUDA_MEMORY_CACHING") ||
+        c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") != true;
+    enabled_.store(caching_allowed_);
   }
 
   void use_segments(PoolAllocator segments) {
@@ -189,9 +194,8 @@ class Allocator : public CUDAAllocator {
     int64_t used;
     {
       std::lock_guard<std::mutex> lock(state.mutex);
-      used = state.statistics.own_bytes();
+      used = state.statistics.own_bytes() + state.segments.current;
     }
-    used += static_cast<int64_t>(state.segment_bytes.load());
     int64_t idle = std::max<int64_t>(static_cast<int64_t>(memory.reserved) - used, 0);
     uint64_t room = memory.limit > memory.reserved ? memory.limit - memory.reserved : 0;
     size_t possible = static_cast<size_t>(idle) + std::min(room, memory.device_free);
@@ -231,11 +235,11 @@ class Allocator : public CUDAAllocator {
 
   void enable(bool value) override {
     native_->enable(value);
-    enabled_.store(value);
+    enabled_.store(value && caching_allowed_);
   }
 
   bool isEnabled() const override {
-    return enabled_.load();
+    return native_->isEnabled();
   }
 
   // PyTorch's programs compare the name with those of its own two allocators.
@@ -361,7 +365,7 @@ class Allocator : public CUDAAllocator {
     vramp_torch_memory_t memory = memory_of(device);
     follow_native(state);
     std::lock_guard<std::mutex> lock(state.mutex);
-    return state.statistics.read(memory, state.segment_bytes.load());
+    return state.statistics.read(memory, state.segments);
   }
 
   void resetAccumulatedStats(DeviceIndex device) override {
@@ -370,7 +374,7 @@ class Allocator : public CUDAAllocator {
     vramp_torch_memory_t memory = memory_of(device);
     follow_native(at(device));
     std::lock_guard<std::mutex> lock(at(device).mutex);
-    at(device).statistics.reset_accumulated(memory);
+    at(device).statistics.reset_accumulated(memory, at(device).segments);
   }
 
   void resetPeakStats(DeviceIndex device) override {
@@ -588,19 +592,19 @@ class Allocator : public CUDAAllocator {
       segment_failure = vramp_.last_error();
       return nullptr;
     }
-    at(device).segment_bytes.fetch_add(size);
+    std::lock_guard<std::mutex> lock(at(device).mutex);
+    at(device).segments.add(size);
     return address;
   }
 
   void segment_delete(void* address) {
-    vramp_torch_block_t found{};
-    if (vramp_.block_find(address, &found) != VRAMP_OK) {
+    int device = 0;
+    if (vramp_.segment_device(address, &device) != VRAMP_OK) {
       return;
     }
-    auto device = static_cast<DeviceIndex>(found.device);
     // PyTorch frees segments with cudaFree, which waits for the device. While another thread captures a
     // graph the wait is refused, and vramp keeps the memory until the work queued now is over.
-    c10::cuda::CUDAGuard guard(device);
+    c10::cuda::CUDAGuard guard(static_cast<DeviceIndex>(device));
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     bool relaxed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
     bool waited = cudaDeviceSynchronize() == cudaSuccess;
@@ -610,9 +614,12 @@ class Allocator : public CUDAAllocator {
     if (relaxed) {
       (void)cudaThreadExchangeStreamCaptureMode(&mode);
     }
-    vramp_status_t status = vramp_.segment_free(device, address, waited ? 0 : 1);
+    uint64_t size = 0;
+    vramp_status_t status = vramp_.segment_free(address, waited ? 0 : 1, &size);
     if (status == VRAMP_OK) {
-      at(device).segment_bytes.fetch_sub(found.requested);
+      Device& state = at(static_cast<DeviceIndex>(device));
+      std::lock_guard<std::mutex> lock(state.mutex);
+      state.segments.remove(size);
     } else if (status != VRAMP_ERROR_FORKED) {
       fail("cannot free a segment");
     }
@@ -734,10 +741,10 @@ class Allocator : public CUDAAllocator {
       return address;
     }
     if (device.has_pools.load(std::memory_order_relaxed)) {
-      size_t before = device.segment_bytes.load();
+      int64_t before = segment_bytes(device);
       native_->emptyCache({0, 0});
       follow_native(device);
-      if (device.segment_bytes.load() < before && again()) {
+      if (segment_bytes(device) < before && again()) {
         return nullptr;
       }
     }
@@ -757,7 +764,7 @@ class Allocator : public CUDAAllocator {
       device.statistics.count_oom();
       allocated = device.statistics.allocated_bytes();
       reserved = static_cast<int64_t>(memory.reserved) + device.statistics.native_reserved() -
-          static_cast<int64_t>(device.segment_bytes.load());
+          device.segments.current;
       record(device, *settings,
              entry(TraceEntry::OOM, device.index, memory.device_free, size, stream, stack));
     }
@@ -860,6 +867,11 @@ class Allocator : public CUDAAllocator {
     }
   }
 
+  static int64_t segment_bytes(Device& device) {
+    std::lock_guard<std::mutex> lock(device.mutex);
+    return device.segments.current;
+  }
+
   // Takes over the statistics of PyTorch's own allocator.
   void follow_native(Device& device) {
     DeviceStats native = native_->getDeviceStats(device.index);
@@ -932,8 +944,11 @@ class Allocator : public CUDAAllocator {
     );
   }
 
-  // The device's lock is held.
+  // The device's lock is held. Events have stacks if PyTorch asked for those of all allocations.
   void record(Device& device, const HistorySettings& settings, TraceEntry entry) {
+    if (settings.when < RecordContext::ALLOC) {
+      entry.context_ = nullptr;
+    }
     if (auto trackers = std::atomic_load(&trackers_)) {
       for (const auto& tracker : *trackers) {
         tracker(entry);
@@ -1011,9 +1026,10 @@ class Allocator : public CUDAAllocator {
 
   void record_growth(Device& device, bool grown, size_t size) {
     auto settings = history_settings();
+    auto stack = gather(*settings, grown ? RecordContext::STATE : RecordContext::ALL);
     auto action = grown ? TraceEntry::SEGMENT_MAP : TraceEntry::SEGMENT_UNMAP;
     // One allocation may create memory at several addresses: the event has the amount.
-    TraceEntry event = entry(action, device.index, 0, size, nullptr, nullptr);
+    TraceEntry event = entry(action, device.index, 0, size, nullptr, std::move(stack));
     std::lock_guard<std::mutex> lock(device.mutex);
     record(device, *settings, std::move(event));
   }
@@ -1124,6 +1140,7 @@ class Allocator : public CUDAAllocator {
   std::array<std::atomic<double>, kDevices> fractions_;
   int count_ = 0;
   std::atomic<bool> enabled_{true};
+  bool caching_allowed_ = true;
   PoolAllocator segments_{};
 
   std::mutex observers_mutex_;

@@ -26,6 +26,7 @@ struct Library {
   decltype(&::vramp_torch_block_record) block_record;
   decltype(&::vramp_torch_segment_malloc) segment_malloc;
   decltype(&::vramp_torch_segment_free) segment_free;
+  decltype(&::vramp_torch_segment_device) segment_device;
   decltype(&::vramp_torch_memory) memory;
   decltype(&::vramp_torch_reserved) reserved;
   decltype(&::vramp_torch_containing) containing;
@@ -52,6 +53,7 @@ struct Library {
     find(handle, "vramp_torch_block_record", block_record);
     find(handle, "vramp_torch_segment_malloc", segment_malloc);
     find(handle, "vramp_torch_segment_free", segment_free);
+    find(handle, "vramp_torch_segment_device", segment_device);
     find(handle, "vramp_torch_memory", memory);
     find(handle, "vramp_torch_reserved", reserved);
     find(handle, "vramp_torch_containing", containing);

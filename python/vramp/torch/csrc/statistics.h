@@ -13,6 +13,23 @@ namespace vramp {
 // Largest request of the small pool.
 constexpr size_t kSmallMax = 1048576;
 
+// The segments of vramp that PyTorch's own allocator has, in bytes.
+struct SegmentTotals {
+  int64_t current = 0;
+  int64_t added = 0;
+  int64_t removed = 0;
+
+  void add(uint64_t size) {
+    current += static_cast<int64_t>(size);
+    added += static_cast<int64_t>(size);
+  }
+
+  void remove(uint64_t size) {
+    current -= static_cast<int64_t>(size);
+    removed += static_cast<int64_t>(size);
+  }
+};
+
 // Not thread-safe: the device's lock is held.
 //
 // `current` and `peak` are of both allocators together, so that a peak is one of the sum; `allocated`
@@ -65,9 +82,8 @@ class Statistics {
     ++ooms_;
   }
 
-  // Returns all statistics. `memory` is vramp's, of which `segments` bytes are segments of PyTorch's own
-  // allocator.
-  DeviceStats read(const vramp_torch_memory_t& memory, size_t segments) {
+  // Returns all statistics. `memory` is vramp's, of which PyTorch's own allocator has `segments`.
+  DeviceStats read(const vramp_torch_memory_t& memory, const SegmentTotals& segments) {
     DeviceStats all = native_;
     for (size_t type = 0; type < allocation_.size(); ++type) {
       auto merge = [&](Stat& into, const Stat& own) {
@@ -76,27 +92,17 @@ class Statistics {
         into.allocated += own.allocated;
         into.freed += own.freed;
       };
-      Stat native_active = all.active[type];
-      Stat native_active_bytes = all.active_bytes[type];
       merge(all.allocation[type], allocation_[type]);
       merge(all.allocated_bytes[type], allocated_bytes_[type]);
       merge(all.requested_bytes[type], requested_bytes_[type]);
-      auto waiting = [&](const uint64_t (&pair)[2]) -> int64_t {
-        switch (static_cast<StatType>(type)) {
-          case StatType::SMALL_POOL:
-            return static_cast<int64_t>(pair[0]);
-          case StatType::LARGE_POOL:
-            return static_cast<int64_t>(pair[1]);
-          default:
-            return static_cast<int64_t>(pair[0] + pair[1]);
-        }
-      };
+      auto part = static_cast<StatType>(type);
       active(all.active[type], active_peak_[type], allocation_[type], native_.allocation[type],
-             native_active, waiting(memory.waiting));
+             waiting(memory.waiting, part), waiting(base_.waiting, part));
       active(all.active_bytes[type], active_bytes_peak_[type], allocated_bytes_[type],
-             native_.allocated_bytes[type], native_active_bytes, waiting(memory.waiting_bytes));
+             native_.allocated_bytes[type], waiting(memory.waiting_bytes, part),
+             waiting(base_.waiting_bytes, part));
     }
-    reserved(all, memory, static_cast<int64_t>(segments));
+    reserved(all, memory, segments);
     all.num_alloc_retries += static_cast<int64_t>(memory.retries - base_.retries);
     all.num_ooms = ooms_;
     all.num_device_alloc += static_cast<int64_t>(memory.created - base_.created);
@@ -104,7 +110,7 @@ class Statistics {
     return all;
   }
 
-  void reset_accumulated(const vramp_torch_memory_t& memory) {
+  void reset_accumulated(const vramp_torch_memory_t& memory, const SegmentTotals& segments) {
     for (size_t type = 0; type < allocation_.size(); ++type) {
       allocation_[type].reset_accumulated();
       allocated_bytes_[type].reset_accumulated();
@@ -112,6 +118,7 @@ class Statistics {
     }
     ooms_ = 0;
     base_ = memory;
+    base_segments_ = segments;
   }
 
   void reset_peaks() {
@@ -137,40 +144,51 @@ class Statistics {
     stat.peak = std::max(stat.peak, stat.current);
   }
 
-  // Live blocks, and freed ones that other streams may still use.
-  static void active(Stat& into, int64_t& seen_peak, const Stat& live, const Stat& native_live,
-                     const Stat& native_active, int64_t waiting) {
-    int64_t own = live.current - native_live.current + waiting;
-    into.current = own + native_active.current;
-    seen_peak = std::max({seen_peak, live.peak, into.current});
-    into.peak = seen_peak;
-    into.allocated = native_active.allocated + live.allocated;
-    into.freed = native_active.freed + live.allocated - own;
+  static int64_t waiting(const uint64_t (&pair)[2], StatType type) {
+    switch (type) {
+      case StatType::SMALL_POOL:
+        return static_cast<int64_t>(pair[0]);
+      case StatType::LARGE_POOL:
+        return static_cast<int64_t>(pair[1]);
+      default:
+        return static_cast<int64_t>(pair[0] + pair[1]);
+    }
   }
 
-  void reserved(DeviceStats& all, const vramp_torch_memory_t& memory, int64_t segments) {
+  // Completes PyTorch's own active blocks in `into` by vramp's: live ones, and freed ones that other
+  // streams may still use.
+  static void active(Stat& into, int64_t& seen_peak, const Stat& live, const Stat& native_live,
+                     int64_t waiting, int64_t waiting_at_reset) {
+    into.current += live.current - native_live.current + waiting;
+    seen_peak = std::max({seen_peak, live.peak, into.current});
+    into.peak = seen_peak;
+    into.allocated += live.allocated;
+    into.freed += live.freed + waiting_at_reset - waiting;
+  }
+
+  void reserved(DeviceStats& all, const vramp_torch_memory_t& memory,
+                const SegmentTotals& segments) {
     auto of = [&](StatType type) -> Stat& {
       return all.reserved_bytes[static_cast<size_t>(type)];
     };
+    Stat& sum = of(StatType::AGGREGATE);
     // Memory of PyTorch's own allocator that is not vramp's: of pools with an allocator of their own.
-    int64_t foreign = of(StatType::AGGREGATE).current - segments;
+    int64_t foreign = sum.current - segments.current;
     int64_t total = static_cast<int64_t>(memory.reserved) + foreign;
-    int64_t small =
-        static_cast<int64_t>(memory.reserved_small) + of(StatType::SMALL_POOL).current;
+    int64_t small = static_cast<int64_t>(memory.reserved_small) + of(StatType::SMALL_POOL).current;
     auto set = [&](StatType type, int64_t current, int64_t at_least) {
       int64_t& peak = reserved_peak_[static_cast<size_t>(type)];
       peak = std::max({peak, current, at_least});
       of(type).current = current;
       of(type).peak = peak;
     };
-    Stat& sum = of(StatType::AGGREGATE);
-    int64_t foreign_in = sum.allocated - segments;
     set(StatType::SMALL_POOL, small, 0);
     set(StatType::LARGE_POOL, total - small, 0);
     set(StatType::AGGREGATE, total, static_cast<int64_t>(memory.reserved_peak) + foreign);
-    sum.allocated = static_cast<int64_t>(memory.reserved_total - base_.reserved_total) +
-        std::max<int64_t>(foreign_in, 0);
-    sum.freed = sum.allocated - total;
+    sum.allocated += static_cast<int64_t>(memory.reserved_total - base_.reserved_total) -
+        (segments.added - base_segments_.added);
+    sum.freed += static_cast<int64_t>(memory.released_total - base_.released_total) -
+        (segments.removed - base_segments_.removed);
   }
 
   StatArray allocation_;
@@ -181,7 +199,9 @@ class Statistics {
   std::array<int64_t, static_cast<size_t>(StatType::NUM_TYPES)> reserved_peak_{};
   int64_t ooms_ = 0;
   DeviceStats native_;
+  // Totals at the last reset.
   vramp_torch_memory_t base_{};
+  SegmentTotals base_segments_;
 };
 
 } // namespace vramp
