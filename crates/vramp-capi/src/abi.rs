@@ -53,6 +53,8 @@ pub enum vramp_status_t {
     VRAMP_ERROR_UNSUPPORTED = 22,
     /// The process was forked from one that opened an allocator.
     VRAMP_ERROR_FORKED = 23,
+    /// The program was compiled with a header that the library does not serve.
+    VRAMP_ERROR_VERSION = 24,
 }
 
 /// Handle of an allocator. An id that is looked up: any value may be passed. Zero is none.
@@ -178,16 +180,24 @@ pub struct vramp_stats_t {
     pub card_total: u64,
     /// Number of callbacks that panicked. Zero for callbacks in C.
     pub callback_panics: u64,
+    /// Bytes of the chunks released to the device.
+    pub released: u64,
+    /// Most bytes that may be reserved; zero if the memory of the device is the limit.
+    pub limit: u64,
+    /// Number of entries that requests looked at beside index searches: how the cost of requests
+    /// grows with the pool.
+    pub looked_at: u64,
 }
 
 /// Kind of an event.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum vramp_event_kind_t {
-    /// A block was allocated: `address`, `size`, `requested`. Any thread may free it already.
+    /// A block was allocated: `address`, `size`, `requested`, `stream`. Any thread may free it
+    /// already.
     VRAMP_EVENT_ALLOCATED = 0,
-    /// A block is freed: `address`, `size`, `requested`. Its memory is not allocated again before
-    /// all observers have returned.
+    /// A block is freed: `address`, `size`, `requested`, `stream`. Its memory is not allocated again
+    /// before all observers have returned.
     VRAMP_EVENT_FREED = 1,
     /// Physical memory was allocated from the device: `size`.
     VRAMP_EVENT_GROWN = 2,
@@ -201,7 +211,7 @@ pub enum vramp_event_kind_t {
     VRAMP_EVENT_OUT_OF_MEMORY = 6,
 }
 
-/// An event. Fields that its kind does not list are zero.
+/// An event. Fields that its kind does not list are zero. Later versions add fields at the end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct vramp_event_t {
@@ -213,6 +223,8 @@ pub struct vramp_event_t {
     pub size: u64,
     /// Requested bytes.
     pub requested: u64,
+    /// Stream that the block is allocated for, or freed on.
+    pub stream: vramp_stream_t,
 }
 
 /// Called for every event, on the thread that caused it. No lock is held, so it may call vramp:
@@ -220,3 +232,68 @@ pub struct vramp_event_t {
 /// returns VRAMP_ERROR_BUSY in it. It must not unwind: no C++ exception may leave it.
 pub type vramp_observer_t =
     Option<unsafe extern "C" fn(event: *const vramp_event_t, user: *mut std::ffi::c_void)>;
+
+/// Why a request finds no memory, in bytes. Later versions add fields at the end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct vramp_shortage_t {
+    /// Requested bytes.
+    pub requested: u64,
+    /// Physical memory that the allocator has reserved.
+    pub reserved: u64,
+    /// Bytes of live blocks, rounding included.
+    pub used: u64,
+    /// Free memory of the allocator, whether this request can use it or not.
+    pub free: u64,
+    /// Largest block that remapping all free memory could make.
+    pub largest: u64,
+    /// Freed memory that work of other streams still uses.
+    pub waiting: u64,
+    /// Limit that the request would exceed; zero if it exceeds none.
+    pub limit: u64,
+    /// Stream of the request; zero for memory behind addresses that exist already.
+    pub stream: vramp_stream_t,
+}
+
+/// Called before a request fails for want of memory, on the thread of the request. No lock is held.
+/// It may free blocks and call vramp. It returns nonzero if it freed something: then the request is
+/// tried again. Requests made in it call no handler and do not wait. vramp_close of the allocator
+/// returns VRAMP_ERROR_BUSY in it. It must not unwind: no C++ exception may leave it.
+pub type vramp_shortage_handler_t = Option<
+    unsafe extern "C" fn(
+        shortage: *const vramp_shortage_t,
+        user: *mut std::ffi::c_void,
+    ) -> std::ffi::c_int,
+>;
+
+/// Called for each statistic of vramp_memory_stats. `name` is valid until it returns. It must not
+/// unwind: no C++ exception may leave it.
+pub type vramp_stat_visitor_t = Option<
+    unsafe extern "C" fn(name: *const std::ffi::c_char, value: u64, user: *mut std::ffi::c_void),
+>;
+
+/// The device of an allocator. Later versions add fields at the end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct vramp_device_t {
+    /// Set by the caller to `sizeof(vramp_device_t)`, as in vramp_stats_t.
+    pub struct_size: u64,
+    /// Total memory in bytes.
+    pub memory: u64,
+    /// Granularity of physical memory in bytes.
+    pub granularity: u64,
+    /// Number of the device as CUDA counts it in this process; -1 for a simulated device.
+    pub ordinal: i32,
+    /// 1 if the device is simulated: its addresses must not be dereferenced and nothing can run on
+    /// it. Otherwise 0.
+    pub simulated: i32,
+    /// Name of the card, such as "NVIDIA H200". This text and the following ones end with a zero,
+    /// are cut to their arrays, and are empty where the device has none.
+    pub name: [std::ffi::c_char; 96],
+    /// Name that vramp_open accepts, such as "cuda:0" or "sim:h200".
+    pub id: [std::ffi::c_char; 96],
+    /// UUID of the card, such as "GPU-8932f937-...".
+    pub uuid: [std::ffi::c_char; 48],
+    /// PCI address of the card, such as "0000:3b:00.0".
+    pub pci: [std::ffi::c_char; 16],
+}

@@ -137,6 +137,11 @@ impl Context {
         self.device.card.is_some()
     }
 
+    /// Returns the device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Returns the size of the device's memory.
     pub fn memory(&self) -> Bytes {
         self.device.driver.info().limits.memory
@@ -156,7 +161,13 @@ impl Context {
 
     /// Returns the handle of a stream.
     pub fn handle_of(&self, stream: StreamId) -> vramp_stream_t {
-        vramp_stream_t { id: u64::from(self.tag) << 32 | (stream.index() as u64 + 1) }
+        handle(self.tag, stream)
+    }
+
+    /// Returns what [`Context::handle_of`] does, for callbacks, which may not keep the allocator.
+    pub fn namer(&self) -> impl Fn(StreamId) -> vramp_stream_t + Send + Sync + use<> {
+        let tag = self.tag;
+        move |stream| handle(tag, stream)
     }
 
     /// Returns the stream of a handle. It may be forgotten, which the allocator finds.
@@ -168,6 +179,23 @@ impl Context {
             return Err(foreign_stream(handle));
         }
         Ok(stream)
+    }
+
+    /// Returns the driver's handle of a stream: for an adopted stream the value that was adopted.
+    pub fn raw_stream(&self, stream: StreamId) -> Result<*mut c_void> {
+        let adopted = self.adopted.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&raw) = adopted.raws.get(&stream) {
+            return Ok(raw as *mut c_void);
+        }
+        let created = self.allocator.stream(stream).ok_or_else(unknown_stream)?;
+        match &self.device.card {
+            Some(card) => card.raw_stream(created).ok_or_else(unknown_stream),
+            None => {
+                let text = "a stream that vramp created on a simulated device has no CUstream: \
+                            adopt a value of your own, or ask vramp_device before";
+                Err(Failure::new(VRAMP_ERROR_UNSUPPORTED, text))
+            }
+        }
     }
 
     /// Creates a stream on the device.
@@ -398,8 +426,9 @@ impl Context {
         Ok(self.allocator.trim(Bytes::new(to))?)
     }
 
+    /// Returns the error for an address at which no block begins.
     #[cold]
-    fn unknown_pointer(&self, addr: u64) -> Failure {
+    pub fn unknown_pointer(&self, addr: u64) -> Failure {
         // A program may free wrong addresses all the time, with many blocks live.
         let text = match self.blocks.containing(addr, 1 << 14) {
             Some((start, len)) => format!(
@@ -512,6 +541,9 @@ impl Context {
             card_free: card.free.count(),
             card_total: card.total.count(),
             callback_panics: stats.callback_panics,
+            released: stats.released.count(),
+            limit: self.allocator.limit().map_or(0, Bytes::count),
+            looked_at: stats.looked_at,
         })
     }
 
@@ -533,6 +565,10 @@ impl Context {
         };
         Err(CloseRefused { context, failure })
     }
+}
+
+fn handle(tag: u32, stream: StreamId) -> vramp_stream_t {
+    vramp_stream_t { id: u64::from(tag) << 32 | (stream.index() as u64 + 1) }
 }
 
 #[cold]

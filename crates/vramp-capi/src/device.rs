@@ -15,6 +15,8 @@ pub(crate) struct Device {
     pub driver: Arc<dyn Driver>,
     /// The CUDA driver. `None` on the simulator.
     pub card: Option<Arc<CudaDriver>>,
+    /// Number of the card in this process. `None` on the simulator.
+    pub ordinal: Option<u32>,
 }
 
 impl Device {
@@ -27,13 +29,13 @@ impl Device {
         };
         match (name, ordinal) {
             ("auto", _) => match CudaDriver::open(0) {
-                Ok(card) => Ok(Device::on(card)),
+                Ok(card) => Ok(Device::on(card, 0)),
                 Err(_) => Device::named("sim"),
             },
             (_, Some(ordinal)) => {
                 let card =
                     CudaDriver::open(ordinal).map_err(vramp_alloc::device::OpenError::from)?;
-                Ok(Device::on(card))
+                Ok(Device::on(card, ordinal))
             }
             _ => Device::named(name),
         }
@@ -41,12 +43,13 @@ impl Device {
 
     /// Returns a device that is open. It adopts no streams of a caller: each becomes one of its own.
     pub fn of(driver: Arc<dyn Driver>) -> Device {
-        Device { driver, card: None }
+        Device { driver, card: None, ordinal: None }
     }
 
-    fn on(card: CudaDriver) -> Device {
+    fn on(card: CudaDriver, ordinal: u32) -> Device {
         let card = Arc::new(card);
-        Device { driver: Arc::clone(&card) as Arc<dyn Driver>, card: Some(card) }
+        let driver = Arc::clone(&card) as Arc<dyn Driver>;
+        Device { driver, card: Some(card), ordinal: Some(ordinal) }
     }
 
     fn named(name: &str) -> Result<Device, DeviceError> {

@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
 use vramp_alloc::observe::Event;
+use vramp_alloc::{Bytes, DeviceAddr, StreamId};
 
 use crate::abi::vramp_event_kind_t::*;
 use crate::abi::vramp_status_t::{self, *};
@@ -52,6 +53,7 @@ pub extern "C" fn vramp_status_name(status: c_int) -> *const c_char {
         21 => c"VRAMP_ERROR_CAPTURE",
         22 => c"VRAMP_ERROR_UNSUPPORTED",
         23 => c"VRAMP_ERROR_FORKED",
+        24 => c"VRAMP_ERROR_VERSION",
         _ => c"unknown",
     };
     name.as_ptr()
@@ -310,17 +312,17 @@ pub unsafe extern "C" fn vramp_snapshot(
     })
 }
 
-/// The `user` pointer of an observer.
-struct User(*mut c_void);
+/// The `user` pointer of an observer or a shortage handler.
+pub(crate) struct User(pub(crate) *mut c_void);
 
-// SAFETY: vramp never dereferences it, and by the contract of `vramp_observe` the observer may be
-// called with it from any thread.
+// SAFETY: vramp never dereferences it, and by the contracts of `vramp_observe` and
+// `vramp_on_shortage` the callback may be called with it from any thread.
 unsafe impl Send for User {}
 // SAFETY: as above.
 unsafe impl Sync for User {}
 
 impl User {
-    fn get(&self) -> *mut c_void {
+    pub(crate) fn get(&self) -> *mut c_void {
         self.0
     }
 }
@@ -347,8 +349,9 @@ pub unsafe extern "C" fn vramp_observe(
         };
         let user = User(user);
         let number = handles::with(allocator, |context| {
+            let name = context.namer();
             Ok(context.observe(move |event| {
-                let Some(event) = event_of(event) else { return };
+                let Some(event) = event_of(event, &name) else { return };
                 // SAFETY: allowed by this function's contract.
                 unsafe { observer(&event, user.get()) };
             }))
@@ -358,8 +361,8 @@ pub unsafe extern "C" fn vramp_observe(
     })
 }
 
-/// Removes an observer. When it returns, no call of the observer is in progress or begins, and
-/// `user` may be freed. So the caller must hold no lock that the observer takes. Inside a callback
+/// Removes an observer or a shortage handler. When it returns, no call of it is in progress or
+/// begins, and `user` may be freed. So the caller must hold no lock that it takes. Inside a callback
 /// it does not wait for calls in progress on other threads. An unknown number, or one that was
 /// removed before, is an error.
 #[unsafe(no_mangle)]
@@ -374,22 +377,38 @@ pub extern "C" fn vramp_unobserve(
     })
 }
 
-fn event_of(event: &Event<'_>) -> Option<vramp_event_t> {
-    let (kind, address, size, requested) = match *event {
-        Event::Allocated { addr, len, requested, .. } => {
-            (VRAMP_EVENT_ALLOCATED, addr.number(), len.count(), requested.count())
+fn event_of(
+    event: &Event<'_>,
+    name: &impl Fn(StreamId) -> vramp_stream_t,
+) -> Option<vramp_event_t> {
+    let of_block = |kind, addr: DeviceAddr, size: Bytes, requested: Bytes, stream| vramp_event_t {
+        kind,
+        address: addr.number(),
+        size: size.count(),
+        requested: requested.count(),
+        stream: name(stream),
+    };
+    let of_amount = |kind, size, requested| vramp_event_t {
+        kind,
+        address: 0,
+        size,
+        requested,
+        stream: vramp_stream_t::default(),
+    };
+    Some(match *event {
+        Event::Allocated { addr, len, requested, stream } => {
+            of_block(VRAMP_EVENT_ALLOCATED, addr, len, requested, stream)
         }
-        Event::Freed { addr, len, requested, .. } => {
-            (VRAMP_EVENT_FREED, addr.number(), len.count(), requested.count())
+        Event::Freed { addr, len, requested, stream } => {
+            of_block(VRAMP_EVENT_FREED, addr, len, requested, stream)
         }
-        Event::Grown { bytes } => (VRAMP_EVENT_GROWN, 0, bytes.count(), 0),
-        Event::Shrunk { bytes } => (VRAMP_EVENT_SHRUNK, 0, bytes.count(), 0),
-        Event::Remapped { bytes, .. } => (VRAMP_EVENT_REMAPPED, 0, bytes.count(), 0),
-        Event::Short(shortage) => (VRAMP_EVENT_SHORT, 0, 0, shortage.requested.count()),
+        Event::Grown { bytes } => of_amount(VRAMP_EVENT_GROWN, bytes.count(), 0),
+        Event::Shrunk { bytes } => of_amount(VRAMP_EVENT_SHRUNK, bytes.count(), 0),
+        Event::Remapped { bytes, .. } => of_amount(VRAMP_EVENT_REMAPPED, bytes.count(), 0),
+        Event::Short(shortage) => of_amount(VRAMP_EVENT_SHORT, 0, shortage.requested.count()),
         Event::OutOfMemory(report) => {
-            (VRAMP_EVENT_OUT_OF_MEMORY, 0, 0, report.shortage.requested.count())
+            of_amount(VRAMP_EVENT_OUT_OF_MEMORY, 0, report.shortage.requested.count())
         }
         _ => return None,
-    };
-    Some(vramp_event_t { kind, address, size, requested })
+    })
 }

@@ -3,7 +3,7 @@
 //!
 //! Steps of a call:
 //!
-//! 1. `interface.rs`, `graphs.rs` or `torch/mod.rs` receives ids and pointers. An id is looked up,
+//! 1. `interface.rs`, `queries.rs`, `graphs.rs` or `torch/mod.rs` receives ids and pointers. An id is looked up,
 //!    never dereferenced.
 //! 2. `handles.rs` looks up the allocator; `gate.rs` keeps it open until the call returns.
 //! 3. `addresses.rs` looks up the allocation at an address. `captures.rs` looks up arenas, graphs
@@ -60,6 +60,7 @@ mod options;
 mod pointers;
 mod print;
 pub mod process;
+pub mod queries;
 mod status;
 mod sync;
 #[doc(hidden)]

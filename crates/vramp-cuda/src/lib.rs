@@ -28,7 +28,9 @@
 //! A symbol that the installed libcuda lacks turns off a
 //! [capability](vramp_driver::Capabilities); its calls fail as not supported.
 //!
-//! This is the only crate with raw CUDA calls. No raw handle or pointer leaves it.
+//! This is the only crate with raw CUDA calls. No raw handle or pointer leaves it but that of a
+//! stream, for code that queues work of its own ([`CudaDriver::raw_stream`]).
+//!
 //! Deliberately absent: policy, retries, kernels, environment variables.
 
 mod addresses;

@@ -35,6 +35,14 @@ impl CudaDriver {
         let stream = RawStream { raw: Opaque(raw), owned: false };
         Stream::from_number(self.streams.insert(stream))
     }
+
+    /// Returns the `CUstream` of a stream, for code that queues work of its own on it. `None` if the
+    /// stream was destroyed or is another device's. Null is the default stream. No driver call.
+    ///
+    /// It is valid until the stream is destroyed here, or by the code that created it.
+    pub fn raw_stream(&self, stream: Stream) -> Option<*mut std::ffi::c_void> {
+        self.streams.get(stream.number()).ok().map(|stream| stream.raw.0.cast())
+    }
 }
 
 pub(crate) fn create_stream(driver: &CudaDriver) -> DriverResult<Stream> {

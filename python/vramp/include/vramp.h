@@ -1,6 +1,8 @@
-// The C interface of vramp, a GPU memory manager. See docs/c-interface.md.
-//
-// Written by `cargo xtask header`; never edited by hand.
+/*
+ * The C interface of vramp, a GPU memory manager. See docs/c-interface.md.
+ *
+ * For C89 and later, and C++. Written by `cargo xtask header`; never edited by hand.
+ */
 
 #ifndef VRAMP_H
 #define VRAMP_H
@@ -8,774 +10,956 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Status of a call. Zero is success. vramp_last_error() has the message of a failure.
+/*
+ * Version of this header. VRAMP_VERSION is major * 1000000 + minor * 1000 + patch.
+ * vramp_check_version(VRAMP_VERSION) checks the library that was loaded.
+ */
+#define VRAMP_VERSION_MAJOR 0
+#define VRAMP_VERSION_MINOR 1
+#define VRAMP_VERSION_PATCH 0
+#define VRAMP_VERSION 1000
+#define VRAMP_VERSION_STRING "0.1.0"
+
+/* Status of a call. Zero is success. vramp_last_error() has the message of a failure. */
 typedef enum {
-  // Success.
+  /* Success. */
   VRAMP_OK = 0,
-  // A pointer that must not be null is null.
+  /* A pointer that must not be null is null. */
   VRAMP_ERROR_NULL = 1,
-  // A string is not UTF-8.
+  /* A string is not UTF-8. */
   VRAMP_ERROR_TEXT = 2,
-  // An option is unknown, or its value is invalid on this device.
+  /* An option is unknown, or its value is invalid on this device. */
   VRAMP_ERROR_OPTION = 3,
-  // The device is unknown or cannot be opened.
+  /* The device is unknown or cannot be opened. */
   VRAMP_ERROR_DEVICE = 4,
-  // The allocator was never opened, or is closed.
+  /* The allocator was never opened, or is closed. */
   VRAMP_ERROR_UNKNOWN_ALLOCATOR = 5,
-  // The stream does not belong to this allocator, or was forgotten.
+  /* The stream does not belong to this allocator, or was forgotten. */
   VRAMP_ERROR_UNKNOWN_STREAM = 6,
-  // The address is not the start of a live block of this allocator.
+  /* The address is not the start of a live block of this allocator. */
   VRAMP_ERROR_UNKNOWN_POINTER = 7,
-  // Out of memory. The message says what is free and what to do.
+  /* Out of memory. The message says what is free and what to do. */
   VRAMP_ERROR_OUT_OF_MEMORY = 8,
-  // A driver call failed, for another reason than a capture. The message names it.
+  /* A driver call failed, for another reason than a capture. The message names it. */
   VRAMP_ERROR_DRIVER = 9,
-  // The maximum number of allocators is open.
+  /* The maximum number of allocators is open. */
   VRAMP_ERROR_TOO_MANY = 10,
-  // `struct_size` is too small.
+  /* `struct_size` is too small. */
   VRAMP_ERROR_STRUCT_SIZE = 11,
-  // The allocator serves PyTorch and cannot be closed.
+  /* The allocator serves PyTorch and cannot be closed. */
   VRAMP_ERROR_IN_USE = 12,
-  // A number is out of range.
+  /* A number is out of range. */
   VRAMP_ERROR_RANGE = 13,
-  // The allocator's state is inconsistent. A defect of vramp.
+  /* The allocator's state is inconsistent. A defect of vramp. */
   VRAMP_ERROR_INCONSISTENT = 14,
-  // vramp panicked. A defect of vramp.
+  /* vramp panicked. A defect of vramp. */
   VRAMP_ERROR_INTERNAL = 15,
-  // A file cannot be written.
+  /* A file cannot be written. */
   VRAMP_ERROR_FILE = 16,
-  // The arena does not belong to this allocator, or is destroyed.
+  /* The arena does not belong to this allocator, or is destroyed. */
   VRAMP_ERROR_UNKNOWN_ARENA = 17,
-  // The graph does not belong to this allocator, or is destroyed.
+  /* The graph does not belong to this allocator, or is destroyed. */
   VRAMP_ERROR_UNKNOWN_GRAPH = 18,
-  // The lease does not belong to this allocator, or has ended.
+  /* The lease does not belong to this allocator, or has ended. */
   VRAMP_ERROR_UNKNOWN_LEASE = 19,
-  // The arena or the allocator is in use. The message says by what.
+  /* The arena or the allocator is in use. The message says by what. */
   VRAMP_ERROR_BUSY = 20,
-  // A capture cannot begin, failed, or forbids the call.
+  /* A capture cannot begin, failed, or forbids the call. */
   VRAMP_ERROR_CAPTURE = 21,
-  // The preset or the device does not support the call.
+  /* The preset or the device does not support the call. */
   VRAMP_ERROR_UNSUPPORTED = 22,
-  // The process was forked from one that opened an allocator.
+  /* The process was forked from one that opened an allocator. */
   VRAMP_ERROR_FORKED = 23,
+  /* The program was compiled with a header that the library does not serve. */
+  VRAMP_ERROR_VERSION = 24
 } vramp_status_t;
 
-// Kind of an event.
+/* Kind of an event. */
 typedef enum {
-  // A block was allocated: `address`, `size`, `requested`. Any thread may free it already.
+  /*
+   * A block was allocated: `address`, `size`, `requested`, `stream`. Any thread may free it
+   * already.
+   */
   VRAMP_EVENT_ALLOCATED = 0,
-  // A block is freed: `address`, `size`, `requested`. Its memory is not allocated again before
-  // all observers have returned.
+  /*
+   * A block is freed: `address`, `size`, `requested`, `stream`. Its memory is not allocated again
+   * before all observers have returned.
+   */
   VRAMP_EVENT_FREED = 1,
-  // Physical memory was allocated from the device: `size`.
+  /* Physical memory was allocated from the device: `size`. */
   VRAMP_EVENT_GROWN = 2,
-  // Physical memory was released to the device: `size`.
+  /* Physical memory was released to the device: `size`. */
   VRAMP_EVENT_SHRUNK = 3,
-  // Free memory was remapped to a contiguous range: `size`.
+  /* Free memory was remapped to a contiguous range: `size`. */
   VRAMP_EVENT_REMAPPED = 4,
-  // A request was short of memory and is retried: `requested`.
+  /* A request was short of memory and is retried: `requested`. */
   VRAMP_EVENT_SHORT = 5,
-  // A request failed: `requested`.
-  VRAMP_EVENT_OUT_OF_MEMORY = 6,
+  /* A request failed: `requested`. */
+  VRAMP_EVENT_OUT_OF_MEMORY = 6
 } vramp_event_kind_t;
 
-// Handle of an allocator. An id that is looked up: any value may be passed. Zero is none.
+/* Handle of an allocator. An id that is looked up: any value may be passed. Zero is none. */
 typedef struct {
-  // Opaque. May be compared.
+  /* Opaque. May be compared. */
   uint64_t id;
 } vramp_allocator_t;
 
-// Handle of a stream of an allocator. Zero is none.
+/* Handle of a stream of an allocator. Zero is none. */
 typedef struct {
-  // Opaque. May be compared.
+  /* Opaque. May be compared. */
   uint64_t id;
 } vramp_stream_t;
 
-// Statistics of an allocator. Amounts are in bytes. Later versions add fields at the end.
+/* Statistics of an allocator. Amounts are in bytes. Later versions add fields at the end. */
 typedef struct {
-  // Set by the caller to `sizeof(vramp_stats_t)`: at most that many bytes are written. On
-  // return, the number of bytes written.
+  /*
+   * Set by the caller to `sizeof(vramp_stats_t)`: at most that many bytes are written. On
+   * return, the number of bytes written.
+   */
   uint64_t struct_size;
-  // Requested bytes of live blocks.
+  /* Requested bytes of live blocks. */
   uint64_t live;
-  // Peak of `live`.
+  /* Peak of `live`. */
   uint64_t live_peak;
-  // Physical memory that the allocator has reserved.
+  /* Physical memory that the allocator has reserved. */
   uint64_t reserved;
-  // Peak of `reserved`.
+  /* Peak of `reserved`. */
   uint64_t reserved_peak;
-  // Number of blocks allocated.
+  /* Number of blocks allocated. */
   uint64_t placed;
-  // Number of blocks freed.
+  /* Number of blocks freed. */
   uint64_t freed;
-  // Cache hits: allocations without driver calls for memory.
+  /* Cache hits: allocations without driver calls for memory. */
   uint64_t hits;
-  // Cache misses.
+  /* Cache misses. */
   uint64_t misses;
-  // Number of chunks (physical handles) created.
+  /* Number of chunks (physical handles) created. */
   uint64_t chunks_created;
-  // Number of chunks mapped at a new address.
+  /* Number of chunks mapped at a new address. */
   uint64_t chunks_moved;
-  // Number of chunks moved to an address where they were still mapped.
+  /* Number of chunks moved to an address where they were still mapped. */
   uint64_t chunks_reactivated;
-  // Number of chunks released to the device.
+  /* Number of chunks released to the device. */
   uint64_t chunks_released;
-  // Bytes of the chunks moved or reactivated.
+  /* Bytes of the chunks moved or reactivated. */
   uint64_t moved;
-  // Number of plans that failed and were undone.
+  /* Number of plans that failed and were undone. */
   uint64_t plans_undone;
-  // Free memory of the device.
+  /* Free memory of the device. */
   uint64_t card_free;
-  // Total memory of the device.
+  /* Total memory of the device. */
   uint64_t card_total;
-  // Number of callbacks that panicked. Zero for callbacks in C.
+  /* Number of callbacks that panicked. Zero for callbacks in C. */
   uint64_t callback_panics;
+  /* Bytes of the chunks released to the device. */
+  uint64_t released;
+  /* Most bytes that may be reserved; zero if the memory of the device is the limit. */
+  uint64_t limit;
+  /*
+   * Number of entries that requests looked at beside index searches: how the cost of requests
+   * grows with the pool.
+   */
+  uint64_t looked_at;
 } vramp_stats_t;
 
-// An event. Fields that its kind does not list are zero.
+/* An event. Fields that its kind does not list are zero. Later versions add fields at the end. */
 typedef struct {
-  // Kind of the event.
+  /* Kind of the event. */
   vramp_event_kind_t kind;
-  // Address of the block.
+  /* Address of the block. */
   uint64_t address;
-  // Size in bytes.
+  /* Size in bytes. */
   uint64_t size;
-  // Requested bytes.
+  /* Requested bytes. */
   uint64_t requested;
+  /* Stream that the block is allocated for, or freed on. */
+  vramp_stream_t stream;
 } vramp_event_t;
 
-// Called for every event, on the thread that caused it. No lock is held, so it may call vramp:
-// events of such calls on the same allocator reach no observer. vramp_close of the allocator
-// returns VRAMP_ERROR_BUSY in it. It must not unwind: no C++ exception may leave it.
+/*
+ * Called for every event, on the thread that caused it. No lock is held, so it may call vramp:
+ * events of such calls on the same allocator reach no observer. vramp_close of the allocator
+ * returns VRAMP_ERROR_BUSY in it. It must not unwind: no C++ exception may leave it.
+ */
 typedef void (*vramp_observer_t)(const vramp_event_t *event, void *user);
 
-// Handle of an arena: memory for captured graphs. Zero is none.
+/* The device of an allocator. Later versions add fields at the end. */
 typedef struct {
-  // Opaque. May be compared.
+  /* Set by the caller to `sizeof(vramp_device_t)`, as in vramp_stats_t. */
+  uint64_t struct_size;
+  /* Total memory in bytes. */
+  uint64_t memory;
+  /* Granularity of physical memory in bytes. */
+  uint64_t granularity;
+  /* Number of the device as CUDA counts it in this process; -1 for a simulated device. */
+  int32_t ordinal;
+  /*
+   * 1 if the device is simulated: its addresses must not be dereferenced and nothing can run on
+   * it. Otherwise 0.
+   */
+  int32_t simulated;
+  /*
+   * Name of the card, such as "NVIDIA H200". This text and the following ones end with a zero,
+   * are cut to their arrays, and are empty where the device has none.
+   */
+  char name[96];
+  /* Name that vramp_open accepts, such as "cuda:0" or "sim:h200". */
+  char id[96];
+  /* UUID of the card, such as "GPU-8932f937-...". */
+  char uuid[48];
+  /* PCI address of the card, such as "0000:3b:00.0". */
+  char pci[16];
+} vramp_device_t;
+
+/*
+ * Called for each statistic of vramp_memory_stats. `name` is valid until it returns. It must not
+ * unwind: no C++ exception may leave it.
+ */
+typedef void (*vramp_stat_visitor_t)(const char *name, uint64_t value, void *user);
+
+/* Why a request finds no memory, in bytes. Later versions add fields at the end. */
+typedef struct {
+  /* Requested bytes. */
+  uint64_t requested;
+  /* Physical memory that the allocator has reserved. */
+  uint64_t reserved;
+  /* Bytes of live blocks, rounding included. */
+  uint64_t used;
+  /* Free memory of the allocator, whether this request can use it or not. */
+  uint64_t free;
+  /* Largest block that remapping all free memory could make. */
+  uint64_t largest;
+  /* Freed memory that work of other streams still uses. */
+  uint64_t waiting;
+  /* Limit that the request would exceed; zero if it exceeds none. */
+  uint64_t limit;
+  /* Stream of the request; zero for memory behind addresses that exist already. */
+  vramp_stream_t stream;
+} vramp_shortage_t;
+
+/*
+ * Called before a request fails for want of memory, on the thread of the request. No lock is held.
+ * It may free blocks and call vramp. It returns nonzero if it freed something: then the request is
+ * tried again. Requests made in it call no handler and do not wait. vramp_close of the allocator
+ * returns VRAMP_ERROR_BUSY in it. It must not unwind: no C++ exception may leave it.
+ */
+typedef int (*vramp_shortage_handler_t)(const vramp_shortage_t *shortage, void *user);
+
+/* Handle of an arena: memory for captured graphs. Zero is none. */
+typedef struct {
+  /* Opaque. May be compared. */
   uint64_t id;
 } vramp_arena_t;
 
-// Memory of an arena, in bytes. Later versions add fields at the end.
+/* Memory of an arena, in bytes. Later versions add fields at the end. */
 typedef struct {
-  // Set by the caller to `sizeof(vramp_arena_report_t)`, as in vramp_stats_t.
+  /* Set by the caller to `sizeof(vramp_arena_report_t)`, as in vramp_stats_t. */
   uint64_t struct_size;
-  // Size of the address range.
+  /* Size of the address range. */
   uint64_t capacity;
-  // High-water mark: the highest end of a block so far.
+  /* High-water mark: the highest end of a block so far. */
   uint64_t high_water;
-  // Requested bytes of live blocks.
+  /* Requested bytes of live blocks. */
   uint64_t live;
-  // Number of live blocks.
+  /* Number of live blocks. */
   uint64_t blocks;
-  // Physical memory that the arena owns.
+  /* Physical memory that the arena owns. */
   uint64_t backed;
-  // Physical memory of the arena that is lent to other allocations while the arena is idle.
+  /* Physical memory of the arena that is lent to other allocations while the arena is idle. */
   uint64_t lent;
 } vramp_arena_report_t;
 
-// Handle of a captured graph, or of a hold on the memory of a graph. Zero is none.
+/* Handle of a captured graph, or of a hold on the memory of a graph. Zero is none. */
 typedef struct {
-  // Opaque. May be compared.
+  /* Opaque. May be compared. */
   uint64_t id;
 } vramp_graph_t;
 
-// Handle of a lease: the right of one stream to use an arena. Zero is none.
+/* Handle of a lease: the right of one stream to use an arena. Zero is none. */
 typedef struct {
-  // Opaque. May be compared.
+  /* Opaque. May be compared. */
   uint64_t id;
 } vramp_lease_t;
 
-// Memory that a capture needed, in bytes. Later versions add fields at the end.
+/* Memory that a capture needed, in bytes. Later versions add fields at the end. */
 typedef struct {
-  // Set by the caller to `sizeof(vramp_capture_report_t)`, as in vramp_stats_t.
+  /* Set by the caller to `sizeof(vramp_capture_report_t)`, as in vramp_stats_t. */
   uint64_t struct_size;
-  // Number of blocks allocated in the capture.
+  /* Number of blocks allocated in the capture. */
   uint64_t blocks;
-  // Number of blocks that outlive the capture.
+  /* Number of blocks that outlive the capture. */
   uint64_t escaped;
-  // Bytes without any reuse of freed blocks.
+  /* Bytes without any reuse of freed blocks. */
   uint64_t monotone;
-  // Bytes that the capture took.
+  /* Bytes that the capture took. */
   uint64_t taken;
-  // Bytes that the next capture of the same shape takes; zero if no layout was planned.
+  /* Bytes that the next capture of the same shape takes; zero if no layout was planned. */
   uint64_t planned;
-  // Peak of the live bytes. No layout needs less.
+  /* Peak of the live bytes. No layout needs less. */
   uint64_t lower_bound;
-  // Memory from before the capture that was freed in it and is kept for the graph.
+  /* Memory from before the capture that was freed in it and is kept for the graph. */
   uint64_t kept;
 } vramp_capture_report_t;
 
-// A block, as PyTorch's statistics need it. Amounts are in bytes.
+/* A block, as PyTorch's statistics need it. Amounts are in bytes. */
 typedef struct {
-  // Address of its first byte.
+  /* Address of its first byte. */
   uint64_t address;
-  // Usable bytes: those requested, rounded up.
+  /* Usable bytes: those requested, rounded up. */
   uint64_t size;
-  // Requested bytes.
+  /* Requested bytes. */
   uint64_t requested;
-  // The stream that it was allocated for: a `cudaStream_t`.
+  /* The stream that it was allocated for: a `cudaStream_t`. */
   uint64_t stream;
-  // PyTorch's index of the device.
+  /* PyTorch's index of the device. */
   int device;
 } vramp_torch_block_t;
 
-// What the statistics of PyTorch need besides the blocks, in bytes and counts. Of each pair, the first
-// is of memory for requests up to 1 MiB.
+/*
+ * What the statistics of PyTorch need besides the blocks, in bytes and counts. Of each pair, the first
+ * is of memory for requests up to 1 MiB.
+ */
 typedef struct {
-  // Physical memory reserved, segments included.
+  /* Physical memory reserved, segments included. */
   uint64_t reserved;
-  // Peak of `reserved` since the last reset.
+  /* Peak of `reserved` since the last reset. */
   uint64_t reserved_peak;
-  // Physical memory created so far, in total.
+  /* Physical memory created so far, in total. */
   uint64_t reserved_total;
-  // Physical memory released so far, in total.
+  /* Physical memory released so far, in total. */
   uint64_t released_total;
-  // Part of `reserved` that serves only requests up to 1 MiB.
+  /* Part of `reserved` that serves only requests up to 1 MiB. */
   uint64_t reserved_small;
-  // Number of freed blocks that other streams may still use.
+  /* Number of freed blocks that other streams may still use. */
   uint64_t waiting[2];
-  // Bytes of these.
+  /* Bytes of these. */
   uint64_t waiting_bytes[2];
-  // Number of physical handles created.
+  /* Number of physical handles created. */
   uint64_t created;
-  // Number of physical handles released.
+  /* Number of physical handles released. */
   uint64_t released;
-  // Number of requests that were retried.
+  /* Number of requests that were retried. */
   uint64_t retries;
-  // Limit of `reserved`, or the memory of the device.
+  /* Limit of `reserved`, or the memory of the device. */
   uint64_t limit;
-  // Free memory of the device.
+  /* Free memory of the device. */
   uint64_t device_free;
-  // Memory of the device.
+  /* Memory of the device. */
   uint64_t device_total;
 } vramp_torch_memory_t;
 
-// A part of reserved memory.
+/* A part of reserved memory. */
 typedef struct {
-  // Address of its first byte.
+  /* Address of its first byte. */
   uint64_t address;
-  // Its bytes.
+  /* Its bytes. */
   uint64_t size;
-  // Requested bytes of a block.
+  /* Requested bytes of a block. */
   uint64_t requested;
-  // The stream of the block, or the one that used the memory last.
+  /* The stream of the block, or the one that used the memory last. */
   uint64_t stream;
-  // 0 for free memory, 1 for a block, 2 for a freed block that other streams may still use, 3 for a
-  // segment that PyTorch's own allocator has.
+  /*
+   * 0 for free memory, 1 for a block, 2 for a freed block that other streams may still use, 3 for a
+   * segment that PyTorch's own allocator has.
+   */
   uint32_t state;
-  // 1 for memory that serves only requests up to 1 MiB.
+  /* 1 for memory that serves only requests up to 1 MiB. */
   uint32_t is_small;
 } vramp_torch_part_t;
 
-// Receives one part of memory.
+/* Receives one part of memory. */
 typedef void (*vramp_torch_visitor_t)(const vramp_torch_part_t *part, void *user);
 
 #ifdef __cplusplus
 extern "C" {
-#endif // __cplusplus
+#endif
 
-// Returns the version of the library, such as "0.1.0". Never null.
+/* Returns the version of the library, such as "0.1.0". Never null. */
 const char *vramp_version(void);
 
-// Returns the name of a status, such as "VRAMP_ERROR_OUT_OF_MEMORY". Never null; "unknown" for
-// others.
+/*
+ * Returns the name of a status, such as "VRAMP_ERROR_OUT_OF_MEMORY". Never null; "unknown" for
+ * others.
+ */
 const char *vramp_status_name(int status);
 
-// Returns the message of the calling thread's last failed call. Never null; empty before the first
-// failure. Valid until the next failed call of the thread. Successful calls do not change it. While
-// a thread ends, after its thread-local storage, it is a fixed text that says so.
+/*
+ * Returns the message of the calling thread's last failed call. Never null; empty before the first
+ * failure. Valid until the next failed call of the thread. Successful calls do not change it. While
+ * a thread ends, after its thread-local storage, it is a fixed text that says so.
+ */
 const char *vramp_last_error(void);
 
-// Opens an allocator on a device.
-//
-// `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim" or
-// "sim:CARD"; null means "auto". `options` are key=value pairs separated by commas: preset (vramp,
-// vpmm, stream-ordered, torch or torch-expandable), limit (such as 80GiB, or 90% of the device),
-// prefill, page, span, torch (settings in PyTorch's syntax in brackets, such as
-// `[max_split_size_mb:64]`); null means the defaults. Reserves no memory yet, unless prefill is set.
-//
-// The preset vpmm also reads VPMM_PAGE_SIZE, VPMM_VA_SIZE and VPMM_PAGES, and the presets of PyTorch
-// PYTORCH_ALLOC_CONF or else PYTORCH_CUDA_ALLOC_CONF, as far as no option says otherwise. A line on
-// stderr names those that were used.
-//
-// What the caller promises:
-// The texts are null or zero-terminated; `allocator` is null or valid for writing.
+/*
+ * Opens an allocator on a device.
+ *
+ * `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim" or
+ * "sim:CARD"; null means "auto". `options` are key=value pairs separated by commas: preset (vramp,
+ * vpmm, stream-ordered, torch or torch-expandable), limit (such as 80GiB, or 90% of the device),
+ * prefill, page, span, torch (settings in PyTorch's syntax in brackets, such as
+ * `[max_split_size_mb:64]`); null means the defaults. Reserves no memory yet, unless prefill is set.
+ *
+ * The preset vpmm also reads VPMM_PAGE_SIZE, VPMM_VA_SIZE and VPMM_PAGES, and the presets of PyTorch
+ * PYTORCH_ALLOC_CONF or else PYTORCH_CUDA_ALLOC_CONF, as far as no option says otherwise. A line on
+ * stderr names those that were used.
+ *
+ * What the caller promises:
+ * The texts are null or zero-terminated; `allocator` is null or valid for writing.
+ */
 vramp_status_t vramp_open(const char *device,
                           const char *options,
                           vramp_allocator_t *allocator);
 
-// Closes an allocator: waits for its streams, forgotten ones included, and releases all its memory,
-// also of blocks that were not freed. While a stream captures a graph that vramp did not begin it
-// returns VRAMP_ERROR_CAPTURE, and VRAMP_ERROR_DRIVER if the wait fails: then nothing is released,
-// and the allocator stays open. Waits for calls in progress on other threads. Later calls return
-// VRAMP_ERROR_UNKNOWN_ALLOCATOR. Inside a callback it never waits for calls: it returns
-// VRAMP_ERROR_BUSY for the callback's own allocator, and for another one while calls are in
-// progress on it. In a forked child it returns VRAMP_ERROR_FORKED, and there is nothing to close.
+/*
+ * Closes an allocator: waits for its streams, forgotten ones included, and releases all its memory,
+ * also of blocks that were not freed. While a stream captures a graph that vramp did not begin it
+ * returns VRAMP_ERROR_CAPTURE, and VRAMP_ERROR_DRIVER if the wait fails: then nothing is released,
+ * and the allocator stays open. Waits for calls in progress on other threads. Later calls return
+ * VRAMP_ERROR_UNKNOWN_ALLOCATOR. Inside a callback it never waits for calls: it returns
+ * VRAMP_ERROR_BUSY for the callback's own allocator, and for another one while calls are in
+ * progress on it. In a forked child it returns VRAMP_ERROR_FORKED, and there is nothing to close.
+ */
 vramp_status_t vramp_close(vramp_allocator_t allocator);
 
-// Adopts a stream that the caller made: a `cudaStream_t`, or null for the legacy default stream.
-// Adopting it again returns the same handle. No driver call. On the simulator every value is a
-// simulated stream. `cudaStreamPerThread` means another stream in each thread and returns
-// VRAMP_ERROR_UNSUPPORTED: create a stream for each thread.
-//
-// What the caller promises:
-// On a GPU, `raw` is null or a stream of the device's primary context that lives until it is
-// forgotten or the allocator is closed. `stream` is null or valid for writing.
+/*
+ * Adopts a stream that the caller made: a `cudaStream_t`, or null for the legacy default stream.
+ * Adopting it again returns the same handle. No driver call. On the simulator every value is a
+ * simulated stream. `cudaStreamPerThread` means another stream in each thread and returns
+ * VRAMP_ERROR_UNSUPPORTED: create a stream for each thread.
+ *
+ * What the caller promises:
+ * On a GPU, `raw` is null or a stream of the device's primary context that lives until it is
+ * forgotten or the allocator is closed. `stream` is null or valid for writing.
+ */
 vramp_status_t vramp_stream_adopt(vramp_allocator_t allocator, void *raw, vramp_stream_t *stream);
 
-// Creates a stream, for programs that have none of their own. One driver call.
-//
-// What the caller promises:
-// `stream` is null or valid for writing.
+/*
+ * Creates a stream, for programs that have none of their own. One driver call.
+ *
+ * What the caller promises:
+ * `stream` is null or valid for writing.
+ */
 vramp_status_t vramp_stream_create(vramp_allocator_t allocator, vramp_stream_t *stream);
 
-// Forgets a stream, created or adopted. Call it before destroying an adopted stream; while the stream
-// captures a graph it returns VRAMP_ERROR_CAPTURE. Never waits: queued work still runs, and memory
-// that it uses is not reused before it completes. Blocks of the stream stay live, and may be freed on
-// it or on another stream. After VRAMP_ERROR_DRIVER the call can be repeated.
+/*
+ * Forgets a stream, created or adopted. Call it before destroying an adopted stream; while the stream
+ * captures a graph it returns VRAMP_ERROR_CAPTURE. Never waits: queued work still runs, and memory
+ * that it uses is not reused before it completes. Blocks of the stream stay live, and may be freed on
+ * it or on another stream. After VRAMP_ERROR_DRIVER the call can be repeated.
+ */
 vramp_status_t vramp_stream_forget(vramp_allocator_t allocator,
                                    vramp_stream_t stream);
 
-// Allocates at least `size` bytes for work on `stream`, aligned to 512 bytes, or to 256 bytes in a
-// capture into an arena. A block of zero bytes has a unique address too. On failure `*address` is
-// set to null. Before it fails for want of memory, it waits on the host for work that uses freed
-// memory.
-//
-// What the caller promises:
-// `address` is null or valid for writing.
+/*
+ * Allocates at least `size` bytes for work on `stream`, aligned to 512 bytes, or to 256 bytes in a
+ * capture into an arena. A block of zero bytes has a unique address too. On failure `*address` is
+ * set to null. Before it fails for want of memory, it waits on the host for work that uses freed
+ * memory.
+ *
+ * What the caller promises:
+ * `address` is null or valid for writing.
+ */
 vramp_status_t vramp_malloc(vramp_allocator_t allocator,
                             size_t size,
                             vramp_stream_t stream,
                             void **address);
 
-// Frees a block. All work on it must be queued on `stream`, or ordered before the work queued on
-// it so far, or recorded with vramp_record_use. `stream` may differ from the stream of the
-// allocation, and may be forgotten. Never waits.
-//
-// An address that is null, not the start of a block, of another allocator or free already is an
-// error and changes nothing. A new block at the same address cannot be distinguished from the old
-// one.
+/*
+ * Frees a block. All work on it must be queued on `stream`, or ordered before the work queued on
+ * it so far, or recorded with vramp_record_use. `stream` may differ from the stream of the
+ * allocation, and may be forgotten. Never waits.
+ *
+ * An address that is null, not the start of a block, of another allocator or free already is an
+ * error and changes nothing. A new block at the same address cannot be distinguished from the old
+ * one.
+ */
 vramp_status_t vramp_free(vramp_allocator_t allocator, void *address, vramp_stream_t stream);
 
-// Records that work queued on `stream` so far uses a block. No driver call.
+/* Records that work queued on `stream` so far uses a block. No driver call. */
 vramp_status_t vramp_record_use(vramp_allocator_t allocator, void *address, vramp_stream_t stream);
 
-// Returns the usable bytes of a block: the requested size, or slightly more.
-//
-// What the caller promises:
-// `size` is null or valid for writing.
+/*
+ * Returns the usable bytes of a block: the requested size, or slightly more.
+ *
+ * What the caller promises:
+ * `size` is null or valid for writing.
+ */
 vramp_status_t vramp_usable_size(vramp_allocator_t allocator, void *address, size_t *size);
 
-// Releases idle memory to the device until at most `keep` bytes are reserved or no more memory is
-// idle. Never waits.
+/*
+ * Releases idle memory to the device until at most `keep` bytes are reserved or no more memory is
+ * idle. Never waits.
+ */
 vramp_status_t vramp_trim(vramp_allocator_t allocator, size_t keep);
 
-// Returns statistics. Set `stats->struct_size` to `sizeof(vramp_stats_t)` before.
-//
-// What the caller promises:
-// `stats` is null, or its first eight bytes hold a size that is valid for reading and writing.
+/*
+ * Returns statistics. Set `stats->struct_size` to `sizeof(vramp_stats_t)` before.
+ *
+ * What the caller promises:
+ * `stats` is null, or its first eight bytes hold a size that is valid for reading and writing.
+ */
 vramp_status_t vramp_stats(vramp_allocator_t allocator, vramp_stats_t *stats);
 
-// Checks every invariant of the allocator's state. O(n log n): for tests.
+/* Checks every invariant of the allocator's state. O(n log n): for tests. */
 vramp_status_t vramp_audit(vramp_allocator_t allocator);
 
-// Sets the limit of reserved bytes; zero means the memory of the device. Idle memory above the
-// limit is released at once. Memory in use stays.
+/*
+ * Sets the limit of reserved bytes; zero means the memory of the device. Idle memory above the
+ * limit is released at once. Memory in use stays.
+ */
 vramp_status_t vramp_set_limit(vramp_allocator_t allocator, uint64_t limit);
 
-// Starts to record the last `events` events, 40 bytes each; zero stops recording. More than
-// 10,000,000 are VRAMP_ERROR_RANGE. Recording takes a lock shared by all threads in each malloc
-// and free.
+/*
+ * Starts to record the last `events` events, 40 bytes each; zero stops recording. More than
+ * 10,000,000 are VRAMP_ERROR_RANGE. Recording takes a lock shared by all threads in each malloc
+ * and free.
+ */
 vramp_status_t vramp_record_history(vramp_allocator_t allocator, uint32_t events);
 
-// Writes all blocks and segments, and the history if one is recorded, to a file: a snapshot for
-// `torch/cuda/_memory_viz.py` and PyTorch's viewer, or, if the path ends with `.json`, a timeline
-// for Perfetto.
-//
-// What the caller promises:
-// `path` is null or is zero-terminated.
+/*
+ * Writes all blocks and segments, and the history if one is recorded, to a file: a snapshot for
+ * `torch/cuda/_memory_viz.py` and PyTorch's viewer, or, if the path ends with `.json`, a timeline
+ * for Perfetto.
+ *
+ * What the caller promises:
+ * `path` is null or is zero-terminated.
+ */
 vramp_status_t vramp_snapshot(vramp_allocator_t allocator, const char *path);
 
-// Registers `observer`, which is called with `user` for every event. `*registration` receives the
-// number for vramp_unobserve. Other threads may call the observer before it is written.
-//
-// What the caller promises:
-// `observer` may be called from any thread with `user` until the allocator is closed or
-// vramp_unobserve has returned; if that was called inside a callback, until calls in progress have
-// returned too. It does not unwind.
-// `registration` is null or valid for writing.
+/*
+ * Registers `observer`, which is called with `user` for every event. `*registration` receives the
+ * number for vramp_unobserve. Other threads may call the observer before it is written.
+ *
+ * What the caller promises:
+ * `observer` may be called from any thread with `user` until the allocator is closed or
+ * vramp_unobserve has returned; if that was called inside a callback, until calls in progress have
+ * returned too. It does not unwind.
+ * `registration` is null or valid for writing.
+ */
 vramp_status_t vramp_observe(vramp_allocator_t allocator,
                              vramp_observer_t observer,
                              void *user,
                              uint64_t *registration);
 
-// Removes an observer. When it returns, no call of the observer is in progress or begins, and
-// `user` may be freed. So the caller must hold no lock that the observer takes. Inside a callback
-// it does not wait for calls in progress on other threads. An unknown number, or one that was
-// removed before, is an error.
+/*
+ * Removes an observer or a shortage handler. When it returns, no call of it is in progress or
+ * begins, and `user` may be freed. So the caller must hold no lock that it takes. Inside a callback
+ * it does not wait for calls in progress on other threads. An unknown number, or one that was
+ * removed before, is an error.
+ */
 vramp_status_t vramp_unobserve(vramp_allocator_t allocator, uint64_t registration);
 
-// Creates an arena: an address range for the memory of captured graphs. Graphs captured one after
-// the other into one arena share its memory: together they need as much as the largest of them,
-// plus blocks that stay live between them. They must never run at the same time. Where one reads
-// the results of another, they must run in the order of their captures.
-//
-// `options` are key=value pairs separated by commas. The default comes first: policy (reusing; or
-// monotone, which never reuses freed blocks), capacity (size of the address range, 512GiB; a
-// monotone arena reserves as much memory before its first capture, a reusing one only what
-// captures need), overlap (refuse or order: what a launch does while a replay on another stream is
-// in flight), mode (thread-local, global or relaxed: of the driver's capture), replan (on or off:
-// whether to plan a tighter layout for the next capture of the same shape). Null means the
-// defaults. Only the preset vramp has arenas.
-//
-// What the caller promises:
-// `options` is null or is zero-terminated; `arena` is null or valid for writing.
+/* Returns the version of the library as a number, which has the form of VRAMP_VERSION. */
+uint32_t vramp_version_number(void);
+
+/*
+ * Checks that the library serves a program that was compiled with the header of version `header`:
+ * pass VRAMP_VERSION. VRAMP_ERROR_VERSION if the library is older than the header, or of another
+ * ABI: another major version, or before 1.0 another minor version. Takes no allocator.
+ */
+vramp_status_t vramp_check_version(uint32_t header);
+
+/*
+ * Describes the device of an allocator. Set `device->struct_size` to `sizeof(vramp_device_t)`
+ * before. No driver call.
+ *
+ * What the caller promises:
+ * `device` is null, or its first eight bytes hold a size that is valid for reading and writing.
+ */
+vramp_status_t vramp_device(vramp_allocator_t allocator, vramp_device_t *device);
+
+/*
+ * Returns the `CUstream` of a stream in `*raw`, to launch kernels on it. For an adopted stream that is
+ * the adopted value, null for the legacy default stream. On failure `*raw` is set to null, which is
+ * no other answer than the default stream's: look at the status. No driver call.
+ *
+ * The handle of a created stream is valid until vramp_stream_forget or vramp_close. Do not destroy
+ * it, and do not adopt it. On a simulated device a created stream has no CUstream and returns
+ * VRAMP_ERROR_UNSUPPORTED; an adopted one returns its value.
+ *
+ * What the caller promises:
+ * `raw` is null or valid for writing.
+ */
+vramp_status_t vramp_stream_raw(vramp_allocator_t allocator,
+                                vramp_stream_t stream,
+                                void **raw);
+
+/*
+ * Frees a block on the stream that it was allocated for, as vramp_free does with that stream. The
+ * stream may be forgotten. For blocks that were used on no other stream, or whose uses are recorded
+ * with vramp_record_use.
+ */
+vramp_status_t vramp_free_on_own_stream(vramp_allocator_t allocator, void *address);
+
+/*
+ * Resets the peaks to the current values, as `torch.cuda.reset_peak_memory_stats` does: those of
+ * vramp_stats and of vramp_memory_stats. O(threads).
+ */
+vramp_status_t vramp_reset_peaks(vramp_allocator_t allocator);
+
+/*
+ * Calls `visitor` with each statistic of `torch.cuda.memory_stats`, by PyTorch's name and in the
+ * order of names, such as "allocated_bytes.all.peak" and "num_ooms". All are of one moment, before
+ * the first call. "max_split_size" without bound is UINT64_MAX. The set of names may grow. O(n) in
+ * the regions of the pool. `visitor` may call vramp, and close the allocator.
+ *
+ * What the caller promises:
+ * `visitor` may be called with `user`, on this thread and before the function returns. It does not
+ * unwind.
+ */
+vramp_status_t vramp_memory_stats(vramp_allocator_t allocator,
+                                  vramp_stat_visitor_t visitor,
+                                  void *user);
+
+/*
+ * Registers `handler`, which is called with `user` before a request fails for want of memory: the
+ * place to free or evict blocks. All handlers run, in the order of registration. If one returns
+ * nonzero the request is tried again, up to 64 times. `*registration` receives the number for
+ * vramp_unobserve. Other threads may call the handler before it is written.
+ *
+ * What the caller promises:
+ * As of vramp_observe: `handler` may be called from any thread with `user` until the allocator is
+ * closed or vramp_unobserve has returned; if that was called inside a callback, until calls in
+ * progress have returned too. It does not unwind.
+ * `registration` is null or valid for writing.
+ */
+vramp_status_t vramp_on_shortage(vramp_allocator_t allocator,
+                                 vramp_shortage_handler_t handler,
+                                 void *user,
+                                 uint64_t *registration);
+
+/*
+ * Creates an arena: an address range for the memory of captured graphs. Graphs captured one after
+ * the other into one arena share its memory: together they need as much as the largest of them,
+ * plus blocks that stay live between them. They must never run at the same time. Where one reads
+ * the results of another, they must run in the order of their captures.
+ *
+ * `options` are key=value pairs separated by commas. The default comes first: policy (reusing; or
+ * monotone, which never reuses freed blocks), capacity (size of the address range, 512GiB; a
+ * monotone arena reserves as much memory before its first capture, a reusing one only what
+ * captures need), overlap (refuse or order: what a launch does while a replay on another stream is
+ * in flight), mode (thread-local, global or relaxed: of the driver's capture), replan (on or off:
+ * whether to plan a tighter layout for the next capture of the same shape). Null means the
+ * defaults. Only the preset vramp has arenas.
+ *
+ * What the caller promises:
+ * `options` is null or is zero-terminated; `arena` is null or valid for writing.
+ */
 vramp_status_t vramp_arena_create(vramp_allocator_t allocator,
                                   const char *options,
                                   vramp_arena_t *arena);
 
-// Destroys an arena. Its memory is released once its graphs are destroyed and its blocks freed.
-// VRAMP_ERROR_BUSY during a capture into it.
+/*
+ * Destroys an arena. Its memory is released once its graphs are destroyed and its blocks freed.
+ * VRAMP_ERROR_BUSY during a capture into it.
+ */
 vramp_status_t vramp_arena_destroy(vramp_allocator_t allocator, vramp_arena_t arena);
 
-// Resets a monotone arena to its start, after the last use of its graphs. VRAMP_ERROR_BUSY during
-// a capture into it and while a block of it is live.
+/*
+ * Resets a monotone arena to its start, after the last use of its graphs. VRAMP_ERROR_BUSY during
+ * a capture into it and while a block of it is live.
+ */
 vramp_status_t vramp_arena_reset(vramp_allocator_t allocator, vramp_arena_t arena);
 
-// Reports the memory of an arena. Set `report->struct_size` to `sizeof(vramp_arena_report_t)`
-// before.
-//
-// What the caller promises:
-// `report` is null, or its first eight bytes hold a size that is valid for reading and writing.
+/*
+ * Reports the memory of an arena. Set `report->struct_size` to `sizeof(vramp_arena_report_t)`
+ * before.
+ *
+ * What the caller promises:
+ * `report` is null, or its first eight bytes hold a size that is valid for reading and writing.
+ */
 vramp_status_t vramp_arena_report(vramp_allocator_t allocator,
                                   vramp_arena_t arena,
                                   vramp_arena_report_t *report);
 
-// Begins a capture of `stream` into an arena. Allocations on this stream, and on streams that join
-// the capture, come from the arena. Allocations on other streams are not affected. Memory from
-// before the capture that is freed on those streams is kept until the graph is destroyed. An arena
-// serves one capture at a time. Until the capture ends, one thread at a time may use its streams, in
-// calls of this library and of CUDA.
+/*
+ * Begins a capture of `stream` into an arena. Allocations on this stream, and on streams that join
+ * the capture, come from the arena. Allocations on other streams are not affected. Memory from
+ * before the capture that is freed on those streams is kept until the graph is destroyed. An arena
+ * serves one capture at a time. Until the capture ends, one thread at a time may use its streams, in
+ * calls of this library and of CUDA.
+ */
 vramp_status_t vramp_capture_begin(vramp_allocator_t allocator,
                                    vramp_stream_t stream,
                                    vramp_arena_t arena);
 
-// Ends the capture into an arena and instantiates its graph. On failure the capture is discarded
-// and `*graph` is zero. Unless the arena's mode is relaxed, call it on the thread that began the
-// capture: on another thread it is refused, and the capture goes on.
-//
-// What the caller promises:
-// `graph` is null or valid for writing.
+/*
+ * Ends the capture into an arena and instantiates its graph. On failure the capture is discarded
+ * and `*graph` is zero. Unless the arena's mode is relaxed, call it on the thread that began the
+ * capture: on another thread it is refused, and the capture goes on.
+ *
+ * What the caller promises:
+ * `graph` is null or valid for writing.
+ */
 vramp_status_t vramp_capture_end(vramp_allocator_t allocator,
                                  vramp_arena_t arena,
                                  vramp_graph_t *graph);
 
-// Attaches an arena to the capture of `stream`, which the caller began and will end. Allocations
-// and frees behave as after vramp_capture_begin, with the same rule for threads. The library does not see replays of the graph:
-// the arena never lends its memory from then on, and the caller must not let replays of its graphs
-// overlap.
+/*
+ * Attaches an arena to the capture of `stream`, which the caller began and will end. Allocations
+ * and frees behave as after vramp_capture_begin, with the same rule for threads. The library does not see replays of the graph:
+ * the arena never lends its memory from then on, and the caller must not let replays of its graphs
+ * overlap.
+ */
 vramp_status_t vramp_capture_attach(vramp_allocator_t allocator,
                                     vramp_stream_t stream,
                                     vramp_arena_t arena);
 
-// Detaches an arena from a capture, after the caller ended the capture. `*graph` is a hold on the
-// memory of the caller's graph, also if the capture failed: destroy it after the last launch.
-// Until then memory that was freed in the capture is kept, and memory of the arena that is freed
-// later is reused only by the arena's next capture.
-//
-// What the caller promises:
-// `graph` is null or valid for writing.
+/*
+ * Detaches an arena from a capture, after the caller ended the capture. `*graph` is a hold on the
+ * memory of the caller's graph, also if the capture failed: destroy it after the last launch.
+ * Until then memory that was freed in the capture is kept, and memory of the arena that is freed
+ * later is reused only by the arena's next capture.
+ *
+ * What the caller promises:
+ * `graph` is null or valid for writing.
+ */
 vramp_status_t vramp_capture_detach(vramp_allocator_t allocator,
                                     vramp_arena_t arena,
                                     vramp_graph_t *graph);
 
-// Launches a graph on `stream`. Takes lent memory of the arena back first. While a lease on the
-// arena is held, and until the work queued on its stream before its end completes, launches on
-// other streams return VRAMP_ERROR_BUSY; with overlap=order they are ordered after that work.
-//
-// `*lease` receives the lease. End it after queueing the work on `stream` that reads the graph's
-// results. If `lease` is null, the lease ends directly after the launch.
-//
-// What the caller promises:
-// `lease` is null or valid for writing.
+/*
+ * Launches a graph on `stream`. Takes lent memory of the arena back first. While a lease on the
+ * arena is held, and until the work queued on its stream before its end completes, launches on
+ * other streams return VRAMP_ERROR_BUSY; with overlap=order they are ordered after that work.
+ *
+ * `*lease` receives the lease. End it after queueing the work on `stream` that reads the graph's
+ * results. If `lease` is null, the lease ends directly after the launch.
+ *
+ * What the caller promises:
+ * `lease` is null or valid for writing.
+ */
 vramp_status_t vramp_graph_launch(vramp_allocator_t allocator,
                                   vramp_graph_t graph,
                                   vramp_stream_t stream,
                                   vramp_lease_t *lease);
 
-// Ends a lease. Other streams wait for the work queued on its stream so far.
+/* Ends a lease. Other streams wait for the work queued on its stream so far. */
 vramp_status_t vramp_lease_end(vramp_allocator_t allocator, vramp_lease_t lease);
 
-// Reports the memory that the capture of a graph needed. Set `report->struct_size` to
-// `sizeof(vramp_capture_report_t)` before.
-//
-// What the caller promises:
-// `report` is null, or its first eight bytes hold a size that is valid for reading and writing.
+/*
+ * Reports the memory that the capture of a graph needed. Set `report->struct_size` to
+ * `sizeof(vramp_capture_report_t)` before.
+ *
+ * What the caller promises:
+ * `report` is null, or its first eight bytes hold a size that is valid for reading and writing.
+ */
 vramp_status_t vramp_graph_report(vramp_allocator_t allocator,
                                   vramp_graph_t graph,
                                   vramp_capture_report_t *report);
 
-// Destroys a graph, or a hold on the memory of a caller's graph. Never waits: a launch in flight
-// completes, and the memory is reused after it. Memory of a caller's graph is reused after all
-// work queued so far on every stream of the allocator.
+/*
+ * Destroys a graph, or a hold on the memory of a caller's graph. Never waits: a launch in flight
+ * completes, and the memory is reused after it. Memory of a caller's graph is reused after all
+ * work queued so far on every stream of the allocator.
+ */
 vramp_status_t vramp_graph_destroy(vramp_allocator_t allocator, vramp_graph_t graph);
 
-// Checks VRAMP_CONF and VRAMP_DEVICE, and opens nothing.
+/* Checks VRAMP_CONF and VRAMP_DEVICE, and opens nothing. */
 vramp_status_t vramp_torch_check_settings(void);
 
-// Allocates memory on PyTorch's global route. On failure it throws a C++ `std::runtime_error`; out
-// of memory, its message begins with "CUDA out of memory". In a process without libstdc++ it
-// prints the message and returns null.
-//
-// What the caller promises:
-// `stream` is null or a stream of the device that lives as long as the process uses the device,
-// and the caller is C++ that can catch the exception.
+/*
+ * Allocates memory on PyTorch's global route. On failure it throws a C++ `std::runtime_error`; out
+ * of memory, its message begins with "CUDA out of memory". In a process without libstdc++ it
+ * prints the message and returns null.
+ *
+ * What the caller promises:
+ * `stream` is null or a stream of the device that lives as long as the process uses the device,
+ * and the caller is C++ that can catch the exception.
+ */
 void *vramp_torch_malloc(ptrdiff_t size, int device, void *stream);
 
-// Allocates memory on PyTorch's MemPool route. Returns null on failure, which PyTorch converts to
-// `torch.OutOfMemoryError`. vramp_last_error() has the message. Failures other than out of memory
-// are printed.
-//
-// What the caller promises:
-// `stream` is null or a stream of the device that lives as long as the process uses the device.
+/*
+ * Allocates memory on PyTorch's MemPool route. Returns null on failure, which PyTorch converts to
+ * `torch.OutOfMemoryError`. vramp_last_error() has the message. Failures other than out of memory
+ * are printed.
+ *
+ * What the caller promises:
+ * `stream` is null or a stream of the device that lives as long as the process uses the device.
+ */
 void *vramp_torch_pool_malloc(ptrdiff_t size, int device, void *stream);
 
-// Frees memory of either route. An address that is null, unknown or free already is reported on
-// stderr and changes nothing. The size is ignored.
-//
-// What the caller promises:
-// `stream` is null or a stream of the device that lives as long as the process uses the device.
+/*
+ * Frees memory of either route. An address that is null, unknown or free already is reported on
+ * stderr and changes nothing. The size is ignored.
+ *
+ * What the caller promises:
+ * `stream` is null or a stream of the device that lives as long as the process uses the device.
+ */
 void vramp_torch_free(void *address, size_t size, int device, void *stream);
 
-// For `set_record_stream_fn`: records that work queued on `stream` so far uses the block.
-//
-// What the caller promises:
-// `stream` is null or a stream of the device that lives as long as the process uses the device.
+/*
+ * For `set_record_stream_fn`: records that work queued on `stream` so far uses the block.
+ *
+ * What the caller promises:
+ * `stream` is null or a stream of the device that lives as long as the process uses the device.
+ */
 void vramp_torch_record_stream(void *address, void *stream);
 
-// For `set_init_fn`. Does nothing: devices are opened at their first use.
+/* For `set_init_fn`. Does nothing: devices are opened at their first use. */
 void vramp_torch_init(int device_count);
 
-// For `set_reset_fn`, which `torch.cuda.empty_cache` calls: releases idle memory of all devices.
+/* For `set_reset_fn`, which `torch.cuda.empty_cache` calls: releases idle memory of all devices. */
 void vramp_torch_reset(void);
 
-// For `set_memory_fraction_fn`: limits the allocator to this fraction of the device's memory.
+/* For `set_memory_fraction_fn`: limits the allocator to this fraction of the device's memory. */
 void vramp_torch_memory_fraction(double fraction, int device);
 
-// For `set_base_alloc_fn`: returns the start and size of the block that contains an address. An
-// unknown address is reported on stderr and returned unchanged, with size 0.
-//
-// What the caller promises:
-// `size` is null or valid for writing.
+/*
+ * For `set_base_alloc_fn`: returns the start and size of the block that contains an address. An
+ * unknown address is reported on stderr and returned unchanged, with size 0.
+ *
+ * What the caller promises:
+ * `size` is null or valid for writing.
+ */
 void *vramp_torch_base_alloc(void *address, size_t *size);
 
-// For `set_begin_allocate_to_pool`, which PyTorch calls before it begins the capture of a graph:
-// allocations of the capture come from the pool's arena. If the arena cannot be created, they fail
-// with its error. The filter is neither called nor stored.
+/*
+ * For `set_begin_allocate_to_pool`, which PyTorch calls before it begins the capture of a graph:
+ * allocations of the capture come from the pool's arena. If the arena cannot be created, they fail
+ * with its error. The filter is neither called nor stored.
+ */
 void vramp_torch_begin_pool(int device,
                             uint64_t pool_first,
                             uint64_t pool_second,
                             const void *filter);
 
-// For `set_end_allocate_to_pool_fn`, which PyTorch calls after a successful capture.
+/* For `set_end_allocate_to_pool_fn`, which PyTorch calls after a successful capture. */
 void vramp_torch_end_pool(int device, uint64_t pool_first, uint64_t pool_second);
 
-// For `set_release_pool`, which PyTorch calls before it destroys a graph of a pool. With the last
-// graph, and the last live block of the pool, its memory is reused after all work queued by then
-// on the streams that vramp has adopted.
+/*
+ * For `set_release_pool`, which PyTorch calls before it destroys a graph of a pool. With the last
+ * graph, and the last live block of the pool, its memory is reused after all work queued by then
+ * on the streams that vramp has adopted.
+ */
 void vramp_torch_release_pool(int device, uint64_t pool_first, uint64_t pool_second);
 
-// Returns the allocator of a PyTorch device, for vramp_stats, vramp_audit and vramp_trim. Opens it
-// at the device's first use. It cannot be closed.
-//
-// What the caller promises:
-// `allocator` is null or valid for writing.
+/*
+ * Returns the allocator of a PyTorch device, for vramp_stats, vramp_audit and vramp_trim. Opens it
+ * at the device's first use. It cannot be closed.
+ *
+ * What the caller promises:
+ * `allocator` is null or valid for writing.
+ */
 vramp_status_t vramp_torch_allocator(int device, vramp_allocator_t *allocator);
 
-// Allocates a block of any size, zero included, for work on `stream`. Never throws.
-//
-// What the caller promises:
-// `stream` is null or a stream of the device that lives as long as the process uses the device.
-// `block` is null or valid for writing.
+/*
+ * Allocates a block of any size, zero included, for work on `stream`. Never throws.
+ *
+ * What the caller promises:
+ * `stream` is null or a stream of the device that lives as long as the process uses the device.
+ * `block` is null or valid for writing.
+ */
 vramp_status_t vramp_torch_block_malloc(int device,
                                         uint64_t size,
                                         void *stream,
                                         vramp_torch_block_t *block);
 
-// Frees a block on the stream that it was allocated for. `*block` describes it.
-// VRAMP_ERROR_UNKNOWN_POINTER if no block of any device begins at the address.
-//
-// What the caller promises:
-// `block` is null or valid for writing.
+/*
+ * Frees a block on the stream that it was allocated for. `*block` describes it.
+ * VRAMP_ERROR_UNKNOWN_POINTER if no block of any device begins at the address.
+ *
+ * What the caller promises:
+ * `block` is null or valid for writing.
+ */
 vramp_status_t vramp_torch_block_free(void *address, vramp_torch_block_t *block);
 
-// Describes the live block that begins at an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
-//
-// What the caller promises:
-// `block` is null or valid for writing.
+/*
+ * Describes the live block that begins at an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
+ *
+ * What the caller promises:
+ * `block` is null or valid for writing.
+ */
 vramp_status_t vramp_torch_block_find(void *address, vramp_torch_block_t *block);
 
-// Records that work queued on `stream` so far uses a block. No driver call.
-//
-// What the caller promises:
-// `stream` is null or a stream of the device that lives as long as the process uses the device.
+/*
+ * Records that work queued on `stream` so far uses a block. No driver call.
+ *
+ * What the caller promises:
+ * `stream` is null or a stream of the device that lives as long as the process uses the device.
+ */
 vramp_status_t vramp_torch_block_record(void *address, void *stream);
 
-// Allocates a segment for PyTorch's own allocator. Waits on the host for earlier work on its memory.
-//
-// What the caller promises:
-// `address` is null or valid for writing.
+/*
+ * Allocates a segment for PyTorch's own allocator. Waits on the host for earlier work on its memory.
+ *
+ * What the caller promises:
+ * `address` is null or valid for writing.
+ */
 vramp_status_t vramp_torch_segment_malloc(int device,
                                           uint64_t size,
                                           void **address);
 
-// Returns the device of a segment. VRAMP_ERROR_UNKNOWN_POINTER if none begins at the address.
-//
-// What the caller promises:
-// `device` is null or valid for writing.
+/*
+ * Returns the device of a segment. VRAMP_ERROR_UNKNOWN_POINTER if none begins at the address.
+ *
+ * What the caller promises:
+ * `device` is null or valid for writing.
+ */
 vramp_status_t vramp_torch_segment_device(void *address, int *device);
 
-// Frees a segment; `*size` is its size. With `may_be_in_use`, its memory is reused after all work that
-// is queued now on the streams of the device's allocator; otherwise no work uses it any more.
-//
-// What the caller promises:
-// `size` is null or valid for writing.
+/*
+ * Frees a segment; `*size` is its size. With `may_be_in_use`, its memory is reused after all work that
+ * is queued now on the streams of the device's allocator; otherwise no work uses it any more.
+ *
+ * What the caller promises:
+ * `size` is null or valid for writing.
+ */
 vramp_status_t vramp_torch_segment_free(void *address,
                                         int may_be_in_use,
                                         uint64_t *size);
 
-// Returns what PyTorch's statistics need of a device. Opens it.
-//
-// What the caller promises:
-// `memory` is null or valid for writing.
+/*
+ * Returns what PyTorch's statistics need of a device. Opens it.
+ *
+ * What the caller promises:
+ * `memory` is null or valid for writing.
+ */
 vramp_status_t vramp_torch_memory(int device, vramp_torch_memory_t *memory);
 
-// Returns the physical memory that a device's allocator has reserved, in bytes. At most one driver call.
-//
-// What the caller promises:
-// `reserved` is null or valid for writing.
+/*
+ * Returns the physical memory that a device's allocator has reserved, in bytes. At most one driver call.
+ *
+ * What the caller promises:
+ * `reserved` is null or valid for writing.
+ */
 vramp_status_t vramp_torch_reserved(int device,
                                     uint64_t *reserved);
 
-// Describes the live block that contains an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
-// O(n) in the blocks if the address lies more than 64 KiB behind the start.
-//
-// What the caller promises:
-// `block` is null or valid for writing.
+/*
+ * Describes the live block that contains an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
+ * O(n) in the blocks if the address lies more than 64 KiB behind the start.
+ *
+ * What the caller promises:
+ * `block` is null or valid for writing.
+ */
 vramp_status_t vramp_torch_containing(void *address, vramp_torch_block_t *block);
 
-// Calls `visitor` for each part of a device's reserved memory, by address. No lock is held.
-//
-// What the caller promises:
-// `visitor` may be called with `user` on this thread until the call returns, and does not unwind.
+/*
+ * Calls `visitor` for each part of a device's reserved memory, by address. No lock is held.
+ *
+ * What the caller promises:
+ * `visitor` may be called with `user` on this thread until the call returns, and does not unwind.
+ */
 vramp_status_t vramp_torch_visit(int device, vramp_torch_visitor_t visitor, void *user);
 
-// Resets the peaks of a device.
+/* Resets the peaks of a device. */
 vramp_status_t vramp_torch_reset_peaks(int device);
 
-// Releases idle memory of all open devices to the driver.
+/* Releases idle memory of all open devices to the driver. */
 vramp_status_t vramp_torch_trim(void);
 
-// Limits the allocator of a device to this fraction of the device's memory, from 0 to 1.
+/* Limits the allocator of a device to this fraction of the device's memory, from 0 to 1. */
 vramp_status_t vramp_torch_set_fraction(int device, double fraction);
 
-// Opens the allocator of a device with the options of VRAMP_CONF, if it is not open. After a failure
-// the call may be repeated with corrected options.
-vramp_status_t vramp_torch_open(int device);
-
-// Allocates a block of any size, zero included, for work on `stream`. Never throws.
-//
-// What the caller promises:
-// `stream` is null or a stream of the device that lives as long as the process uses the device.
-// `block` is null or valid for writing.
-vramp_status_t vramp_torch_block_malloc(int device,
-                                        uint64_t size,
-                                        void *stream,
-                                        vramp_torch_block_t *block);
-
-// Frees a block on the stream that it was allocated for. `*block` describes it.
-// VRAMP_ERROR_UNKNOWN_POINTER if no block of any device begins at the address.
-//
-// What the caller promises:
-// `block` is null or valid for writing.
-vramp_status_t vramp_torch_block_free(void *address, vramp_torch_block_t *block);
-
-// Describes the live block that begins at an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
-//
-// What the caller promises:
-// `block` is null or valid for writing.
-vramp_status_t vramp_torch_block_find(void *address, vramp_torch_block_t *block);
-
-// Records that work queued on `stream` so far uses a block. No driver call.
-//
-// What the caller promises:
-// `stream` is null or a stream of the device that lives as long as the process uses the device.
-vramp_status_t vramp_torch_block_record(void *address, void *stream);
-
-// Allocates a segment for PyTorch's own allocator. Waits on the host for earlier work on its memory.
-//
-// What the caller promises:
-// `address` is null or valid for writing.
-vramp_status_t vramp_torch_segment_malloc(int device,
-                                          uint64_t size,
-                                          void **address);
-
-// Returns the device of a segment. VRAMP_ERROR_UNKNOWN_POINTER if none begins at the address.
-//
-// What the caller promises:
-// `device` is null or valid for writing.
-vramp_status_t vramp_torch_segment_device(void *address, int *device);
-
-// Frees a segment; `*size` is its size. With `may_be_in_use`, its memory is reused after all work that
-// is queued now on the streams of the device's allocator; otherwise no work uses it any more.
-//
-// What the caller promises:
-// `size` is null or valid for writing.
-vramp_status_t vramp_torch_segment_free(void *address,
-                                        int may_be_in_use,
-                                        uint64_t *size);
-
-// Returns what PyTorch's statistics need of a device. Opens it.
-//
-// What the caller promises:
-// `memory` is null or valid for writing.
-vramp_status_t vramp_torch_memory(int device, vramp_torch_memory_t *memory);
-
-// Returns the physical memory that a device's allocator has reserved, in bytes. At most one driver call.
-//
-// What the caller promises:
-// `reserved` is null or valid for writing.
-vramp_status_t vramp_torch_reserved(int device,
-                                    uint64_t *reserved);
-
-// Describes the live block that contains an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
-// O(n) in the blocks if the address lies more than 64 KiB behind the start.
-//
-// What the caller promises:
-// `block` is null or valid for writing.
-vramp_status_t vramp_torch_containing(void *address, vramp_torch_block_t *block);
-
-// Calls `visitor` for each part of a device's reserved memory, by address. No lock is held.
-//
-// What the caller promises:
-// `visitor` may be called with `user` on this thread until the call returns, and does not unwind.
-vramp_status_t vramp_torch_visit(int device, vramp_torch_visitor_t visitor, void *user);
-
-// Resets the peaks of a device.
-vramp_status_t vramp_torch_reset_peaks(int device);
-
-// Releases idle memory of all open devices to the driver.
-vramp_status_t vramp_torch_trim(void);
-
-// Limits the allocator of a device to this fraction of the device's memory, from 0 to 1.
-vramp_status_t vramp_torch_set_fraction(int device, double fraction);
-
-// Opens the allocator of a device with the options of VRAMP_CONF, if it is not open. After a failure
-// the call may be repeated with corrected options.
+/*
+ * Opens the allocator of a device with the options of VRAMP_CONF, if it is not open. After a failure
+ * the call may be repeated with corrected options.
+ */
 vramp_status_t vramp_torch_open(int device);
 
 #ifdef __cplusplus
-}  // extern "C"
-#endif  // __cplusplus
+}
+#endif
 
 #endif  /* VRAMP_H */

@@ -42,6 +42,18 @@ static void ignore(const vramp_event_t *event, void *user) {
     (void)user;
 }
 
+static int free_nothing(const vramp_shortage_t *shortage, void *user) {
+    (void)shortage;
+    (void)user;
+    return 0;
+}
+
+static void ignore_stat(const char *name, uint64_t value, void *user) {
+    (void)name;
+    (void)value;
+    (void)user;
+}
+
 static void *work(void *argument) {
     size_t number = (size_t)argument;
     vramp_stream_t own;
@@ -77,6 +89,7 @@ static void child(void *block) {
     void *address = &address;
     size_t size = 0;
     vramp_stats_t stats;
+    vramp_device_t device;
     vramp_allocator_t other;
     vramp_stream_t made;
     vramp_arena_t arena;
@@ -99,6 +112,14 @@ static void child(void *block) {
     ANSWER(vramp_stream_create(shared, &made) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_stream_adopt(shared, NULL, &made) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_stream_forget(shared, stream) == VRAMP_ERROR_FORKED);
+    device.struct_size = sizeof device;
+    ANSWER(vramp_device(shared, &device) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_stream_raw(shared, stream, &address) == VRAMP_ERROR_FORKED && address == NULL);
+    ANSWER(vramp_free_on_own_stream(shared, block) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_reset_peaks(shared) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_memory_stats(shared, ignore_stat, NULL) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_on_shortage(shared, free_nothing, NULL, &registration) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_check_version(VRAMP_VERSION) == VRAMP_OK);
     ANSWER(vramp_arena_create(shared, NULL, &arena) == VRAMP_ERROR_FORKED);
     arena.id = 1;
     ANSWER(vramp_capture_begin(shared, stream, arena) == VRAMP_ERROR_FORKED);

@@ -13,6 +13,20 @@
         }                                                                       \
     } while (0)
 
+/* Frees the block that `user` holds, once. */
+static vramp_allocator_t spilling;
+static int spill(const vramp_shortage_t *shortage, void *user) {
+    void **held = user;
+    if (*held == NULL || shortage->requested != (200u << 20)) return 0;
+    if (vramp_free_on_own_stream(spilling, *held) != VRAMP_OK) return 0;
+    *held = NULL;
+    return 1;
+}
+
+static void find_ooms(const char *name, uint64_t value, void *user) {
+    if (strcmp(name, "num_ooms") == 0) *(uint64_t *)user = value;
+}
+
 int main(void) {
     vramp_allocator_t allocator = {0}, none = {0};
     vramp_stream_t stream, other;
@@ -24,9 +38,18 @@ int main(void) {
     vramp_lease_t lease;
     vramp_arena_report_t memory;
     vramp_capture_report_t needed;
+    vramp_device_t device;
+    uint64_t registration = 0, ooms = 0;
+    void *raw = NULL;
 
-    CHECK(strlen(vramp_version()) >= 5);
+    CHECK(strcmp(vramp_version(), VRAMP_VERSION_STRING) == 0);
+    CHECK(vramp_version_number() == VRAMP_VERSION);
+    CHECK(VRAMP_VERSION
+          == VRAMP_VERSION_MAJOR * 1000000 + VRAMP_VERSION_MINOR * 1000 + VRAMP_VERSION_PATCH);
+    CHECK(vramp_check_version(VRAMP_VERSION) == VRAMP_OK);
     CHECK(strcmp(vramp_last_error(), "") == 0);
+    CHECK(vramp_check_version(VRAMP_VERSION + 1) == VRAMP_ERROR_VERSION);
+    CHECK(strstr(vramp_last_error(), VRAMP_VERSION_STRING) != NULL);
     CHECK(vramp_open("sim:h200", "preset=vramp,limit=256MiB", &allocator) == VRAMP_OK);
     CHECK(vramp_stream_create(allocator, &stream) == VRAMP_OK);
     CHECK(vramp_stream_adopt(allocator, (void *)0x10, &other) == VRAMP_OK);
@@ -48,6 +71,25 @@ int main(void) {
     CHECK(vramp_malloc(allocator, 1u << 30, stream, &block) == VRAMP_ERROR_OUT_OF_MEMORY);
     CHECK(block == NULL);
     CHECK(strcmp(vramp_status_name(VRAMP_ERROR_OUT_OF_MEMORY), "VRAMP_ERROR_OUT_OF_MEMORY") == 0);
+
+    device.struct_size = sizeof device;
+    CHECK(vramp_device(allocator, &device) == VRAMP_OK && device.simulated == 1);
+    CHECK(device.ordinal == -1 && strcmp(device.id, "sim:h200") == 0 && device.memory > 0);
+    CHECK(vramp_stream_raw(allocator, other, &raw) == VRAMP_OK && raw == (void *)0x10);
+    CHECK(vramp_stream_raw(allocator, stream, &raw) == VRAMP_ERROR_UNSUPPORTED && raw == NULL);
+    CHECK(vramp_memory_stats(allocator, find_ooms, &ooms) == VRAMP_OK && ooms == 1);
+    CHECK(vramp_reset_peaks(allocator) == VRAMP_OK);
+    stats.struct_size = sizeof stats;
+    CHECK(vramp_stats(allocator, &stats) == VRAMP_OK && stats.live_peak == stats.live);
+    CHECK(stats.limit == 256 << 20);
+
+    spilling = allocator;
+    CHECK(vramp_malloc(allocator, 128 << 20, stream, &raw) == VRAMP_OK);
+    CHECK(vramp_on_shortage(allocator, spill, &raw, &registration) == VRAMP_OK);
+    CHECK(vramp_malloc(allocator, 200 << 20, stream, &block) == VRAMP_OK && raw == NULL);
+    CHECK(vramp_unobserve(allocator, registration) == VRAMP_OK);
+    CHECK(vramp_free_on_own_stream(allocator, block) == VRAMP_OK);
+    CHECK(vramp_free_on_own_stream(allocator, block) == VRAMP_ERROR_UNKNOWN_POINTER);
 
     CHECK(vramp_arena_create(allocator, "policy=reusing,overlap=order", &arena) == VRAMP_OK);
     CHECK(vramp_capture_begin(allocator, stream, arena) == VRAMP_OK);

@@ -1,5 +1,6 @@
 //! C and C++ programs compiled against the header and the shared library.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -54,6 +55,51 @@ impl Program {
 fn shared_library() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows where it is");
     test.with_file_name("libvramp_capi.so")
+}
+
+/// Compiles a file that includes the header and nothing else. Warnings are errors.
+fn header_compiles(compiler: &str, language: &str, standard: &str) {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new(compiler)
+        .args(["-x", language, &format!("-std={standard}"), "-fsyntax-only", "-Wall", "-Wextra"])
+        .args(["-Wpedantic", "-Werror", "-include"])
+        .arg(own.join("include/vramp.h"))
+        .arg("/dev/null")
+        .output()
+        .expect("a C compiler is installed");
+    assert!(output.status.success(), "{standard}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_header_compiles_in_every_standard_from_c89_and_cpp11_on() {
+    for standard in ["c89", "c99", "c11", "c17", "c2x"] {
+        header_compiles("cc", "c", standard);
+    }
+    for standard in ["c++11", "c++14", "c++17", "c++20", "c++2b"] {
+        header_compiles("c++", "c++", standard);
+    }
+}
+
+#[test]
+fn the_shared_library_exports_exactly_the_functions_of_the_header() {
+    let output = Command::new("nm")
+        .args(["--dynamic", "--defined-only", "--format=posix"])
+        .arg(shared_library())
+        .output()
+        .expect("binutils are installed with the C compiler");
+    let symbols = String::from_utf8(output.stdout).expect("symbols are ASCII");
+    let exported: BTreeSet<&str> =
+        symbols.lines().filter_map(|line| line.split(' ').next()).collect();
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let header = std::fs::read_to_string(own.join("include/vramp.h")).expect("it is in git");
+    let declared: BTreeSet<&str> = header
+        .lines()
+        .filter(|line| !line.starts_with([' ', '/', '#', '}']) && !line.starts_with("typedef"))
+        .filter_map(|line| line.split_once('('))
+        .filter_map(|(before, _)| before.split([' ', '*']).next_back())
+        .collect();
+    assert!(declared.len() > 40, "{declared:?}");
+    assert_eq!(exported, declared);
 }
 
 #[test]

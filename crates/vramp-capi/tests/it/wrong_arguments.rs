@@ -1,18 +1,25 @@
 //! Every function with invalid arguments: it returns an error and changes nothing.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
 use crate::common::*;
 use vramp_capi::abi::vramp_status_t::{self, *};
 use vramp_capi::abi::{
     vramp_allocator_t, vramp_arena_report_t, vramp_arena_t, vramp_capture_report_t, vramp_event_t,
-    vramp_graph_t, vramp_lease_t, vramp_stats_t, vramp_stream_t,
+    vramp_graph_t, vramp_lease_t, vramp_shortage_t, vramp_stats_t, vramp_stream_t,
 };
 use vramp_capi::graphs::*;
 use vramp_capi::interface::*;
+use vramp_capi::queries::*;
 
 unsafe extern "C" fn ignore(_: *const vramp_event_t, _: *mut c_void) {}
+
+unsafe extern "C" fn frees_nothing(_: *const vramp_shortage_t, _: *mut c_void) -> c_int {
+    0
+}
+
+unsafe extern "C" fn ignore_stat(_: *const c_char, _: u64, _: *mut c_void) {}
 
 /// Calls every function that takes an allocator.
 fn every_call(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Vec<vramp_status_t> {
@@ -20,6 +27,8 @@ fn every_call(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Vec<vramp
     let mut made = vramp_stream_t::default();
     let (mut size, mut registration) = (0, 0);
     let mut stats = vramp_stats_t { struct_size: 136, ..vramp_stats_t::default() };
+    let mut device = no_device();
+    let mut raw = null_mut();
     let block = 0x1000 as *mut c_void;
     let (mut arena, mut graph) = (vramp_arena_t { id: 1 }, vramp_graph_t { id: 1 });
     let mut lease = vramp_lease_t { id: 1 };
@@ -44,6 +53,12 @@ fn every_call(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Vec<vramp
             vramp_snapshot(allocator, c"/nowhere/at/all".as_ptr()),
             vramp_observe(allocator, Some(ignore), null_mut(), &mut registration),
             vramp_unobserve(allocator, 1),
+            vramp_device(allocator, &mut device),
+            vramp_stream_raw(allocator, stream, &mut raw),
+            vramp_free_on_own_stream(allocator, block),
+            vramp_reset_peaks(allocator),
+            vramp_memory_stats(allocator, Some(ignore_stat), null_mut()),
+            vramp_on_shortage(allocator, Some(frees_nothing), null_mut(), &mut registration),
             vramp_arena_create(allocator, null(), &mut arena),
             vramp_arena_destroy(allocator, arena),
             vramp_arena_reset(allocator, arena),
@@ -69,7 +84,7 @@ fn a_zero_closed_or_made_up_allocator_is_unknown_to_every_function() {
     let numbers = [0, 1, allocator.id, allocator.id + 256, allocator.id ^ 1, u64::MAX, 1 << 63];
     for id in numbers {
         let statuses = every_call(vramp_allocator_t { id }, stream);
-        assert_eq!(statuses, [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 28], "{id:#x}: {}", last_error());
+        assert_eq!(statuses, [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 34], "{id:#x}: {}", last_error());
     }
     assert!(last_error().contains("closed or was never opened"));
 }

@@ -486,6 +486,23 @@ fn a_device_dropped_under_work_in_flight_unmaps_nothing() {
 }
 
 #[test]
+fn a_stream_has_its_raw_handle_until_it_is_destroyed() {
+    let driver = open();
+    let created = driver.create_stream().unwrap();
+    let raw = std::ptr::without_provenance_mut(0x50);
+    // SAFETY: the fake dereferences no stream.
+    let adopted = unsafe { driver.adopt_stream(raw) };
+    calls();
+    assert!(driver.raw_stream(created).is_some_and(|created| !created.is_null() && created != raw));
+    assert_eq!(driver.raw_stream(adopted), Some(raw));
+    assert!(calls().is_empty());
+    for stream in [created, adopted] {
+        driver.destroy_stream(stream).unwrap();
+        assert_eq!(driver.raw_stream(stream), None);
+    }
+}
+
+#[test]
 fn an_adopted_stream_is_never_destroyed() {
     let driver = open();
     // SAFETY: the fake dereferences no stream.

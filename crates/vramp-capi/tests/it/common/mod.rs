@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use vramp_capi::abi::vramp_status_t;
-use vramp_capi::abi::{vramp_allocator_t, vramp_stats_t, vramp_stream_t};
+use vramp_capi::abi::{vramp_allocator_t, vramp_device_t, vramp_stats_t, vramp_stream_t};
 use vramp_capi::testing;
 pub use vramp_capi::testing::last_error;
 
@@ -33,4 +33,19 @@ pub fn malloc(
 
 pub fn stats(allocator: vramp_allocator_t) -> vramp_stats_t {
     testing::stats(allocator).expect("the allocator is open")
+}
+
+/// A struct for `vramp_device` to fill.
+pub fn no_device() -> vramp_device_t {
+    vramp_device_t {
+        struct_size: size_of::<vramp_device_t>() as u64,
+        memory: 0,
+        granularity: 0,
+        ordinal: 0,
+        simulated: 0,
+        name: [0; 96],
+        id: [0; 96],
+        uuid: [0; 48],
+        pci: [0; 16],
+    }
 }
