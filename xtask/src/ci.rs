@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::{models, page, shell, site, tidy};
+use crate::{install, models, page, shell, site, tidy};
 
 /// Examples that need no card. Each runs to its end and must succeed.
 const EXAMPLES: [&str; 7] = [
@@ -49,6 +49,7 @@ pub fn run(root: &Path) -> Result<()> {
         page::run(root)
     })?;
     step("examples", "run the failed one: `cargo run -p CRATE --example NAME`", || examples(root))?;
+    step("install", "install alone: `cargo xtask install-check`", || install::check::run(root))?;
     step("features", "build it alone: `cargo check -p vramp --no-default-features`", || {
         shell::run(cargo(root).args(["check", "-p", "vramp", "--no-default-features", "--locked"]))
     })?;

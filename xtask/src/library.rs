@@ -1,12 +1,14 @@
 //! `cargo xtask library`: the shared library, its header and the Python module in one folder.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
-use crate::{header, shell};
+use crate::header::{self, Version};
+use crate::shell;
 
 /// What programs link to and load.
 pub const NAME: &str = "libvramp.so";
@@ -14,37 +16,63 @@ pub const NAME: &str = "libvramp.so";
 /// Builds for release and fills the folder.
 pub fn run(root: &Path, out: &Path) -> Result<()> {
     fs::create_dir_all(out)?;
-    copy(&build(root)?, &out.join(NAME))?;
+    copy(&build(root, "release")?.shared, &out.join(NAME))?;
     for file in [header::PATH, "python/vramp_torch.py"] {
         let from = root.join(file);
         let name = from.file_name().context("a file has a name")?;
         copy(&from, &out.join(name))?;
     }
+    // The name by which programs that were linked to it find it.
+    let link = out.join(soname(Version::read(root)?));
+    if link.symlink_metadata().is_ok() {
+        fs::remove_file(&link)?;
+    }
+    symlink(NAME, &link)?;
     println!("{NAME}, its header and vramp_torch.py are in {}", out.display());
     Ok(())
 }
 
-/// Builds the library for release and tells where it is.
-pub fn build(root: &Path) -> Result<PathBuf> {
-    let messages = shell::output(Command::new("cargo").current_dir(root).args([
-        "build",
-        "-p",
-        "vramp-capi",
-        "--lib",
-        "--release",
-        "--locked",
-        "--message-format=json-render-diagnostics",
-    ]))?;
-    let built = messages.lines().find_map(shared_object);
-    built.context("cargo tells of no shared library of vramp-capi")
+/// Returns the name by which programs find the library when they start: that of its ABI.
+pub fn soname(version: Version) -> String {
+    format!("{NAME}.{}", version.abi())
 }
 
-/// The library that one of cargo's messages tells of, if any.
-fn shared_object(message: &str) -> Option<PathBuf> {
+/// The libraries that cargo built.
+pub struct Built {
+    /// The shared library.
+    pub shared: PathBuf,
+    /// The archive, with the symbols of all its parts.
+    pub archive: PathBuf,
+}
+
+/// Builds the libraries with a profile of cargo.
+pub fn build(root: &Path, profile: &str) -> Result<Built> {
+    let soname = soname(Version::read(root)?);
+    let mut cargo = Command::new("cargo");
+    cargo.current_dir(root).args(["rustc", "-p", "vramp-capi", "--lib", "--locked"]);
+    cargo.args(["--profile", profile, "--crate-type", "cdylib,staticlib"]);
+    // The build script passes it on to the linker.
+    cargo.env("VRAMP_SONAME", &soname);
+    let messages = shell::output(cargo.arg("--message-format=json-render-diagnostics"))?;
+    let built = messages.lines().find_map(built).context("cargo names no library of vramp-capi")?;
+    let dynamic = shell::output(Command::new("readelf").args(["-W", "-d"]).arg(&built.shared))?;
+    ensure!(
+        dynamic.contains(&format!("soname: [{soname}]")),
+        "{} does not have the soname {soname}: run `cargo clean -p vramp-capi` and repeat",
+        built.shared.display()
+    );
+    Ok(built)
+}
+
+/// The libraries that one of cargo's messages names, if any.
+fn built(message: &str) -> Option<Built> {
     let message: serde_json::Value = serde_json::from_str(message).ok()?;
     let files = message["filenames"].as_array()?;
-    let mut files = files.iter().filter_map(serde_json::Value::as_str);
-    files.find(|file| file.ends_with("/libvramp_capi.so")).map(PathBuf::from)
+    let file = |end: &str| {
+        let mut files = files.iter().filter_map(serde_json::Value::as_str);
+        files.find(|file| file.ends_with(end)).map(PathBuf::from)
+    };
+    Some(Built { shared: file("/libvramp_capi.so")?, archive: file("/libvramp_capi.a")? })
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
@@ -58,10 +86,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shared_library_is_found_among_cargos_messages() {
-        let message = r#"{"filenames":["/t/libvramp_capi.rlib","/t/libvramp_capi.so"]}"#;
-        assert_eq!(shared_object(message), Some(PathBuf::from("/t/libvramp_capi.so")));
-        assert_eq!(shared_object(r#"{"filenames":["/t/libvramp.rlib"]}"#), None);
-        assert_eq!(shared_object(r#"{"reason":"build-finished"}"#), None);
+    fn the_libraries_are_found_among_cargos_messages() {
+        let found = built(r#"{"filenames":["/t/libvramp_capi.so","/t/libvramp_capi.a"]}"#).unwrap();
+        assert_eq!(found.shared, Path::new("/t/libvramp_capi.so"));
+        assert_eq!(found.archive, Path::new("/t/libvramp_capi.a"));
+        assert!(built(r#"{"filenames":["/t/libvramp_capi.rlib"]}"#).is_none());
+        assert!(built(r#"{"reason":"build-finished"}"#).is_none());
     }
 }

@@ -8,6 +8,7 @@ mod charts;
 mod ci;
 mod compare;
 mod header;
+mod install;
 mod library;
 mod models;
 mod mutants;
@@ -93,6 +94,25 @@ enum Task {
         #[arg(long, value_name = "DIR", default_value = "target/library")]
         out: PathBuf,
     },
+    /// Builds the C interface for release and installs it: header, shared library, static library,
+    /// pkg-config and CMake files.
+    Install {
+        #[command(flatten)]
+        to: install::To,
+        /// Folder of the libraries, relative to the prefix.
+        #[arg(long, value_name = "DIR", default_value = "lib")]
+        libdir: PathBuf,
+        /// Profile of cargo to build with.
+        #[arg(long, value_name = "NAME", default_value = "release")]
+        profile: String,
+    },
+    /// Removes what `install` wrote.
+    Uninstall {
+        #[command(flatten)]
+        to: install::To,
+    },
+    /// Installs into a temporary folder and builds the examples in C and C++ against it.
+    InstallCheck,
     /// Builds the folder `gpu-bundle`, which runs on a machine with a card and without Rust.
     GpuBundle {
         /// A folder with more traces to take along. May be given several times.
@@ -130,6 +150,11 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Adversary => adversary::run(root),
         Task::Header => header::write(root),
         Task::Library { out } => library::run(root, &root.join(out)),
+        Task::Install { to, libdir, profile } => {
+            install::run(root, &install::Destination::new(to, libdir)?, profile)
+        }
+        Task::Uninstall { to } => install::uninstall(to),
+        Task::InstallCheck => install::check::run(root),
         Task::GpuBundle { traces } => bundle::run(root, traces),
     }
 }
