@@ -108,6 +108,22 @@ fn a_c_program_uses_every_function() {
 }
 
 #[test]
+fn the_program_of_the_guide_compiles_and_runs() {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let guide =
+        std::fs::read_to_string(own.join("../../docs/c-interface.md")).expect("it is there");
+    let mut programs = guide.split("```c\n").filter(|block| block.starts_with("#include"));
+    let program = programs.next().and_then(|block| block.split("```").next());
+    // The machine of the tests may have a card.
+    let program = program.expect("the guide has a program").replace("\"auto\"", "\"sim:h200\"");
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let source = folder.path().join("guide.c");
+    std::fs::write(&source, program).expect("the folder is ours");
+    let source = source.to_str().expect("a plain path");
+    assert_eq!(Program::compile("cc", source, "-std=c89").run("", &[]), "");
+}
+
+#[test]
 fn the_header_is_good_for_cpp_and_exceptions_arrive_there() {
     let program = Program::compile("c++", "torch.cpp", "-std=c++17");
     let simulated = ("VRAMP_DEVICE", "sim:h200");

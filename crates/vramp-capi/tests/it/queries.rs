@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ptr::null_mut;
+use std::ptr::{dangling_mut, null_mut};
 use std::sync::Mutex;
 
 use crate::common::*;
@@ -39,7 +39,7 @@ fn a_device_has_a_name_that_opens_it_again() {
     assert_eq!(unsafe { vramp_device(allocator, &mut device) }, VRAMP_OK);
     assert_eq!((device.simulated, device.ordinal), (1, -1));
     assert_eq!(device.memory, stats(allocator).card_total);
-    assert!(device.granularity >= 4096 && device.memory % device.granularity == 0);
+    assert!(device.granularity >= 4096 && device.memory.is_multiple_of(device.granularity));
     assert!(text(&device.name).contains("L4"), "{}", text(&device.name));
     assert_eq!((text(&device.uuid), text(&device.pci)), (String::new(), String::new()));
     let again = open_on(&text(&device.id), "").expect("the id is a device");
@@ -69,7 +69,7 @@ fn a_struct_of_an_older_version_gets_as_much_as_it_has() {
 fn an_adopted_stream_has_its_own_value_and_a_created_one_none_on_the_simulator() {
     let allocator = open("");
     let raw_of = |stream: vramp_stream_t| {
-        let mut raw = 1 as *mut c_void;
+        let mut raw = dangling_mut();
         // SAFETY: the result outlives the call.
         let status = unsafe { vramp_stream_raw(allocator, stream, &mut raw) };
         (status, raw as usize)

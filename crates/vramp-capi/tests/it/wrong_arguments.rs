@@ -334,11 +334,12 @@ fn every_code_has_its_name() {
         VRAMP_ERROR_CAPTURE,
         VRAMP_ERROR_UNSUPPORTED,
         VRAMP_ERROR_FORKED,
+        VRAMP_ERROR_VERSION,
     ];
     for code in codes {
         assert_eq!(name(code as i32), format!("{code:?}"));
     }
-    for code in [-1, 24, i32::MAX, i32::MIN] {
+    for code in [-1, 25, i32::MAX, i32::MIN] {
         assert_eq!(name(code), "unknown");
     }
     // SAFETY: the version ends with a zero and lives for ever.
