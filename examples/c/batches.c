@@ -52,7 +52,7 @@ int main(int count, char **arguments) {
     memset(&device, 0, sizeof device);
     device.struct_size = sizeof device;
     check(vramp_device(allocator, &device), "device");
-    printf("%s, %s\n", device.name, device.simulated ? "simulated" : "a GPU");
+    printf("%s: %s\n", device.id, device.name);
 
     check(vramp_stream_create(allocator, &stream), "stream");
     if (!device.simulated) {

@@ -135,6 +135,24 @@ fn peaks_are_reset_and_statistics_have_pytorchs_names() {
     assert_eq!(vramp_close(allocator), VRAMP_OK);
 }
 
+#[test]
+fn fields_stay_where_programs_of_this_abi_read_them() {
+    use std::mem::offset_of;
+    use vramp_capi::abi::{vramp_arena_report_t, vramp_capture_report_t, vramp_stats_t};
+    assert_eq!(size_of::<vramp_allocator_t>(), 8);
+    assert_eq!(size_of::<vramp_stream_t>(), 8);
+    // Later versions add fields behind the last ones here.
+    assert_eq!(offset_of!(vramp_stats_t, callback_panics), 136);
+    assert_eq!(offset_of!(vramp_stats_t, looked_at), 160);
+    assert_eq!(offset_of!(vramp_arena_report_t, lent), 48);
+    assert_eq!(offset_of!(vramp_capture_report_t, kept), 56);
+    assert_eq!(offset_of!(vramp_event_t, requested), 24);
+    assert_eq!(offset_of!(vramp_event_t, stream), 32);
+    assert_eq!(offset_of!(vramp_shortage_t, stream), 56);
+    assert_eq!(offset_of!(vramp_device_t, simulated), 28);
+    assert_eq!(offset_of!(vramp_device_t, pci), 272);
+}
+
 type Named = BTreeMap<String, u64>;
 
 unsafe extern "C" fn keep(name: *const c_char, value: u64, user: *mut c_void) {
