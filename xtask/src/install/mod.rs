@@ -2,7 +2,7 @@
 //!
 //! 1. [`Destination::new`] resolves the arguments, and [`Destination::check`] finds a wrong one before
 //!    anything is built.
-//! 2. [`library::build`](crate::library::build) builds the shared library and the archive;
+//! 2. [`library::build`] builds the shared library and the archive;
 //!    [`archive`] makes the archive safe to link beside other libraries.
 //! 3. [`place`] writes every file beside its place and renames it, so that a program that runs on an
 //!    older library keeps it. A manifest lists the files and the folders made; files of an older
