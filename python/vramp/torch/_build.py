@@ -102,7 +102,6 @@ def command(torch: Any, to: Path, vramp_version: str) -> list[str]:
         *compiler(),
         *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w"),
         f"-DVRAMP_TORCH={major * 100 + minor}",
-        f'-DVRAMP_VERSION_STRING="{vramp_version}"',
         f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
         f"-I{_HEADERS}",
         *("-isystem", str(root / "include"), "-isystem", str(cuda_headers())),

@@ -231,6 +231,8 @@ class Allocator : public CUDAAllocator {
   void setMemoryFraction(double fraction, DeviceIndex device) override {
     check_device(device);
     set_vramp_fraction(device, fraction);
+    // For pools with an allocator of their own.
+    native_->setMemoryFraction(fraction, device);
   }
 
   void enable(bool value) override {
@@ -721,6 +723,10 @@ class Allocator : public CUDAAllocator {
       fail("cannot allocate");
     }
     std::string report = vramp_.last_error();
+    {
+      std::lock_guard<std::mutex> lock(device.mutex);
+      device.statistics.count_retry();
+    }
     auto again = [&] {
       status = vramp_.block_malloc(device.index, size, stream, block);
       if (status == VRAMP_ERROR_OUT_OF_MEMORY) {

@@ -82,6 +82,10 @@ class Statistics {
     ++ooms_;
   }
 
+  void count_retry() {
+    ++retries_;
+  }
+
   // Returns all statistics. `memory` is vramp's, of which PyTorch's own allocator has `segments`.
   DeviceStats read(const vramp_torch_memory_t& memory, const SegmentTotals& segments) {
     DeviceStats all = native_;
@@ -103,7 +107,7 @@ class Statistics {
              waiting(base_.waiting_bytes, part));
     }
     reserved(all, memory, segments);
-    all.num_alloc_retries += static_cast<int64_t>(memory.retries - base_.retries);
+    all.num_alloc_retries = retries_ + static_cast<int64_t>(memory.retries - base_.retries);
     all.num_ooms = ooms_;
     all.num_device_alloc += static_cast<int64_t>(memory.created - base_.created);
     all.num_device_free += static_cast<int64_t>(memory.released - base_.released);
@@ -117,6 +121,7 @@ class Statistics {
       requested_bytes_[type].reset_accumulated();
     }
     ooms_ = 0;
+    retries_ = 0;
     base_ = memory;
     base_segments_ = segments;
   }
@@ -198,6 +203,7 @@ class Statistics {
   std::array<int64_t, static_cast<size_t>(StatType::NUM_TYPES)> active_bytes_peak_{};
   std::array<int64_t, static_cast<size_t>(StatType::NUM_TYPES)> reserved_peak_{};
   int64_t ooms_ = 0;
+  int64_t retries_ = 0;
   DeviceStats native_;
   // Totals at the last reset.
   vramp_torch_memory_t base_{};

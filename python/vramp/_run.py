@@ -1,0 +1,151 @@
+"""`python -m vramp run PROGRAM [ARGUMENTS]`: a PyTorch program on vramp, without a change to it.
+
+At the end the memory of each device is printed to stderr, with what PyTorch's own allocator would have
+reserved for the same requests. For that the last events are kept (40 bytes each), and replayed on
+PyTorch's allocator as vramp models it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from . import pool
+from ._errors import VrampError
+
+EVENTS = 2_000_000
+"""Events that are kept unless --events says otherwise."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the arguments before the program."""
+    made = argparse.ArgumentParser(
+        prog="python -m vramp run",
+        description="Runs a PyTorch program on vramp. VRAMP_CONF sets options, such as limit=80GiB.",
+        usage="python -m vramp run [--events N] [--quiet] (PROGRAM | -m MODULE) [ARGUMENTS]",
+    )
+    made.add_argument("-m", dest="module", action="store_true", help="PROGRAM is the name of a module")
+    made.add_argument(
+        "--events",
+        type=int,
+        default=EVENTS,
+        metavar="N",
+        help=f"keep the last N events for the comparison with PyTorch; 0 makes none (default {EVENTS})",
+    )
+    made.add_argument("--quiet", action="store_true", help="print nothing at the end")
+    made.add_argument("program", help="a file, or a module with -m")
+    made.add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the program. Its own exit status is that of the process."""
+    options = parser().parse_args(arguments)
+    if options.events < 0:
+        print("vramp run: --events must not be negative", file=sys.stderr)
+        return 2
+    if not options.module and not os.path.isfile(options.program) and not os.path.isdir(options.program):
+        print(f"vramp run: there is no file {options.program}", file=sys.stderr)
+        return 2
+    from . import torch as drop_in
+
+    try:
+        drop_in.enable()
+    except VrampError as error:
+        print(f"vramp run: {error}", file=sys.stderr)
+        return 1
+    recorder = _Recorder(0 if options.quiet else options.events)
+    if not options.quiet:
+        atexit.register(recorder.print)
+    recorder.start()
+    sys.argv = [options.program, *options.arguments]
+    if options.module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(options.program)))
+        runpy.run_path(options.program, run_name="__main__")
+    return 0
+
+
+class _Recorder:
+    """Records the events of each device from its first use on."""
+
+    def __init__(self, events: int) -> None:
+        self.events = events
+        self.process = os.getpid()
+
+    def start(self) -> None:
+        """Makes PyTorch start the recording of all devices when it initializes CUDA."""
+        if self.events == 0:
+            return
+        import torch
+
+        torch.cuda._lazy_call(self._record)
+
+    def _record(self) -> None:
+        import torch
+
+        for device in range(torch.cuda.device_count()):
+            pool(device).record_history(self.events)
+
+    def print(self) -> None:
+        """Prints what each device reserved, and what PyTorch's allocator would have."""
+        import torch
+
+        if os.getpid() != self.process or not torch.cuda.is_initialized():
+            return
+        for device in range(torch.cuda.device_count()):
+            try:
+                for line in self._lines(device):
+                    print(line, file=sys.stderr)
+            except VrampError as error:
+                print(f"vramp: device {device}: {error}", file=sys.stderr)
+
+    def _lines(self, device: int) -> list[str]:
+        import torch
+
+        reserved = torch.cuda.max_memory_reserved(device)
+        allocated = torch.cuda.max_memory_allocated(device)
+        if allocated == 0:
+            return []
+        lines = [
+            f"vramp: device {device}: peak {_size(reserved)} reserved for {_size(allocated)} allocated "
+            f"(overhead {reserved / allocated:.3f})"
+        ]
+        if self.events:
+            lines.append(f"vramp: device {device}: {self._comparison(device, reserved)}")
+        return lines
+
+    def _comparison(self, device: int, reserved: int) -> str:
+        from . import replay
+
+        events = pool(device).stats()
+        made = events.placed + events.freed
+        if made > self.events:
+            return f"no comparison with PyTorch: {made} events, and --events kept {self.events}"
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "run.pickle")
+            pool(device).snapshot(path)
+            result = replay(path, allocators=["torch"])
+        native = result.rows[0].peak_reserved
+        saved = native - reserved
+        if saved <= 0:
+            return f"PyTorch's allocator would have reserved {_size(native)} (replayed)"
+        return (
+            f"PyTorch's allocator would have reserved {_size(native)} (replayed): "
+            f"{_size(saved)} saved ({100 * saved / native:.0f} %)"
+        )
+
+
+def _size(amount: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.2f} {unit}"
+        amount /= 1024
+    return f"{amount:.2f} GiB"
