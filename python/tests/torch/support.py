@@ -130,9 +130,17 @@ def settings(text):
         torch.cuda.memory._set_allocator_settings(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
 
 
+@functools.cache
+def capture_stream():
+    return torch.cuda.Stream()
+
+
 def capture(function, pool=None, stream=None):
-    """Captures a function after one eager run; returns the graph and the function's result."""
-    stream = stream or torch.cuda.Stream()
+    """Captures a function after one eager run; returns the graph and the function's result.
+
+    All captures are on one stream unless another is given, for memory of a pool is reused by its stream.
+    """
+    stream = stream or capture_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         function()
