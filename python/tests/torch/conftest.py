@@ -46,7 +46,7 @@ def pytest_configure(config):
     environment["FAKE_CUDA_DEVICES"] = "1"
     environment[STARTED] = "1"
     if ALLOCATOR == "vramp":
-        environment.setdefault("VRAMP_CONF", "device=sim:h200")
+        environment.setdefault("VRAMP_DEVICE", "sim:h200")
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture:
         capture.stop_global_capturing()
