@@ -18,7 +18,7 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 ALLOCATOR = os.environ.get("VRAMP_TEST_ALLOCATOR", "vramp")
 DEVICE = os.environ.get("VRAMP_TEST_DEVICE", "fake")
-# The simulated card of vramp and the fake runtime's are of one size, an H200's.
+# An H200's.
 CARD_BYTES = 150_754_820_096
 STARTED = "VRAMP_TEST_FAKE_STARTED"
 
@@ -45,8 +45,8 @@ def pytest_configure(config):
     environment["FAKE_CUDA_MEMORY"] = str(CARD_BYTES)
     environment["FAKE_CUDA_DEVICES"] = "1"
     environment[STARTED] = "1"
-    if ALLOCATOR == "vramp":
-        environment.setdefault("VRAMP_DEVICE", "sim:h200")
+    # vramp opens the fake libcuda as it would a card's.
+    environment.pop("VRAMP_DEVICE", None)
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture:
         capture.stop_global_capturing()

@@ -16,8 +16,6 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 ON_CARD = os.environ.get("VRAMP_TEST_DEVICE", "fake") == "cuda"
 VRAMP = os.environ.get("VRAMP_TEST_ALLOCATOR", "vramp") == "vramp"
 EXPANDABLE = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-# vramp's simulated card has addresses without bytes.
-HAS_BYTES = ON_CARD or not VRAMP
 FAKE_CUDA = pathlib.Path(__file__).resolve().parent / "fake_cuda"
 
 # A request that no card can serve.

@@ -1,8 +1,10 @@
-// The functions of libcuda that PyTorch calls: virtual memory for expandable segments, and contexts.
+// The functions of libcuda that PyTorch and vramp call: virtual memory, contexts, streams and graphs. Where
+// libcudart has the same function, it is called: the numbers of errors are the same, and so are the handles.
 // unused.c has what its library for compiled kernels imports. An empty libcuda.so.1 depends on this library.
 
 #include <cuda.h>
 
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <string>
@@ -16,6 +18,8 @@ namespace {
 
 void* address(CUdeviceptr pointer) { return reinterpret_cast<void*>(pointer); }
 Physical* physical(CUmemGenericAllocationHandle handle) { return reinterpret_cast<Physical*>(handle); }
+
+CUresult same(cudaError_t error) { return static_cast<CUresult>(error); }
 
 CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device + 1)); }
 
@@ -46,12 +50,18 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   return *context = context_of(device), CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext* context) { return *context = context_of(current_device()), CUDA_SUCCESS; }
-CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
-CUresult cuGetErrorString(CUresult error, const char** text) {
-  *text = error == CUDA_SUCCESS ? "no error" : error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "error";
+CUresult cuCtxSetCurrent(CUcontext context) {
+  if (context) current_device() = static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1;
   return CUDA_SUCCESS;
 }
-CUresult cuGetErrorName(CUresult error, const char** text) { return cuGetErrorString(error, text); }
+CUresult cuGetErrorString(CUresult error, const char** text) {
+  *text = cudaGetErrorString(static_cast<cudaError_t>(error));
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorName(CUresult error, const char** text) {
+  *text = cudaGetErrorName(static_cast<cudaError_t>(error));
+  return CUDA_SUCCESS;
+}
 CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdeviceptr pointer) {
   int device = Memory::instance().device_of(address(pointer));
   if (device < 0) return CUDA_ERROR_INVALID_VALUE;
@@ -116,6 +126,113 @@ CUresult cuMemExportToShareableHandle(void*, CUmemGenericAllocationHandle, CUmem
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle*, void*, CUmemAllocationHandleType) {
   return CUDA_ERROR_NOT_SUPPORTED;
 }
+CUresult cuDeviceGetName(char* text, int size, CUdevice) {
+  std::snprintf(text, static_cast<size_t>(size), "Fake CUDA device");
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
+  std::memset(uuid, 0, sizeof *uuid);
+  uuid->bytes[0] = static_cast<char>(device + 1);
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetPCIBusId(char* text, int size, CUdevice device) {
+  return same(cudaDeviceGetPCIBusId(text, size, device));
+}
+CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
+  return *bytes = Memory::instance().capacity(), CUDA_SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice) { return CUDA_SUCCESS; }
+
+CUresult cuMemGetInfo_v2(size_t* free, size_t* total) { return same(cudaMemGetInfo(free, total)); }
+CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t size) {
+  return same(cudaMalloc(reinterpret_cast<void**>(pointer), size));
+}
+CUresult cuMemFree_v2(CUdeviceptr pointer) { return same(cudaFree(address(pointer))); }
+CUresult cuMemHostAlloc(void** pointer, size_t size, unsigned flags) {
+  return same(cudaHostAlloc(pointer, size, flags));
+}
+CUresult cuMemFreeHost(void* pointer) { return same(cudaFreeHost(pointer)); }
+CUresult cuMemHostRegister_v2(void* pointer, size_t size, unsigned flags) {
+  return same(cudaHostRegister(pointer, size, flags));
+}
+CUresult cuMemHostUnregister(void* pointer) { return same(cudaHostUnregister(pointer)); }
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t size, CUstream stream) {
+  return same(cudaMemcpyAsync(address(to), from, size, cudaMemcpyHostToDevice, stream));
+}
+CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t size, CUstream stream) {
+  return same(cudaMemcpyAsync(to, address(from), size, cudaMemcpyDeviceToHost, stream));
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
+  return same(cudaMemcpyAsync(address(to), address(from), size, cudaMemcpyDeviceToDevice, stream));
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t size, CUstream stream) {
+  return same(cudaMemsetAsync(address(to), value, size, stream));
+}
+
+CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
+  return same(cudaDeviceGetDefaultMemPool(pool, properties->location.id));
+}
+CUresult cuMemPoolDestroy(CUmemoryPool) { return CUDA_SUCCESS; }
+CUresult cuMemPoolTrimTo(CUmemoryPool, size_t) { return CUDA_SUCCESS; }
+CUresult cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, void*) { return CUDA_SUCCESS; }
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
+  return same(cudaMemPoolGetAttribute(pool, static_cast<cudaMemPoolAttr>(attribute), value));
+}
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t size, CUmemoryPool, CUstream stream) {
+  return same(cudaMallocAsync(reinterpret_cast<void**>(pointer), size, stream));
+}
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) { return same(cudaFreeAsync(address(pointer), stream)); }
+
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  return same(cudaStreamCreateWithPriority(stream, flags, 0));
+}
+CUresult cuStreamDestroy_v2(CUstream stream) { return same(cudaStreamDestroy(stream)); }
+CUresult cuStreamQuery(CUstream stream) { return same(cudaStreamQuery(stream)); }
+CUresult cuStreamSynchronize(CUstream stream) { return same(cudaStreamSynchronize(stream)); }
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+  return same(cudaStreamWaitEvent(stream, event, flags));
+}
+CUresult cuEventCreate(CUevent* event, unsigned flags) { return same(cudaEventCreateWithFlags(event, flags)); }
+CUresult cuEventDestroy_v2(CUevent event) { return same(cudaEventDestroy(event)); }
+CUresult cuEventRecord(CUevent event, CUstream stream) { return same(cudaEventRecord(event, stream)); }
+CUresult cuEventQuery(CUevent event) { return same(cudaEventQuery(event)); }
+CUresult cuEventSynchronize(CUevent event) { return same(cudaEventSynchronize(event)); }
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  auto exchanged = static_cast<cudaStreamCaptureMode>(*mode);
+  cudaThreadExchangeStreamCaptureMode(&exchanged);
+  *mode = static_cast<CUstreamCaptureMode>(exchanged);
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+  return same(cudaStreamBeginCapture(stream, static_cast<cudaStreamCaptureMode>(mode)));
+}
+CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) { return same(cudaStreamEndCapture(stream, graph)); }
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  return same(cudaStreamIsCapturing(stream, reinterpret_cast<cudaStreamCaptureStatus*>(status)));
+}
+CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
+                                   const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count) {
+  unsigned long long number = 0;
+  auto error = cudaStreamGetCaptureInfo(stream, reinterpret_cast<cudaStreamCaptureStatus*>(status), &number, graph,
+                                        dependencies, nullptr, count);
+  if (id) *id = number;
+  if (edges) *edges = nullptr;
+  return same(error);
+}
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode* nodes, size_t* count) {
+  return same(cudaGraphGetNodes(graph, nodes, count));
+}
+CUresult cuGraphNodeGetDependencies_v2(CUgraphNode, CUgraphNode*, CUgraphEdgeData*, size_t* count) {
+  return *count = 0, CUDA_SUCCESS;
+}
+CUresult cuGraphInstantiateWithFlags(CUgraphExec* program, CUgraph graph, unsigned long long flags) {
+  return same(cudaGraphInstantiateWithFlags(program, graph, flags));
+}
+CUresult cuGraphLaunch(CUgraphExec program, CUstream stream) { return same(cudaGraphLaunch(program, stream)); }
+CUresult cuGraphDestroy(CUgraph graph) { return same(cudaGraphDestroy(graph)); }
+CUresult cuGraphExecDestroy(CUgraphExec program) { return same(cudaGraphExecDestroy(program)); }
+
 CUresult cuMemsetD32Async(CUdeviceptr, unsigned, size_t, CUstream) { return CUDA_ERROR_NOT_SUPPORTED; }
 CUresult cuStreamWriteValue32(CUstream, CUdeviceptr, cuuint32_t, unsigned) { return CUDA_ERROR_NOT_SUPPORTED; }
 
