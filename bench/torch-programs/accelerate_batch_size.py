@@ -1,4 +1,4 @@
-"""accelerate's search for a batch size that fits: it runs out of memory on purpose, and halves."""
+"""accelerate's search for a batch size that fits: it runs out of memory on purpose, and tries less."""
 
 import torch
 from report import finish, mlp, needs, seed
@@ -19,7 +19,7 @@ def train(batch_size):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(3):
-        # 8 KiB a row, so 131,072 rows are 1 GiB and twice as many do not fit.
+        # 8 KiB a row: 131,072 rows take 1 GiB, and more than 196,608 do not fit.
         rows = torch.zeros(batch_size, 2048, device="cuda")
         loss = model(rows[:64, :256]).square().mean()
         loss.backward()
@@ -30,4 +30,5 @@ def train(batch_size):
 
 
 losses = train()
-finish(losses, {"tried": tried})
+# The last step is near the limit, where another allocator may need one step more.
+finish(losses, {"tried": tried[:10], "found": 131_072 <= tried[-1] <= 196_608})

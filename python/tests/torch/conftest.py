@@ -35,6 +35,8 @@ NEEDS_START = DEVICE == "fake" and STARTED not in os.environ
 def pytest_configure(config):
     """Starts pytest again on the fake runtime, once."""
     if not NEEDS_START:
+        # The reason of every skipped test is printed.
+        config.option.reportchars += "s"
         return
     paths = [pathlib.Path(argument.split("::")[0]).resolve() for argument in config.args]
     if not paths or not all(path.is_relative_to(HERE) for path in paths):

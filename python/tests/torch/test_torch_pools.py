@@ -69,10 +69,8 @@ def test_every_pool_has_an_id_of_its_own():
 def test_a_pools_memory_is_its_own():
     pool = torch.cuda.MemPool()
     outside = block(30 * MIB)
-    at = address(outside)
-    del outside
     inside = used(pool, 30 * MIB)
-    assert address(inside) != at
+    assert address(inside) != address(outside)
     own = [address(inside)]
     del inside
     again = block(30 * MIB)
@@ -80,7 +78,7 @@ def test_a_pools_memory_is_its_own():
     third = used(pool, 30 * MIB)
     assert address(third) in own
     assert {tuple(segment["segment_pool_id"]) for segment in pool.snapshot()} == {pool.id}
-    del again, third, pool
+    del outside, again, third, pool
 
 
 def test_a_pools_snapshot_shows_its_segments_and_no_other():
