@@ -1,0 +1,234 @@
+#include "memory.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+namespace fake {
+
+namespace {
+
+size_t number_from_environment(const char* name, size_t otherwise) {
+  const char* text = std::getenv(name);
+  return text && *text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+// Maps `size` bytes at a multiple of `align`; `start` and `length` are what has to be unmapped.
+void* map_aligned(size_t size, size_t align, int protection, void** start, size_t* length) {
+  *length = size + align;
+  *start = mmap(nullptr, *length, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (*start == MAP_FAILED) return nullptr;
+  auto address = reinterpret_cast<uintptr_t>(*start);
+  return reinterpret_cast<void*>((address + align - 1) / align * align);
+}
+
+}  // namespace
+
+Memory& Memory::instance() {
+  // Never destroyed: PyTorch frees memory while the process ends.
+  static Memory* memory = new Memory;
+  return *memory;
+}
+
+Memory::Memory()
+    : capacity_(number_from_environment("FAKE_CUDA_MEMORY", size_t{1} << 30)),
+      used_(number_from_environment("FAKE_CUDA_DEVICES", 1)),
+      mallocs_(used_.size()),
+      frees_(used_.size()) {}
+
+size_t Memory::used(int device) {
+  std::lock_guard lock(mutex_);
+  return used_[device];
+}
+
+size_t Memory::mallocs(int device) {
+  std::lock_guard lock(mutex_);
+  return mallocs_[device];
+}
+
+size_t Memory::frees(int device) {
+  std::lock_guard lock(mutex_);
+  return frees_[device];
+}
+
+void* Memory::allocate(int device, size_t size) {
+  std::lock_guard lock(mutex_);
+  if (size > capacity_ - used_[device]) return nullptr;
+  Range range{size, device, nullptr, 0, nullptr};
+  void* pointer = map_aligned(size, kDeviceAlign, PROT_READ | PROT_WRITE, &range.start_of_mapping,
+                              &range.size_of_mapping);
+  if (!pointer) return nullptr;
+  used_[device] += size;
+  mallocs_[device]++;
+  ranges_[reinterpret_cast<uintptr_t>(pointer)] = range;
+  return pointer;
+}
+
+bool Memory::free(void* pointer) {
+  std::lock_guard lock(mutex_);
+  auto found = ranges_.find(reinterpret_cast<uintptr_t>(pointer));
+  if (found == ranges_.end() || found->second.handle) return false;
+  Range range = found->second;
+  munmap(range.start_of_mapping, range.size_of_mapping);
+  used_[range.device] -= range.size;
+  frees_[range.device]++;
+  ranges_.erase(found);
+  return true;
+}
+
+void* Memory::allocate_host(size_t size) {
+  void* pointer = nullptr;
+  if (posix_memalign(&pointer, 4096, size ? size : 1)) return nullptr;
+  register_host(pointer, size);
+  return pointer;
+}
+
+bool Memory::free_host(void* pointer) {
+  if (!unregister_host(pointer)) return false;
+  std::free(pointer);
+  return true;
+}
+
+void Memory::register_host(void* pointer, size_t size) {
+  std::lock_guard lock(mutex_);
+  host_[reinterpret_cast<uintptr_t>(pointer)] = size;
+}
+
+bool Memory::unregister_host(void* pointer) {
+  std::lock_guard lock(mutex_);
+  return host_.erase(reinterpret_cast<uintptr_t>(pointer)) == 1;
+}
+
+std::map<uintptr_t, Memory::Range>::iterator Memory::find(const void* pointer) {
+  auto address = reinterpret_cast<uintptr_t>(pointer);
+  auto after = ranges_.upper_bound(address);
+  if (after == ranges_.begin()) return ranges_.end();
+  auto range = std::prev(after);
+  return address < range->first + range->second.size ? range : ranges_.end();
+}
+
+int Memory::device_of(const void* pointer) {
+  std::lock_guard lock(mutex_);
+  auto range = find(pointer);
+  return range == ranges_.end() ? -1 : range->second.device;
+}
+
+bool Memory::is_host(const void* pointer) {
+  std::lock_guard lock(mutex_);
+  auto address = reinterpret_cast<uintptr_t>(pointer);
+  auto after = host_.upper_bound(address);
+  if (after == host_.begin()) return false;
+  auto range = std::prev(after);
+  return address < range->first + range->second;
+}
+
+bool Memory::is_device_range(const void* pointer, size_t size) {
+  std::lock_guard lock(mutex_);
+  auto address = reinterpret_cast<uintptr_t>(pointer);
+  auto end = address + size;
+  while (address < end) {
+    auto range = find(reinterpret_cast<void*>(address));
+    if (range == ranges_.end()) return false;
+    address = range->first + range->second.size;
+  }
+  return true;
+}
+
+void* Memory::reserve(size_t size, size_t align) {
+  std::lock_guard lock(mutex_);
+  void* start;
+  size_t length;
+  void* pointer = map_aligned(size, align > kDeviceAlign ? align : kDeviceAlign, PROT_NONE, &start, &length);
+  if (!pointer) return nullptr;
+  // The ends that alignment left over go back at once.
+  auto first = static_cast<char*>(start), wanted = static_cast<char*>(pointer);
+  if (wanted > first) munmap(first, wanted - first);
+  if (first + length > wanted + size) munmap(wanted + size, first + length - wanted - size);
+  reserved_[reinterpret_cast<uintptr_t>(pointer)] = size;
+  return pointer;
+}
+
+bool Memory::unreserve(void* pointer, size_t size) {
+  std::lock_guard lock(mutex_);
+  auto address = reinterpret_cast<uintptr_t>(pointer);
+  auto found = reserved_.find(address);
+  if (found == reserved_.end() || found->second != size) return false;
+  auto mapped = ranges_.lower_bound(address);
+  if (mapped != ranges_.end() && mapped->first < address + size) return false;
+  munmap(pointer, size);
+  reserved_.erase(found);
+  return true;
+}
+
+Physical* Memory::create(int device, size_t size) {
+  std::lock_guard lock(mutex_);
+  if (size > capacity_ - used_[device]) return nullptr;
+  int file = memfd_create("fake-cuda", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(size))) return nullptr;
+  used_[device] += size;
+  mallocs_[device]++;
+  auto* handle = new Physical{file, size, device, 1};
+  handles_[handle] = true;
+  return handle;
+}
+
+void Memory::drop(Physical* handle) {
+  if (--handle->references) return;
+  close(handle->file);
+  used_[handle->device] -= handle->size;
+  frees_[handle->device]++;
+  handles_.erase(handle);
+  delete handle;
+}
+
+bool Memory::release(Physical* handle) {
+  std::lock_guard lock(mutex_);
+  if (!handles_.count(handle)) return false;
+  drop(handle);
+  return true;
+}
+
+bool Memory::map(void* pointer, size_t size, size_t offset, Physical* handle) {
+  std::lock_guard lock(mutex_);
+  auto address = reinterpret_cast<uintptr_t>(pointer);
+  if (!handles_.count(handle) || offset + size > handle->size) return false;
+  auto after = ranges_.lower_bound(address);
+  if (after != ranges_.end() && after->first < address + size) return false;
+  if (mmap(pointer, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, handle->file,
+           static_cast<off_t>(offset)) == MAP_FAILED) {
+    return false;
+  }
+  handle->references++;
+  ranges_[address] = Range{size, handle->device, pointer, size, handle};
+  return true;
+}
+
+bool Memory::unmap(void* pointer, size_t size) {
+  std::lock_guard lock(mutex_);
+  auto address = reinterpret_cast<uintptr_t>(pointer);
+  auto first = ranges_.find(address);
+  if (first == ranges_.end() || !first->second.handle) return false;
+  while (first != ranges_.end() && first->first < address + size) {
+    Physical* handle = first->second.handle;
+    first = ranges_.erase(first);
+    drop(handle);
+  }
+  mmap(pointer, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+  return true;
+}
+
+Physical* Memory::retain(const void* pointer) {
+  std::lock_guard lock(mutex_);
+  auto range = find(pointer);
+  if (range == ranges_.end() || !range->second.handle) return nullptr;
+  range->second.handle->references++;
+  return range->second.handle;
+}
+
+bool Memory::is_handle(Physical* handle) {
+  std::lock_guard lock(mutex_);
+  return handles_.count(handle) == 1;
+}
+
+}  // namespace fake
