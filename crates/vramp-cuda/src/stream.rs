@@ -35,6 +35,13 @@ impl CudaDriver {
         let stream = RawStream { raw: Opaque(raw), owned: false };
         Stream::from_number(self.streams.insert(stream))
     }
+
+    /// Returns the address of a stream as a number, for other libraries to queue work on the stream.
+    /// `None` for a stream that was destroyed. No driver call.
+    pub fn stream_number(&self, stream: Stream) -> Option<u64> {
+        let stream = self.streams.get(stream.number()).ok()?;
+        Some(stream.raw.0.addr() as u64)
+    }
 }
 
 pub(crate) fn create_stream(driver: &CudaDriver) -> DriverResult<Stream> {
