@@ -1,6 +1,7 @@
 //! Opens a device by name, and keeps the CUDA driver so that it can adopt streams.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vramp_cuda::{CudaDriver, OpenError};
 use vramp_driver::Driver;
@@ -10,11 +11,21 @@ use vramp_driver::Driver;
 #[error(transparent)]
 pub(crate) struct DeviceError(#[from] vramp_alloc::device::OpenError);
 
+/// True if simulated cards that are opened from now on have the host's memory at their addresses.
+static MAPS_SIMULATED: AtomicBool = AtomicBool::new(false);
+
+/// Maps the host's memory to the simulated cards that are opened from now on.
+pub(crate) fn map_simulated() {
+    MAPS_SIMULATED.store(true, Ordering::Relaxed);
+}
+
 /// An open device.
 pub(crate) struct Device {
     pub driver: Arc<dyn Driver>,
     /// The CUDA driver. `None` on the simulator.
     pub card: Option<Arc<CudaDriver>>,
+    /// True for a simulated card that has the host's memory at its addresses.
+    pub is_mapped: bool,
 }
 
 impl Device {
@@ -41,16 +52,20 @@ impl Device {
 
     /// Returns a device that is open. It adopts no streams of a caller: each becomes one of its own.
     pub fn of(driver: Arc<dyn Driver>) -> Device {
-        Device { driver, card: None }
+        Device { driver, card: None, is_mapped: false }
     }
 
     fn on(card: CudaDriver) -> Device {
         let card = Arc::new(card);
-        Device { driver: Arc::clone(&card) as Arc<dyn Driver>, card: Some(card) }
+        Device { driver: Arc::clone(&card) as Arc<dyn Driver>, card: Some(card), is_mapped: false }
     }
 
     fn named(name: &str) -> Result<Device, DeviceError> {
-        Ok(Device::of(vramp_alloc::open(name)?.driver))
+        if !MAPS_SIMULATED.load(Ordering::Relaxed) {
+            return Ok(Device::of(vramp_alloc::open(name)?.driver));
+        }
+        let driver = vramp_alloc::device::open_mapped(name)?.driver;
+        Ok(Device { is_mapped: driver.info().simulated, ..Device::of(driver) })
     }
 }
 
