@@ -13,6 +13,7 @@ mod models;
 mod mutants;
 mod page;
 mod plant;
+mod python;
 mod shell;
 mod site;
 mod tidy;
@@ -93,6 +94,10 @@ enum Task {
         #[arg(long, value_name = "DIR", default_value = "target/library")]
         out: PathBuf,
     },
+    /// Builds the Python package for users into `target/wheels`.
+    Wheel,
+    /// Builds the Python package, installs it into a fresh environment and checks it there.
+    Python,
     /// Builds the folder `gpu-bundle`, which runs on a machine with a card and without Rust.
     GpuBundle {
         /// A folder with more traces to take along. May be given several times.
@@ -130,6 +135,8 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Adversary => adversary::run(root),
         Task::Header => header::write(root),
         Task::Library { out } => library::run(root, &root.join(out)),
+        Task::Wheel => python::wheel(root),
+        Task::Python => python::check(root),
         Task::GpuBundle { traces } => bundle::run(root, traces),
     }
 }
