@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError as _NotFound
 from importlib.metadata import version as _version
 
 from . import _native
+from ._analysis import Advice, Explanation, Replay, advise, explain, replay
 from ._errors import (
     CaptureError,
     ClosedError,
@@ -32,23 +33,29 @@ from ._errors import (
     UnsupportedError,
     VrampError,
 )
-from ._native import Allocation, Pool, Stream, pool
-from ._types import Stats
+from ._native import Allocation, Array, Measure, Pool, Stream, pool
+from ._types import DeviceInfo, Stats
 
 __all__ = [
+    "Advice",
     "Allocation",
+    "Array",
     "CaptureError",
     "ClosedError",
     "DeviceError",
+    "DeviceInfo",
     "DriverError",
+    "Explanation",
     "FileError",
     "ForkedError",
     "InUseError",
     "InternalError",
+    "Measure",
     "OptionError",
     "OutOfMemoryError",
     "Pool",
     "RangeError",
+    "Replay",
     "Stats",
     "Stream",
     "TraceError",
@@ -56,9 +63,12 @@ __all__ = [
     "UnknownStreamError",
     "UnsupportedError",
     "VrampError",
+    "advise",
+    "explain",
     "library_path",
     "open",
     "pool",
+    "replay",
 ]
 
 __version__: str = _native.library_version()

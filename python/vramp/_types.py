@@ -41,3 +41,27 @@ class Stats:
     """Free memory of the device."""
     device_total: int
     """Memory of the device."""
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a device is and can. Amounts are in bytes."""
+
+    id: str
+    """Name for `vramp.open`, such as cuda:0 or sim:h200."""
+    name: str
+    """Name of the card."""
+    driver: str
+    """Version of the driver, or where the simulator's costs come from."""
+    is_simulated: bool
+    """True for the simulator."""
+    memory: int
+    """Memory of the device."""
+    page: int
+    """Granularity of physical memory."""
+    has_virtual_memory: bool
+    """True if physical memory can be mapped at chosen addresses, which remapping needs."""
+    has_stream_ordered_pool: bool
+    """True if the driver has a pool of its own (cudaMallocAsync)."""
+    uuid: str | None
+    """UUID of the card, if the driver reports it."""

@@ -14,6 +14,7 @@ mod models;
 mod mutants;
 mod page;
 mod plant;
+mod python;
 mod shell;
 mod site;
 mod tidy;
@@ -113,6 +114,10 @@ enum Task {
     },
     /// Installs into a temporary folder and builds the examples in C and C++ against it.
     InstallCheck,
+    /// Builds the Python package for users into `target/wheels`.
+    Wheel,
+    /// Builds the Python package, installs it into a fresh environment and checks it there.
+    Python,
     /// Builds the folder `gpu-bundle`, which runs on a machine with a card and without Rust.
     GpuBundle {
         /// A folder with more traces to take along. May be given several times.
@@ -155,6 +160,8 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         }
         Task::Uninstall { to } => install::uninstall(to),
         Task::InstallCheck => install::check::run(root),
+        Task::Wheel => python::wheel(root),
+        Task::Python => python::check(root),
         Task::GpuBundle { traces } => bundle::run(root, traces),
     }
 }

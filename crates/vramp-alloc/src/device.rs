@@ -22,6 +22,9 @@ pub use vramp_driver::{
     DriverResult, ErrorKind, Event, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory,
     HostSlice, Limits, MemoryInfo, MemoryLocation, PoolUsage, Stream, meter, wrapper,
 };
+pub use vramp_host::MapError;
+#[cfg(feature = "sim")]
+use vramp_host::MappedMemory;
 
 /// An open device.
 pub struct Opened {
@@ -86,6 +89,9 @@ pub enum OpenError {
         /// What was given.
         what: &'static str,
     },
+    /// The host has no memory for a simulated card that is mapped to it.
+    #[error("cannot map the host's memory to a simulated card: {0}")]
+    HostMemory(#[from] MapError),
     /// This build has no simulator.
     #[error("no simulated card: build with the feature `sim`, or use cuda or cuda:N")]
     NoSimulator,
@@ -125,6 +131,22 @@ pub fn open(name: &str) -> Result<Opened, OpenError> {
         Kind::Simulated => Ok(opened(simulated(name)?)),
         Kind::Card(ordinal) => Ok(opened(Arc::new(CudaDriver::open(ordinal)?))),
     }
+}
+
+/// Opens a device as [`open`] does. The addresses of a simulated card are the process's own, with the
+/// host's memory: a program may read and write what it allocates.
+///
+/// # Errors
+/// As of [`open`], and [`OpenError::HostMemory`].
+#[cfg(feature = "sim")]
+pub fn open_mapped(name: &str) -> Result<Opened, OpenError> {
+    let opened = open(name)?;
+    if !opened.driver.info().simulated {
+        return Ok(opened);
+    }
+    let name = if opened.fell_back.is_some() { "sim" } else { name };
+    let memory = Arc::new(MappedMemory::new()?);
+    Ok(Opened { driver: Arc::new(fresh::builder(name)?.mapped_to(memory).build()), ..opened })
 }
 
 /// What a name stands for.

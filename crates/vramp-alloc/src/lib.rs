@@ -115,6 +115,7 @@ mod loom_models;
 mod manager;
 pub mod observe;
 pub mod range;
+mod scopes;
 mod shared;
 pub mod stats;
 mod stream_end;

@@ -19,6 +19,7 @@ use crate::group::Group;
 use crate::local::{self, Local};
 use crate::manager::Manager;
 use crate::observe::Observers;
+use crate::scopes::Scopes;
 use crate::stats::SeenPeaks;
 use crate::stream_end::{StreamEnd, StreamWork};
 use crate::tally::{Base, Tally, unfolded};
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
     pub observers: Observers,
     /// Physical memory reserved, as of the last call that held the lock.
     pub reserved: AtomicU64,
+    /// Peak of `reserved` since an open scope was looked at.
+    reserved_peak: AtomicU64,
     /// Requests that wait for memory. While there are any, frees take the lock.
     waiters: AtomicUsize,
     /// Captures into arenas under way. While there are any, requests take the lock, where their
@@ -60,6 +63,7 @@ pub(crate) struct Inner {
     /// Streams whose last event is being recorded.
     ending: BTreeSet<StreamId>,
     pub base: Base,
+    pub scopes: Scopes,
     /// Tallies of live threads that allocated here.
     pub tallies: Vec<Arc<Tally>>,
     pub tags: Vec<TagUsage>,
@@ -121,6 +125,7 @@ impl Shared {
             group,
             observers: Observers::new(number),
             reserved: AtomicU64::new(0),
+            reserved_peak: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
             captures: AtomicU32::new(0),
             contended: AtomicBool::new(false),
@@ -212,8 +217,15 @@ impl Shared {
         let before = Bytes::new(self.reserved.load(Ordering::Relaxed));
         if before != now {
             self.reserved.store(now.count(), Ordering::Relaxed);
+            self.reserved_peak.fetch_max(now.count(), Ordering::Relaxed);
             self.group.change_reserved(before, now);
         }
+    }
+
+    /// Returns the peak of reserved memory since the last call, and begins anew from `now`. The caller
+    /// holds the lock.
+    pub(crate) fn restart_reserved_peak(&self, now: Bytes) -> Bytes {
+        Bytes::new(self.reserved_peak.swap(now.count(), Ordering::Relaxed))
     }
 
     /// Takes the lock for a call that reads or closes. A panic elsewhere is ignored. In a forked
@@ -349,6 +361,7 @@ impl Inner {
             streams: StreamTable::default(),
             ending: BTreeSet::new(),
             base: Base::default(),
+            scopes: Scopes::default(),
             tallies: Vec::new(),
             tags: Vec::new(),
             seen_peaks: SeenPeaks::default(),

@@ -10,6 +10,7 @@ pub use vramp_model::{Stat, StatByPool};
 
 pub use crate::allocator::{Stats, TagId};
 pub use crate::error::{SiblingPool, StreamUsage, TagUsage};
+pub use crate::scopes::{ScopeId, ScopePeaks};
 
 use crate::Allocator;
 use crate::error::Unusable;

@@ -128,6 +128,8 @@ pub(crate) struct Base {
     placed: [[u64; KINDS]; ALL],
     freed: [[u64; KINDS]; ALL],
     misses: u64,
+    /// Peak of the bytes requested over all requests since the last restart, where a scope is open.
+    stretch: Option<i64>,
 }
 
 /// Returns the change of live bytes that the tallies have not folded in yet.
@@ -210,8 +212,10 @@ impl Base {
     fn note_peaks(&mut self, most: Change, others: impl FnOnce() -> Change) {
         let reached = [0, 1].map(|index| self.now[ALL][PEAK_KINDS[index]] + most[index]);
         let rises = |index: usize| reached[index] > self.peak[ALL][PEAK_KINDS[index]];
-        if rises(0) || rises(1) {
+        let rises_in_stretch = self.stretch.is_some_and(|peak| reached[1] > peak);
+        if rises(0) || rises(1) || rises_in_stretch {
             let others = others();
+            self.stretch = self.stretch.map(|peak| peak.max(reached[1] + others[1]));
             for (index, kind) in PEAK_KINDS.into_iter().enumerate() {
                 let peak = &mut self.peak[ALL][kind];
                 *peak = (*peak).max(reached[index] + others[index]);
@@ -253,6 +257,32 @@ impl Base {
                 high.store(now.max(0), Relaxed);
             }
         }
+    }
+
+    /// Begins a stretch. Returns the peak of requested bytes in the stretch before, if there was one,
+    /// and their present sum.
+    pub(crate) fn restart_stretch<'a>(
+        &mut self,
+        tallies: impl Iterator<Item = &'a Tally> + Clone,
+    ) -> (Bytes, Bytes) {
+        for tally in tallies.clone() {
+            let others = tallies.clone().filter(|other| !std::ptr::eq(*other, tally));
+            self.note_peaks(most(tally), || unfolded(others));
+        }
+        let now = self.now[ALL][2] + unfolded(tallies.clone())[1];
+        let peak = self.stretch.map_or(now, |peak| peak.max(now));
+        self.stretch = Some(now);
+        for tally in tallies {
+            for (high, now) in tally.high.iter().zip(tally.now()) {
+                high.store(now.max(0), Relaxed);
+            }
+        }
+        [peak, now].map(|bytes| Bytes::new(bytes.max(0) as u64)).into()
+    }
+
+    /// Ends the last stretch: no scope is open.
+    pub(crate) fn end_stretch(&mut self) {
+        self.stretch = None;
     }
 
     pub(crate) fn live(&self) -> Bytes {

@@ -33,9 +33,14 @@ impl Addresses {
 
     #[inline]
     fn shard(&self, addr: u64) -> BriefGuard<'_, Shard> {
+        self.shard_of(addr).lock()
+    }
+
+    #[inline]
+    fn shard_of(&self, addr: u64) -> &BriefLock<Shard> {
         // Blocks are aligned to 512 bytes. The top bits of the product depend on all others.
         let mixed = (addr >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.shards[(mixed >> (64 - SHARDS.ilog2())) as usize].lock()
+        &self.shards[(mixed >> (64 - SHARDS.ilog2())) as usize]
     }
 
     #[inline]
@@ -54,6 +59,38 @@ impl Addresses {
         }
         shard.insert(addr, allocation);
         Ok(())
+    }
+
+    /// Inserts a new block as `try_insert` does. Returns it also while another thread has locked its
+    /// shard for long.
+    #[inline]
+    pub fn insert_at_once(&self, allocation: Allocation) -> std::result::Result<(), Allocation> {
+        let addr = allocation.addr().number();
+        let Some(mut shard) = self.shard_of(addr).lock_at_once() else { return Err(allocation) };
+        if shard.try_reserve(1).is_err() {
+            return Err(allocation);
+        }
+        shard.insert(addr, allocation);
+        Ok(())
+    }
+
+    /// Passes the block at `addr` to `take`, and removes it if `take` keeps it. Returns false if it does
+    /// not, if there is none, or while another thread has locked its shard for long.
+    #[inline]
+    pub fn take_at_once(
+        &self,
+        addr: u64,
+        take: impl FnOnce(Allocation) -> std::result::Result<(), Allocation>,
+    ) -> bool {
+        let Some(mut shard) = self.shard_of(addr).lock_at_once() else { return false };
+        let Some(allocation) = shard.remove(&addr) else { return false };
+        match take(allocation) {
+            Ok(()) => true,
+            Err(allocation) => {
+                shard.insert(addr, allocation);
+                false
+            }
+        }
     }
 
     #[inline]

@@ -48,6 +48,13 @@ impl<T> BriefLock<T> {
         BriefGuard { lock: self }
     }
 
+    /// Locks it if that takes no longer than a few instructions of another thread.
+    #[inline]
+    pub fn lock_at_once(&self) -> Option<BriefGuard<'_, T>> {
+        let is_locked = self.try_lock() || self.spin();
+        is_locked.then_some(BriefGuard { lock: self })
+    }
+
     #[inline]
     fn try_lock(&self) -> bool {
         let exchanged =
@@ -55,13 +62,22 @@ impl<T> BriefLock<T> {
         exchanged.is_ok()
     }
 
+    /// Tries for a while. Returns true if it is locked for the caller.
     #[cold]
-    fn wait(&self) {
+    fn spin(&self) -> bool {
         for _ in 0..SPINS {
             if !self.is_locked.load(Ordering::Relaxed) && self.try_lock() {
-                return;
+                return true;
             }
             std::hint::spin_loop();
+        }
+        false
+    }
+
+    #[cold]
+    fn wait(&self) {
+        if self.spin() {
+            return;
         }
         let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
         self.sleepers.fetch_add(1, Ordering::Relaxed);

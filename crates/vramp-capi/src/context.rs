@@ -279,6 +279,45 @@ impl Context {
         }
     }
 
+    /// Returns the stream of this name if it was used before and its table is not being changed.
+    #[inline]
+    pub fn named_at_hand(&self, stream: StreamName) -> Option<StreamId> {
+        let raw = match stream {
+            StreamName::Created(handle) => return self.stream(handle).ok(),
+            StreamName::Raw(raw) => raw as usize,
+        };
+        let forgets = self.forgets.load(Ordering::Acquire);
+        match LAST_ADOPTED.try_with(Cell::get).ok().flatten() {
+            Some(last) if (last.tag, last.raw, last.forgets) == (self.tag, raw, forgets) => {
+                Some(last.stream)
+            }
+            _ => self.adopted.try_read().ok()?.ids.get(&raw).copied(),
+        }
+    }
+
+    /// Returns the id of a raw stream that was adopted.
+    pub fn adopted_before(&self, raw: u64) -> Option<StreamId> {
+        let adopted = self.adopted.read().unwrap_or_else(PoisonError::into_inner);
+        adopted.ids.get(&(raw as usize)).copied()
+    }
+
+    /// Returns the address of a stream on a card.
+    pub fn stream_number(&self, stream: StreamId) -> Option<u64> {
+        let card = self.device.card.as_ref()?;
+        card.raw_stream(self.allocator.stream(stream)?).map(|raw| raw.addr() as u64)
+    }
+
+    /// Makes later work on `stream` wait for the work queued on `before` so far.
+    pub fn order(&self, stream: StreamId, before: StreamId) -> Result<()> {
+        let driver = &self.device.driver;
+        let open = |id| self.allocator.stream(id).ok_or_else(unknown_stream);
+        let (stream, before) = (open(stream)?, open(before)?);
+        let event = driver.create_event()?;
+        let ordered = driver.record(event, before).and_then(|()| driver.wait(stream, event));
+        let destroyed = driver.destroy_event(event);
+        Ok(ordered.and(destroyed)?)
+    }
+
     /// Forgets a stream, which the caller may destroy afterwards. Never waits. Where only the driver's
     /// stream could not be destroyed, another call tries that again.
     ///
@@ -330,6 +369,39 @@ impl Context {
                 Err(AllocError::HostMemory(HostShortage).into())
             }
         }
+    }
+
+    /// Allocates a block as `place` does if no lock has to be taken that is held during driver calls.
+    #[inline]
+    pub fn place_at_hand(&self, size: u64, stream: StreamName) -> Option<Block> {
+        let stream = self.named_at_hand(stream)?;
+        let allocation = self.allocator.malloc_at_hand(Bytes::new(size), stream)?;
+        let (addr, len) = (allocation.addr().number(), allocation.len().count());
+        match self.blocks.insert_at_once(allocation) {
+            Ok(()) => Some(Block { addr, len }),
+            Err(allocation) => {
+                // The thread's cache has the place that the block came from.
+                let freed = self.allocator.free_at_hand(allocation, stream);
+                let _ = freed.or_else(|allocation| self.allocator.free(allocation, stream));
+                None
+            }
+        }
+    }
+
+    /// Frees a block as `free` does if no lock has to be taken that is held during driver calls.
+    /// Otherwise returns false and does nothing.
+    #[inline]
+    pub fn free_at_hand(&self, addr: u64, stream: StreamName) -> bool {
+        let Some(stream) = self.named_at_hand(stream) else { return false };
+        let free = |allocation| self.allocator.free_at_hand(allocation, stream);
+        self.blocks.take_at_once(addr, free)
+    }
+
+    /// Returns true if the process may access the memory at an address: that of a simulated card which
+    /// has the host's memory. Blocks of the simulated driver's own pool have none; their addresses are
+    /// above those of any process.
+    pub fn is_host_memory(&self, addr: u64) -> bool {
+        self.device.is_mapped && addr < 1 << 47
     }
 
     #[inline]

@@ -1,6 +1,7 @@
 //! Opens a device by name, and keeps the CUDA driver so that it can adopt streams.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vramp_cuda::{CudaDriver, OpenError};
 use vramp_driver::Driver;
@@ -10,6 +11,14 @@ use vramp_driver::Driver;
 #[error(transparent)]
 pub(crate) struct DeviceError(#[from] vramp_alloc::device::OpenError);
 
+/// True if simulated cards that are opened from now on have the host's memory at their addresses.
+static MAPS_SIMULATED: AtomicBool = AtomicBool::new(false);
+
+/// Maps the host's memory to the simulated cards that are opened from now on.
+pub(crate) fn map_simulated() {
+    MAPS_SIMULATED.store(true, Ordering::Relaxed);
+}
+
 /// An open device.
 pub(crate) struct Device {
     pub driver: Arc<dyn Driver>,
@@ -17,6 +26,8 @@ pub(crate) struct Device {
     pub card: Option<Arc<CudaDriver>>,
     /// Number of the card in this process. `None` on the simulator.
     pub ordinal: Option<u32>,
+    /// True for a simulated card that has the host's memory at its addresses.
+    pub is_mapped: bool,
 }
 
 impl Device {
@@ -43,17 +54,21 @@ impl Device {
 
     /// Returns a device that is open. It adopts no streams of a caller: each becomes one of its own.
     pub fn of(driver: Arc<dyn Driver>) -> Device {
-        Device { driver, card: None, ordinal: None }
+        Device { driver, card: None, ordinal: None, is_mapped: false }
     }
 
     fn on(card: CudaDriver, ordinal: u32) -> Device {
         let card = Arc::new(card);
         let driver = Arc::clone(&card) as Arc<dyn Driver>;
-        Device { driver, card: Some(card), ordinal: Some(ordinal) }
+        Device { driver, card: Some(card), ordinal: Some(ordinal), is_mapped: false }
     }
 
     fn named(name: &str) -> Result<Device, DeviceError> {
-        Ok(Device::of(vramp_alloc::open(name)?.driver))
+        if !MAPS_SIMULATED.load(Ordering::Relaxed) {
+            return Ok(Device::of(vramp_alloc::open(name)?.driver));
+        }
+        let driver = vramp_alloc::device::open_mapped(name)?.driver;
+        Ok(Device { is_mapped: driver.info().simulated, ..Device::of(driver) })
     }
 }
 

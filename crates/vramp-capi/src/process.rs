@@ -16,16 +16,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use vramp_alloc::error::OutOfMemoryReport;
-use vramp_alloc::stats::{MemoryStats, Stats};
+pub use vramp_alloc::stats::{MemoryStats, ScopeId, ScopePeaks, Stats};
 use vramp_driver::{DeviceInfo, MemoryInfo};
 
 use crate::abi::vramp_status_t::*;
 use crate::abi::{vramp_allocator_t, vramp_status_t, vramp_stream_t};
 use crate::context::Context;
+use crate::device;
 use crate::environment::variable;
 use crate::handles;
 use crate::options::Options;
-use crate::status::{Failure, Result as Outcome, catch_failure, check_fork};
+use crate::status::{self, Failure, catch_failure, check_fork};
 use crate::torch;
 
 /// Why a call failed.
@@ -54,7 +55,7 @@ impl From<Failure> for Error {
 }
 
 /// Result of a call.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type CallResult<T> = Result<T, Error>;
 
 /// An allocator that was opened in this process. A copy names the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,13 +79,28 @@ pub struct Block {
     pub len: u64,
 }
 
+/// Maps the host's memory to the simulated cards that are opened in this process from now on, so that
+/// the process may access what it allocates there.
+pub fn map_simulated_cards() {
+    device::map_simulated();
+}
+
+/// Returns why the machine has no card that this process may use. `None` if it has one.
+pub fn missing_card() -> Option<String> {
+    match vramp_cuda::devices() {
+        Ok(found) if found.is_empty() => Some(vramp_cuda::OpenError::NoDevice.to_string()),
+        Ok(_) => None,
+        Err(error) => Some(error.to_string()),
+    }
+}
+
 impl OpenAllocator {
     /// Returns the allocator of device number `device` that C, C++ and PyTorch share. The first call
     /// opens it, with the settings of `VRAMP_CONF`. On a machine without a card it is simulated.
     ///
     /// # Errors
     /// The settings are invalid, or the device cannot be opened.
-    pub fn shared(device: u32) -> Result<OpenAllocator> {
+    pub fn shared(device: u32) -> CallResult<OpenAllocator> {
         let device = c_int::try_from(device).unwrap_or(c_int::MAX);
         Ok(OpenAllocator(catch_failure(|| torch::shared_allocator(device))?))
     }
@@ -93,7 +109,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// The device or an option is invalid, or the device cannot be opened.
-    pub fn open(device: &str, options: &str) -> Result<OpenAllocator> {
+    pub fn open(device: &str, options: &str) -> CallResult<OpenAllocator> {
         let opened = catch_failure(|| {
             check_fork()?;
             let options = Options::parse(options)?;
@@ -112,12 +128,12 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// It is closed already, serves PyTorch, or a stream captures a graph.
-    pub fn close(self) -> Result<()> {
+    pub fn close(self) -> CallResult<()> {
         Ok(catch_failure(|| handles::close(self.0))?)
     }
 
     #[inline]
-    fn with<R>(self, call: impl FnOnce(&Context) -> Outcome<R>) -> Result<R> {
+    fn with<R>(self, call: impl FnOnce(&Context) -> status::Result<R>) -> CallResult<R> {
         Ok(catch_failure(|| handles::with(self.0, call))?)
     }
 
@@ -130,12 +146,97 @@ impl OpenAllocator {
     /// On a card, a raw stream is null or a stream of the device's primary context that lives until
     /// it is forgotten or the allocator is closed.
     #[inline]
-    pub unsafe fn malloc(self, size: u64, stream: StreamName) -> Result<Block> {
+    pub unsafe fn malloc(self, size: u64, stream: StreamName) -> CallResult<Block> {
         self.with(|context| {
             // SAFETY: this function's contract is the same.
             let stream = unsafe { context.named(stream) }?;
             context.place(size, stream)
         })
+    }
+
+    /// Allocates a block as [`OpenAllocator::malloc`] does if the thread or the stream has one and no lock
+    /// has to be taken that is held during driver calls or while Python runs. `None` in all other cases,
+    /// errors included: then call [`OpenAllocator::malloc`] without the interpreter's lock.
+    #[inline]
+    pub fn malloc_at_hand(self, size: u64, stream: StreamName) -> Option<Block> {
+        handles::with(self.0, |context| Ok(context.place_at_hand(size, stream))).ok().flatten()
+    }
+
+    /// Frees a block as [`OpenAllocator::free`] does, under the conditions of
+    /// [`OpenAllocator::malloc_at_hand`]. Returns false if it did nothing.
+    #[inline]
+    pub fn free_at_hand(self, addr: u64, stream: StreamName) -> bool {
+        handles::with(self.0, |context| Ok(context.free_at_hand(addr, stream))).unwrap_or(false)
+    }
+
+    /// Returns true if the process may access the memory at an address.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn is_host_memory(self, addr: u64) -> CallResult<bool> {
+        self.with(|context| Ok(context.is_host_memory(addr)))
+    }
+
+    /// Returns the address of a stream as a number, for other libraries. `None` on the simulator.
+    ///
+    /// # Errors
+    /// The stream is unknown.
+    pub fn stream_number(self, stream: vramp_stream_t) -> CallResult<Option<u64>> {
+        self.with(|context| Ok(context.stream_number(context.stream(stream)?)))
+    }
+
+    /// Makes later work on `stream` wait for the work queued on `before` so far. Does not block the
+    /// host.
+    ///
+    /// # Errors
+    /// A stream is unknown or captures a graph, or a driver call failed.
+    ///
+    /// # Safety
+    /// As of [`OpenAllocator::malloc`].
+    pub unsafe fn order(self, stream: StreamName, before: StreamName) -> CallResult<()> {
+        self.with(|context| {
+            // SAFETY: this function's contract is the same.
+            let stream = unsafe { context.named(stream) }?;
+            // SAFETY: as above.
+            let before = unsafe { context.named(before) }?;
+            if stream == before { Ok(()) } else { context.order(stream, before) }
+        })
+    }
+
+    /// Forgets a raw stream, which its owner may destroy then. Never waits. Nothing happens if it was
+    /// not used.
+    ///
+    /// # Errors
+    /// The stream captures a graph.
+    pub fn forget_raw(self, raw: u64) -> CallResult<()> {
+        self.with(|context| match context.adopted_before(raw) {
+            Some(stream) => context.forget(stream),
+            None => Ok(()),
+        })
+    }
+
+    /// Begins to measure peaks.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn begin_scope(self) -> CallResult<ScopeId> {
+        self.with(|context| Ok(context.allocator().begin_scope()?))
+    }
+
+    /// Returns the peaks since a scope began. `None` once it ended.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn scope_peaks(self, scope: ScopeId) -> CallResult<Option<ScopePeaks>> {
+        self.with(|context| Ok(context.allocator().scope_peaks(scope)?))
+    }
+
+    /// Ends a scope and returns its peaks. `None` if it has ended.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn end_scope(self, scope: ScopeId) -> CallResult<Option<ScopePeaks>> {
+        self.with(|context| Ok(context.allocator().end_scope(scope)?))
     }
 
     /// Frees the block at an address, whichever interface allocated it. All work on it must be
@@ -147,7 +248,7 @@ impl OpenAllocator {
     /// # Safety
     /// As of [`OpenAllocator::malloc`].
     #[inline]
-    pub unsafe fn free(self, addr: u64, stream: StreamName) -> Result<()> {
+    pub unsafe fn free(self, addr: u64, stream: StreamName) -> CallResult<()> {
         self.with(|context| {
             // SAFETY: this function's contract is the same.
             let stream = unsafe { context.named(stream) }?;
@@ -162,7 +263,7 @@ impl OpenAllocator {
     ///
     /// # Safety
     /// As of [`OpenAllocator::malloc`].
-    pub unsafe fn record_use(self, addr: u64, stream: StreamName) -> Result<()> {
+    pub unsafe fn record_use(self, addr: u64, stream: StreamName) -> CallResult<()> {
         self.with(|context| {
             // SAFETY: this function's contract is the same.
             let stream = unsafe { context.named(stream) }?;
@@ -174,7 +275,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// The driver's.
-    pub fn create_stream(self) -> Result<vramp_stream_t> {
+    pub fn create_stream(self) -> CallResult<vramp_stream_t> {
         self.with(|context| Ok(context.handle_of(context.create_stream()?)))
     }
 
@@ -182,7 +283,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// As of `vramp_stream_forget`.
-    pub fn forget_stream(self, stream: vramp_stream_t) -> Result<()> {
+    pub fn forget_stream(self, stream: vramp_stream_t) -> CallResult<()> {
         self.with(|context| context.forget(context.stream(stream)?))
     }
 
@@ -190,7 +291,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// A driver call failed.
-    pub fn stats(self) -> Result<Stats> {
+    pub fn stats(self) -> CallResult<Stats> {
         self.with(|context| Ok(context.allocator().stats()?))
     }
 
@@ -198,7 +299,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// A driver call failed.
-    pub fn memory_stats(self) -> Result<MemoryStats> {
+    pub fn memory_stats(self) -> CallResult<MemoryStats> {
         self.with(|context| Ok(context.allocator().memory_stats()?))
     }
 
@@ -206,7 +307,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// The allocator is closed.
-    pub fn reset_peaks(self) -> Result<()> {
+    pub fn reset_peaks(self) -> CallResult<()> {
         self.with(|context| {
             context.allocator().reset_peak_stats();
             Ok(())
@@ -217,7 +318,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// A driver call failed.
-    pub fn memory_info(self) -> Result<MemoryInfo> {
+    pub fn memory_info(self) -> CallResult<MemoryInfo> {
         self.with(|context| Ok(context.allocator().driver().memory_info()?))
     }
 
@@ -225,7 +326,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// The allocator is closed.
-    pub fn device(self) -> Result<DeviceInfo> {
+    pub fn device(self) -> CallResult<DeviceInfo> {
         self.with(|context| Ok(context.allocator().driver().info().clone()))
     }
 
@@ -233,7 +334,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// The allocator is closed.
-    pub fn limit(self) -> Result<Option<u64>> {
+    pub fn limit(self) -> CallResult<Option<u64>> {
         self.with(|context| Ok(context.allocator().limit().map(|limit| limit.count())))
     }
 
@@ -242,7 +343,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// The limit is no size or is below a page, or a driver call failed.
-    pub fn set_limit(self, limit: Option<&str>) -> Result<()> {
+    pub fn set_limit(self, limit: Option<&str>) -> CallResult<()> {
         self.with(|context| {
             let Some(limit) = limit else { return context.set_limit(0) };
             context.set_limit_text(limit)
@@ -253,7 +354,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// A driver call failed.
-    pub fn trim(self, keep: u64) -> Result<()> {
+    pub fn trim(self, keep: u64) -> CallResult<()> {
         self.with(|context| context.trim(keep))
     }
 
@@ -261,7 +362,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// The first invariant that does not hold.
-    pub fn audit(self) -> Result<()> {
+    pub fn audit(self) -> CallResult<()> {
         self.with(Context::audit)
     }
 
@@ -269,7 +370,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// More than 10,000,000 events.
-    pub fn record_history(self, events: u32) -> Result<()> {
+    pub fn record_history(self, events: u32) -> CallResult<()> {
         self.with(|context| context.record_history(events))
     }
 
@@ -278,7 +379,7 @@ impl OpenAllocator {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn snapshot(self, path: &str) -> Result<()> {
+    pub fn snapshot(self, path: &str) -> CallResult<()> {
         self.with(|context| context.write_snapshot(path))
     }
 }

@@ -49,7 +49,7 @@ impl Deref for Failure {
 /// Returns an error in a forked child, before any lock that a thread of the parent may hold.
 #[inline]
 pub(crate) fn check_fork() -> Result<()> {
-    Unusable::check_fork().map_err(|why| Failure::new(status_of_unusable(&why), why.to_string()))
+    Ok(Unusable::check_fork()?)
 }
 
 fn status_of_unusable(why: &Unusable) -> vramp_status_t {
@@ -105,6 +105,12 @@ impl From<DriverError> for Failure {
 impl From<Inconsistency> for Failure {
     fn from(error: Inconsistency) -> Failure {
         Failure::new(VRAMP_ERROR_INCONSISTENT, error.to_string())
+    }
+}
+
+impl From<Unusable> for Failure {
+    fn from(why: Unusable) -> Failure {
+        Failure::new(status_of_unusable(&why), why.to_string())
     }
 }
 

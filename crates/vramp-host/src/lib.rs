@@ -3,6 +3,7 @@
 //! - [`HostMemory`] is memory that a driver can pin and that a disk can read and write directly.
 //!   The host accesses it through copies, so no reference points into memory that a device or a
 //!   disk may change.
+//! - [`MappedMemory`] is memory that is mapped at addresses in pieces, for a simulated card.
 //! - [`DirectFile`] is a preallocated file that bypasses the page cache. A [`BlockIo`] engine,
 //!   io_uring or a thread pool, moves bytes between files and host memory.
 //! - [`check_host`] tells before a request whether the process has memory for its records, and
@@ -49,6 +50,7 @@
 pub mod barrier;
 mod disk;
 pub mod fork;
+mod mapped;
 mod memory;
 mod reserve;
 pub mod topology;
@@ -58,6 +60,7 @@ pub use disk::{
     IoCompletion, IoRequest, IoUnavailable, OpenedIo, OsCode, ThreadIo, ThreadPool, UringIo,
     open_io, submit_transfers,
 };
+pub use mapped::{MapError, MappedMemory};
 pub use memory::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutOfBounds, PageKind};
 pub use reserve::{
     HostReserve, HostShortage, check_host, check_host_for, is_host_short, reserve_allocations,

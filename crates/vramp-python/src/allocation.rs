@@ -1,12 +1,18 @@
 //! A block of memory that frees itself.
+//!
+//! 1. A malloc returns it, live.
+//! 2. Arrays and DLPack capsules over it are its exports. While there are some it is not freed.
+//! 3. `free`, the end of a `with` block or the last reference frees it, once.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use vramp_capi::process::{Block, StreamName};
 
+use crate::array::Array;
 use crate::error::refuse;
-use crate::pool::{Pool, detached};
+use crate::pool::{Pool, bytes, detached};
 use crate::stream::{Stream, stream_of};
 
 /// A block of device memory.
@@ -18,8 +24,12 @@ pub struct Allocation {
     stream: StreamName,
     /// Keeps a stream of the pool alive.
     created: Option<Py<Stream>>,
-    is_freed: AtomicBool,
+    /// Number of exports, or [`FREED`].
+    exports: AtomicUsize,
 }
+
+/// The number of exports of a block that was freed.
+const FREED: usize = usize::MAX;
 
 impl Allocation {
     #[inline]
@@ -36,20 +46,87 @@ impl Allocation {
             size,
             stream,
             created: created.map(|stream| stream.clone().unbind()),
-            is_freed: AtomicBool::new(false),
+            exports: AtomicUsize::new(0),
         }
     }
 
+    pub fn addr(&self) -> u64 {
+        self.block.addr
+    }
+
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub fn usable(&self) -> u64 {
+        self.block.len
+    }
+
+    pub fn stream_name(&self) -> StreamName {
+        self.stream
+    }
+
+    pub fn pool(&self) -> &Py<Pool> {
+        &self.pool
+    }
+
+    fn is_freed(&self) -> bool {
+        self.exports.load(Ordering::Acquire) == FREED
+    }
+
+    #[cold]
     fn freed_before(&self, py: Python<'_>) -> PyErr {
         let text = format!("the allocation of {} bytes was freed before", self.size);
         refuse(py, "UnknownPointerError", &text)
     }
 
     fn check_live(&self, py: Python<'_>) -> PyResult<()> {
-        match self.is_freed.load(Ordering::Acquire) {
-            true => Err(self.freed_before(py)),
-            false => Ok(()),
+        if self.is_freed() { Err(self.freed_before(py)) } else { Ok(()) }
+    }
+
+    /// Counts an export.
+    pub fn begin_export(&self, py: Python<'_>) -> PyResult<()> {
+        self.pool.get().begin_export(py)?;
+        let count = |exports| (exports != FREED).then(|| exports + 1);
+        match self.exports.fetch_update(Ordering::AcqRel, Ordering::Acquire, count) {
+            Ok(_) => Ok(()),
+            Err(_) => {
+                self.pool.get().end_export();
+                Err(self.freed_before(py))
+            }
         }
+    }
+
+    /// Ends an export, on any thread.
+    pub fn end_export(&self) {
+        self.exports.fetch_sub(1, Ordering::AcqRel);
+        self.pool.get().end_export();
+    }
+
+    /// Marks the block as freed, which one caller succeeds in.
+    fn claim(&self, py: Python<'_>) -> PyResult<()> {
+        match self.exports.compare_exchange(0, FREED, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(()),
+            Err(FREED) => Err(self.freed_before(py)),
+            Err(exports) => {
+                let text = format!(
+                    "{exports} arrays or DLPack tensors still use the allocation of {} bytes at {:#x}: \
+                     delete them (`del array`) before it is freed",
+                    self.size, self.block.addr
+                );
+                Err(refuse(py, "InUseError", &text))
+            }
+        }
+    }
+
+    #[inline]
+    fn free_on(&self, py: Python<'_>, stream: StreamName) -> PyResult<()> {
+        self.claim(py)?;
+        let freed = self.pool.get().free(py, self.block.addr, stream);
+        if freed.is_err() {
+            self.exports.store(0, Ordering::Release);
+        }
+        freed
     }
 }
 
@@ -63,8 +140,8 @@ impl Allocation {
     }
 
     /// Requested bytes.
-    #[getter]
-    fn size(&self) -> u64 {
+    #[getter(size)]
+    fn requested(&self) -> u64 {
         self.size
     }
 
@@ -85,15 +162,15 @@ impl Allocation {
     }
 
     /// The pool that it came from.
-    #[getter]
-    fn pool(&self, py: Python<'_>) -> Py<Pool> {
+    #[getter(pool)]
+    fn owner(&self, py: Python<'_>) -> Py<Pool> {
         self.pool.clone_ref(py)
     }
 
     /// True once it was freed.
-    #[getter]
-    fn is_freed(&self) -> bool {
-        self.is_freed.load(Ordering::Acquire)
+    #[getter(is_freed)]
+    fn was_freed(&self) -> bool {
+        self.is_freed()
     }
 
     /// Frees the memory.
@@ -103,14 +180,38 @@ impl Allocation {
             None => self.stream,
             stream => stream_of(stream)?,
         };
-        if self.is_freed.swap(true, Ordering::AcqRel) {
-            return Err(self.freed_before(py));
-        }
-        let freed = self.pool.get().free(py, self.block.addr, stream);
-        if freed.is_err() {
-            self.is_freed.store(false, Ordering::Release);
-        }
-        freed
+        self.free_on(py, stream)
+    }
+
+    /// Returns an array in the memory.
+    #[pyo3(signature = (shape = None, dtype = None, *, offset = None))]
+    fn array(
+        slf: &Bound<'_, Allocation>,
+        shape: Option<&Bound<'_, PyAny>>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        offset: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Array> {
+        let offset = offset.map_or(Ok(0), |offset| bytes(slf.py(), offset, "offset"))?;
+        Array::new(slf, shape, dtype, offset)
+    }
+
+    /// Returns a NumPy array of bytes that shares the memory, on the simulator.
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Allocation>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let array = Bound::new(py, Array::new(slf, None, None, 0)?)?;
+        // Fails with a reason on a card.
+        array.getattr(intern!(py, "__array_interface__"))?;
+        let made = py.import("numpy")?.call_method1("asarray", (array,))?;
+        let made = match dtype {
+            Some(dtype) => made.call_method1("astype", (dtype,))?,
+            None => made,
+        };
+        if copy == Some(true) { made.call_method0("copy") } else { Ok(made) }
     }
 
     /// Records that work queued on a stream so far uses the memory.
@@ -127,11 +228,16 @@ impl Allocation {
     fn __exit__(
         &self,
         py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
+        kind: &Bound<'_, PyAny>,
         _error: &Bound<'_, PyAny>,
         _trace: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        if self.is_freed() { Ok(()) } else { self.free(py, None) }
+        if self.is_freed() {
+            return Ok(());
+        }
+        let freed = self.free_on(py, self.stream);
+        // An exception of the block is not replaced. The last reference frees the memory then.
+        if kind.is_none() { freed } else { Ok(()) }
     }
 
     fn __repr__(&self) -> String {
@@ -144,11 +250,13 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if *self.is_freed.get_mut() {
+        if *self.exports.get_mut() == FREED {
             return;
         }
         let (allocator, addr, stream) = (self.pool.get().allocator(), self.block.addr, self.stream);
-        // SAFETY: the package's contract for streams. A closed pool has released the memory.
-        detached(move || drop(unsafe { allocator.free(addr, stream) }));
+        if !allocator.free_at_hand(addr, stream) {
+            // SAFETY: the package's contract for streams. A closed pool has released the memory.
+            detached(move || drop(unsafe { allocator.free(addr, stream) }));
+        }
     }
 }

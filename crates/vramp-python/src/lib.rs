@@ -4,16 +4,22 @@
 //!    interface too.
 //! 2. `pool.rs` is a pool, `allocation.rs` a block that frees itself, `stream.rs` says what may be
 //!    passed as a stream.
-//! 3. `error.rs` converts a failure to the exception of its kind.
+//! 3. `array.rs` lets other libraries access a block without a copy, `measure.rs` reads peaks of a part
+//!    of a program, and `analysis.rs` replays and explains recordings.
+//! 4. `error.rs` converts a failure to the exception of its kind.
 //!
-//! Every call that may wait for a lock or a driver call runs detached from the interpreter. No lock
-//! of vramp is held while Python code runs.
+//! Every call that may wait for a lock or a driver call runs detached from the interpreter. A cache
+//! hit stays attached: it takes only locks that are held for a few instructions, by threads that do
+//! not wait for the interpreter meanwhile. No lock of vramp is held while Python code runs.
 //!
 //! Deliberately absent: decisions about memory, and classes that Python can express as well: the
 //! exceptions and results are in `python/vramp`.
 
 mod allocation;
+mod analysis;
+mod array;
 mod error;
+mod measure;
 mod module;
 mod pool;
 mod stream;

@@ -6,18 +6,29 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::{library_version, open, pool};
+    use super::{library_version, missing_card, open, pool};
     #[pymodule_export]
     use crate::allocation::Allocation;
+    #[pymodule_export]
+    use crate::analysis::{advise, explain, replay};
+    #[pymodule_export]
+    use crate::array::Array;
+    #[pymodule_export]
+    use crate::measure::Measure;
     #[pymodule_export]
     use crate::pool::Pool;
     #[pymodule_export]
     use crate::stream::Stream;
+
+    #[pymodule_init]
+    fn init() {
+        vramp_capi::process::map_simulated_cards();
+    }
 }
 
 use std::sync::Mutex;
 
-use vramp_capi::process::OpenAllocator;
+use vramp_capi::process::{self, OpenAllocator};
 
 use crate::error::{raise, refuse};
 use crate::pool::Pool;
@@ -51,6 +62,12 @@ fn pool(py: Python<'_>, device: i64) -> PyResult<Py<Pool>> {
     let pool = Py::new(py, Pool::shared(allocator))?;
     shared[slot] = Some(pool.clone_ref(py));
     Ok(pool)
+}
+
+/// Returns why the machine has no card that this process may use.
+#[pyfunction]
+fn missing_card(py: Python<'_>) -> Option<String> {
+    py.detach(process::missing_card)
 }
 
 /// Opens a pool of the caller's own.

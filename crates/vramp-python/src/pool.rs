@@ -1,14 +1,16 @@
 //! A pool of a device's memory.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString};
-use vramp_capi::process::{Block, OpenAllocator, Result, StreamName};
+use vramp_capi::process::{Block, CallResult, OpenAllocator, StreamName};
 
 use crate::allocation::Allocation;
 use crate::error::{raise, refuse, result};
+use crate::measure::Measure;
 use crate::stream::{self, Stream, stream_of};
 
 /// A pool of device memory.
@@ -17,7 +19,12 @@ pub struct Pool {
     allocator: OpenAllocator,
     /// True for a pool of the program's own, which ends with its last reference.
     is_owned: bool,
+    /// Number of exports of its allocations, or [`CLOSED`].
+    exports: AtomicUsize,
 }
+
+/// The number of exports of a pool that was closed.
+const CLOSED: usize = usize::MAX;
 
 /// Runs `work` detached from the interpreter, also from a destructor and while the interpreter
 /// ends.
@@ -31,11 +38,11 @@ pub fn detached(work: impl FnOnce() + Send) {
 
 impl Pool {
     pub fn shared(allocator: OpenAllocator) -> Pool {
-        Pool { allocator, is_owned: false }
+        Pool { allocator, is_owned: false, exports: AtomicUsize::new(0) }
     }
 
     pub fn owned(allocator: OpenAllocator) -> Pool {
-        Pool { allocator, is_owned: true }
+        Pool { allocator, is_owned: true, exports: AtomicUsize::new(0) }
     }
 
     pub fn allocator(&self) -> OpenAllocator {
@@ -43,24 +50,47 @@ impl Pool {
     }
 
     /// Makes a call detached from the interpreter.
-    fn call<R: Send>(
+    pub fn call<R: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(OpenAllocator) -> Result<R> + Send,
+        call: impl FnOnce(OpenAllocator) -> CallResult<R> + Send,
     ) -> PyResult<R> {
         let allocator = self.allocator;
         py.detach(|| call(allocator)).map_err(|error| raise(py, error))
     }
 
+    /// Counts an export of one of its allocations.
+    pub fn begin_export(&self, py: Python<'_>) -> PyResult<()> {
+        let count = |exports| (exports != CLOSED).then(|| exports + 1);
+        match self.exports.fetch_update(Ordering::AcqRel, Ordering::Acquire, count) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(refuse(py, "ClosedError", "the pool is closed: open another one")),
+        }
+    }
+
+    /// Ends an export, on any thread.
+    pub fn end_export(&self) {
+        self.exports.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// A hit stays attached to the interpreter, because it takes no lock that another thread may hold
+    /// while it waits for the interpreter, and detaching costs as much as the hit.
     #[inline]
     pub fn place(&self, py: Python<'_>, size: u64, stream: StreamName) -> PyResult<Block> {
+        if let Some(block) = self.allocator.malloc_at_hand(size, stream) {
+            return Ok(block);
+        }
         // SAFETY: the package's contract for streams is the same: they are streams of the device
         // and live until they are forgotten.
         self.call(py, |allocator| unsafe { allocator.malloc(size, stream) })
     }
 
+    /// As `place`.
     #[inline]
     pub fn free(&self, py: Python<'_>, addr: u64, stream: StreamName) -> PyResult<()> {
+        if self.allocator.free_at_hand(addr, stream) {
+            return Ok(());
+        }
         // SAFETY: as in `place`.
         self.call(py, |allocator| unsafe { allocator.free(addr, stream) })
     }
@@ -243,6 +273,23 @@ impl Pool {
         Ok(self.call(py, OpenAllocator::device)?.id)
     }
 
+    /// What the device is and can.
+    #[getter]
+    fn device_info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let info = self.call(py, OpenAllocator::device)?;
+        let fields = PyDict::new(py);
+        fields.set_item("id", info.id)?;
+        fields.set_item("name", info.name)?;
+        fields.set_item("driver", info.driver)?;
+        fields.set_item("is_simulated", info.simulated)?;
+        fields.set_item("memory", info.limits.memory.count())?;
+        fields.set_item("page", info.limits.page.count())?;
+        fields.set_item("has_virtual_memory", info.capabilities.virtual_memory)?;
+        fields.set_item("has_stream_ordered_pool", info.capabilities.stream_ordered_pool)?;
+        fields.set_item("uuid", info.uuid)?;
+        result(py, "DeviceInfo", &fields)
+    }
+
     /// True if the device is simulated.
     #[getter]
     fn is_simulated(&self, py: Python<'_>) -> PyResult<bool> {
@@ -257,7 +304,42 @@ impl Pool {
 
     /// Closes a pool of the program's own.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, OpenAllocator::close)
+        // In a forked child, and once it is closed, that is what counts.
+        self.call(py, OpenAllocator::limit)?;
+        let claimed = self.exports.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire);
+        if let Err(exports @ 1..CLOSED) = claimed {
+            let text = format!(
+                "{exports} arrays or DLPack tensors still use memory of the pool: delete them before \
+                 it is closed"
+            );
+            return Err(refuse(py, "InUseError", &text));
+        }
+        let closed = self.call(py, OpenAllocator::close);
+        if claimed.is_ok() && closed.is_err() && self.allocator.limit().is_ok() {
+            self.exports.store(0, Ordering::Release);
+        }
+        closed
+    }
+
+    /// True once it was closed.
+    #[getter]
+    fn is_closed(&self, py: Python<'_>) -> bool {
+        self.call(py, OpenAllocator::limit).is_err()
+    }
+
+    /// Returns a context manager that measures peaks and counts.
+    fn measure(slf: &Bound<'_, Pool>) -> Measure {
+        Measure::new(slf.clone().unbind())
+    }
+
+    /// Forgets a stream, before its owner destroys it.
+    fn forget_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        match stream_of(Some(stream))? {
+            StreamName::Raw(raw) => self.call(py, |allocator| allocator.forget_raw(raw)),
+            StreamName::Created(handle) => {
+                self.call(py, |allocator| allocator.forget_stream(handle))
+            }
+        }
     }
 
     fn __enter__<'py>(slf: Bound<'py, Pool>) -> Bound<'py, Pool> {
@@ -267,11 +349,16 @@ impl Pool {
     fn __exit__(
         &self,
         py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
+        kind: &Bound<'_, PyAny>,
         _error: &Bound<'_, PyAny>,
         _trace: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        self.close(py)
+        if self.is_closed(py) {
+            return Ok(());
+        }
+        let closed = self.close(py);
+        // An exception of the block is not replaced. The last reference closes the pool then.
+        if kind.is_none() { closed } else { Ok(()) }
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {

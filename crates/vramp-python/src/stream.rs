@@ -32,6 +32,19 @@ impl Stream {
         self.pool.clone_ref(py)
     }
 
+    /// Version and address of the stream, for other libraries. On a card only.
+    fn __cuda_stream__(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let handle = self.handle;
+        match self.pool.get().call(py, |allocator| allocator.stream_number(handle))? {
+            Some(number) => Ok((0, number)),
+            None => Err(refuse(
+                py,
+                "UnsupportedError",
+                "the stream is simulated: only vramp can use it",
+            )),
+        }
+    }
+
     fn __repr__(&self) -> String {
         format!("<vramp.Stream {:#x}>", self.handle.id)
     }

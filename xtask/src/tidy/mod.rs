@@ -19,7 +19,7 @@ use crate::{charts, header};
 use scan::Sources;
 
 /// The crates, each of which may name only those before it.
-const LAYERS: [&str; 14] = [
+const LAYERS: [&str; 15] = [
     "vramp-core",
     "vramp-model",
     "vramp-host",
@@ -34,10 +34,11 @@ const LAYERS: [&str; 14] = [
     "vramp-bench",
     "vramp-analysis",
     "vramp-cli",
+    "vramp-python",
 ];
 
 /// Crates that may hold `unsafe`.
-const UNSAFE_CRATES: [&str; 3] = ["vramp-host", "vramp-cuda", "vramp-capi"];
+const UNSAFE_CRATES: [&str; 4] = ["vramp-host", "vramp-cuda", "vramp-capi", "vramp-python"];
 
 /// Sources that a generator wrote.
 const GENERATED: [&str; 1] = ["crates/vramp-cuda/src/sys.rs"];

@@ -88,16 +88,24 @@ impl Allocator {
         self.shared.observers.notify(&Event::Freed { addr, len, requested, stream });
     }
 
+    /// Frees an allocation as [`Allocator::free`] does if the thread's cache takes it, which needs no
+    /// lock, and no observer is registered. See [`Allocator::malloc_at_hand`].
+    ///
+    /// # Errors
+    /// The allocation, which is as it was.
+    #[inline]
+    pub fn free_at_hand(&self, allocation: Allocation, stream: StreamId) -> Result<(), Allocation> {
+        let is_at_hand = !self.shared.observers.is_observed()
+            && self.stays_with_thread(&allocation, stream)
+            && local::with(self.shared.number, |local| self.free_local(local, &allocation, false))
+                .is_some_and(|freed| freed);
+        if is_at_hand { Ok(()) } else { Err(allocation) }
+    }
+
     #[inline]
     fn free_unobserved(&self, allocation: Allocation, stream: StreamId) -> Result<(), FreeError> {
-        if self.shared.heaps_serve.is_some()
-            && stream == allocation.stream
-            && allocation.allocator == self.shared.number
-            && allocation.tag == 0
-            && !allocation.has_recorded_uses()
-            && !self.shared.has_waiters()
-            && self.shared.captures.load(Ordering::Relaxed) == 0
-            && local::with(self.shared.number, |local| self.free_local(local, &allocation))
+        if self.stays_with_thread(&allocation, stream)
+            && local::with(self.shared.number, |local| self.free_local(local, &allocation, true))
                 .is_some_and(|freed| freed)
         {
             return Ok(());
@@ -105,10 +113,22 @@ impl Allocator {
         self.free_shared(allocation, stream)
     }
 
-    /// Puts a block into the thread's cache, or frees it into its heap. Returns false if it has to
-    /// be freed with the allocator's lock.
+    /// Returns true if a free needs no more than the thread's cache or the stream's heap.
     #[inline]
-    fn free_local(&self, local: &Local, allocation: &Allocation) -> bool {
+    fn stays_with_thread(&self, allocation: &Allocation, stream: StreamId) -> bool {
+        self.shared.heaps_serve.is_some()
+            && stream == allocation.stream
+            && allocation.allocator == self.shared.number
+            && allocation.tag == 0
+            && !allocation.has_recorded_uses()
+            && !self.shared.has_waiters()
+            && self.shared.captures.load(Ordering::Relaxed) == 0
+    }
+
+    /// Puts a block into the thread's cache, or frees it into its heap if `to_heap` is true. Returns
+    /// false if it has to be freed with the allocator's lock.
+    #[inline]
+    fn free_local(&self, local: &Local, allocation: &Allocation, to_heap: bool) -> bool {
         let units = allocation.len.count() / BLOCK_ALIGN;
         let (id, at, of_pool) = match allocation.owner {
             Owner::Pool { id, at } => (id, at, true),
@@ -125,6 +145,7 @@ impl Allocator {
             // In a forked child a thread of the parent may hold the heap's lock.
             let freed = match (of_pool, is_forked()) {
                 (true, _) => local.cache.delay(tag, block),
+                (false, _) if !to_heap => false,
                 (false, true) => false,
                 (false, false) => {
                     self.free_in_heap(heap, id, allocation.stream);

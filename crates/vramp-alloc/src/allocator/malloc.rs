@@ -100,6 +100,18 @@ impl Allocator {
         Ok(stored)
     }
 
+    /// Allocates a block as [`Allocator::malloc`] does if that takes no lock that is held during driver
+    /// calls, and no observer is registered. `None` otherwise. For callers that hold a lock which other
+    /// threads need, such as the one of an interpreter.
+    #[inline]
+    pub fn malloc_at_hand(&self, size: Bytes, stream: StreamId) -> Option<Allocation> {
+        if self.shared.observers.is_observed() {
+            return None;
+        }
+        let (found, from_cache) = self.find_hit(size, stream)?;
+        Some(self.allocation(found, size, stream, from_cache, None))
+    }
+
     /// Allocates as [`Allocator::malloc`] does and counts the bytes under a tag. Takes the
     /// allocator's lock, and so does the free.
     ///

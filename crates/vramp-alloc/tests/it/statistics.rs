@@ -306,3 +306,61 @@ fn a_peak_counts_what_another_thread_gave_back() {
     assert_eq!((stats.live, stats.live_peak), (Bytes::ZERO, pages(3)));
     assert!(stats.live_peak <= stats.reserved_peak);
 }
+
+#[test]
+fn scopes_have_the_peaks_of_their_part_and_leave_the_allocators_alone() {
+    let rig = Rig::new(Preset::Vramp);
+    let allocator = &rig.allocator;
+    let peaks = |scope| {
+        let found = allocator.scope_peaks(scope).expect("it was not forked");
+        found.map(|peaks| (peaks.live, peaks.reserved))
+    };
+    let held = rig.malloc(2);
+    rig.free(rig.malloc(50));
+    let outer = allocator.begin_scope().expect("it was not forked");
+    let reserved = allocator.stats().expect("no call fails").reserved;
+    rig.free(rig.malloc(20));
+    let inner = allocator.begin_scope().expect("it was not forked");
+    assert_eq!(peaks(inner), Some((pages(2), reserved)));
+    // Small blocks of the thread's cache count too.
+    let small: Vec<_> = (0..10)
+        .map(|_| allocator.malloc(Bytes::kib(64), rig.stream).expect("there is memory"))
+        .collect();
+    small.into_iter().for_each(|block| rig.free(block));
+    assert_eq!(peaks(inner), Some((pages(2) + Bytes::kib(640), reserved)));
+    let ended = allocator.end_scope(outer).expect("it was not forked").expect("it is open");
+    assert_eq!((ended.live, ended.reserved), (pages(22), reserved));
+    rig.free(rig.malloc(90));
+    let (live, grown) = peaks(inner).expect("it is open");
+    assert_eq!(live, pages(92));
+    assert!(grown >= pages(92));
+    allocator.end_scope(inner).expect("it was not forked").expect("it is open");
+    assert_eq!((peaks(outer), peaks(inner)), (None, None));
+    assert_eq!(allocator.end_scope(inner), Ok(None));
+    assert_eq!(allocator.stats().expect("no call fails").live_peak, pages(92));
+    rig.free(held);
+}
+
+#[test]
+fn a_request_at_hand_makes_no_call_and_one_that_is_not_changes_nothing() {
+    let rig = Rig::new(Preset::Vramp);
+    let allocator = &rig.allocator;
+    let size = Bytes::kib(4);
+    assert!(allocator.malloc_at_hand(size, rig.stream).is_none(), "nothing was reserved yet");
+    rig.free(allocator.malloc(size, rig.stream).expect("there is memory"));
+    let block = allocator.malloc_at_hand(size, rig.stream).expect("the thread has one");
+    let other = allocator.create_stream().expect("no call fails");
+    let block = allocator.free_at_hand(block, other).expect_err("another stream needs the lock");
+    allocator.record_use(&block, other).expect("the block is live");
+    let block = allocator.free_at_hand(block, rig.stream).expect_err("a use was recorded");
+    rig.free(block);
+    let block = allocator.malloc(size, rig.stream).expect("there is memory");
+    let observer = allocator.observe(|_| ());
+    assert!(allocator.malloc_at_hand(size, rig.stream).is_none(), "observers may wait");
+    let block = allocator.free_at_hand(block, rig.stream).expect_err("observers may wait");
+    allocator.unregister(observer);
+    assert!(allocator.free_at_hand(block, rig.stream).is_ok());
+    let stats = allocator.stats().expect("no call fails");
+    assert_eq!((stats.live, stats.placed, stats.freed), (Bytes::ZERO, 3, 3));
+    allocator.audit().expect("nothing was lost");
+}

@@ -1,8 +1,9 @@
 //! Builder of simulated cards.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use vramp_core::Bytes;
+use vramp_host::MappedMemory;
 
 use super::bytes::Contents;
 use super::card::CardModel;
@@ -29,6 +30,7 @@ pub struct SimulatorBuilder {
     /// The part of the memory that nothing can be created in.
     context: Bytes,
     config: Config,
+    host: Option<Arc<MappedMemory>>,
 }
 
 impl Default for SimulatorBuilder {
@@ -68,7 +70,8 @@ impl Default for SimulatorBuilder {
             costs: CostTable::h200(),
         };
         let (address_space, context) = (Bytes::ZERO, Bytes::ZERO);
-        SimulatorBuilder { info, address_space, context, config }.card(&CardModel::all()[0])
+        SimulatorBuilder { info, address_space, context, config, host: None }
+            .card(&CardModel::all()[0])
     }
 }
 
@@ -131,6 +134,14 @@ impl SimulatorBuilder {
         self
     }
 
+    /// Maps the host's memory at the card's addresses, which are addresses of this process then: what
+    /// the host writes at one, a copy of the card reads. Bytes are stored. Host memory is taken where
+    /// bytes are written; fresh memory is zero. Blocks of the device's own pool have no such memory.
+    pub fn mapped_to(mut self, host: Arc<MappedMemory>) -> SimulatorBuilder {
+        self.host = Some(host);
+        self.contents(Contents::Stored)
+    }
+
     /// Sets the seed of random faults.
     pub fn seed(mut self, seed: u64) -> SimulatorBuilder {
         self.config.seed = seed;
@@ -187,7 +198,7 @@ impl SimulatorBuilder {
         self.info.driver = format!("vramp simulator, {origin}: {}", costs.source);
         self.info.limits.pool_step = costs.pool().granule;
         let usable = self.info.limits.memory - self.context;
-        let memory = Memory::new(self.info.limits.page, usable, self.address_space);
+        let memory = Memory::new(self.info.limits.page, usable, self.address_space, self.host);
         let state = State::new(memory, self.info.capabilities, self.config);
         Simulator { info: self.info, state: Mutex::new(state) }
     }

@@ -2,9 +2,15 @@
 //!
 //! Bytes are stored in blocks that are allocated when first written, so a test that fills one page of
 //! a large handle pays for that page only. Memory never written reads as [`UNWRITTEN`], because fresh
-//! device memory is not zero.
+//! device memory is not zero. Where the host's memory is mapped at the addresses, bytes are stored
+//! there, and memory never written reads as zero.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vramp_host::MappedMemory;
+
+use super::refusal::Outcome;
 
 const BLOCK: usize = 64 << 10;
 
@@ -26,6 +32,22 @@ pub enum Contents {
 #[derive(Debug, Default)]
 pub(super) struct Content {
     blocks: BTreeMap<u64, Block>,
+    /// The host's memory that stores the bytes instead.
+    mapped: Option<Mapped>,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    memory: Arc<MappedMemory>,
+    offset: u64,
+    len: u64,
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // The pages that a refusal leaves are returned with the device.
+        let _ = self.memory.discard(self.offset, self.len);
+    }
 }
 
 #[derive(Debug)]
@@ -49,8 +71,29 @@ impl Block {
 }
 
 impl Content {
+    /// Returns a content that is stored in the host's memory at `offset`, and discarded when dropped.
+    pub fn mapped(memory: Arc<MappedMemory>, offset: u64, len: u64) -> Content {
+        let mapped = Some(Mapped { memory, offset, len });
+        Content { mapped, ..Content::default() }
+    }
+
+    /// Maps the host's memory that stores the bytes, if there is any, at `at`.
+    pub fn map_at(&self, at: u64) -> Outcome<()> {
+        match &self.mapped {
+            Some(mapped) => Ok(mapped.memory.map(at, mapped.offset, mapped.len)?),
+            None => Ok(()),
+        }
+    }
+
     /// Copies the bytes from `offset` on into `into`.
+    ///
+    /// # Panics
+    /// The kernel refuses to copy the host's memory, which is a file that was opened for it.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
+        if let Some(mapped) = &self.mapped {
+            let read = mapped.memory.read(mapped.offset + offset, into);
+            return read.expect("a memory file can be read");
+        }
         for (block, within, part) in parts(offset, into.len()) {
             match self.blocks.get(&block) {
                 Some(Block::Mixed(bytes)) => {
@@ -65,6 +108,10 @@ impl Content {
 
     /// Replaces the bytes from `offset` on by `from`.
     pub fn write(&mut self, offset: u64, from: &[u8]) {
+        if let Some(mapped) = &self.mapped {
+            let written = mapped.memory.write(mapped.offset + offset, from);
+            return written.expect("the host has memory for what a simulated card stores");
+        }
         for (block, within, part) in parts(offset, from.len()) {
             let bytes = self.blocks.entry(block).or_insert(Block::Uniform(UNWRITTEN)).mixed();
             bytes[within..within + part.len()].copy_from_slice(&from[part]);
@@ -73,6 +120,13 @@ impl Content {
 
     /// Replaces `len` bytes from `offset` on by `byte`.
     pub fn fill(&mut self, offset: u64, len: usize, byte: u8) {
+        if self.mapped.is_some() {
+            let bytes = vec![byte; len.min(BLOCK)];
+            for done in (0..len).step_by(BLOCK) {
+                self.write(offset + done as u64, &bytes[..BLOCK.min(len - done)]);
+            }
+            return;
+        }
         for (block, within, part) in parts(offset, len) {
             if part.len() == BLOCK {
                 self.blocks.insert(block, Block::Uniform(byte));

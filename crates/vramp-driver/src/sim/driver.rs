@@ -142,7 +142,7 @@ impl Driver for Simulator {
         self.call(log_range(Call::SetAccess, range), |state| {
             need_virtual_memory(state)?;
             let handles = state.memory.whole_mappings(range)?;
-            state.memory.set_access(range);
+            state.memory.set_access(range)?;
             let on_host = state.memory.host_part(range);
             state.now_ns += state.costs.range_ns(Call::SetAccess, &handles)
                 + state.costs.set_access_host_numa_ns(on_host);

@@ -8,8 +8,10 @@
 //! Deliberately absent: time, streams and costs.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
+use vramp_host::MappedMemory;
 
 use super::bytes::Content;
 use super::refusal::{Outcome, Refusal};
@@ -40,6 +42,8 @@ pub(super) struct Memory {
     handles_released_but_mapped: usize,
     /// Physical memory destroyed since the last [`Memory::take_destroyed`].
     destroyed: Vec<u64>,
+    /// Memory of the host that is mapped at the addresses, which are the host's then.
+    host: Option<Arc<MappedMemory>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +83,12 @@ pub(super) struct Inaccessible {
 }
 
 impl Memory {
-    pub fn new(page: Bytes, capacity: Bytes, address_space: Bytes) -> Memory {
+    pub fn new(
+        page: Bytes,
+        capacity: Bytes,
+        address_space: Bytes,
+        host: Option<Arc<MappedMemory>>,
+    ) -> Memory {
         Memory {
             page: page.count(),
             capacity: capacity.count(),
@@ -94,6 +103,7 @@ impl Memory {
             host_handles: 0,
             handles_released_but_mapped: 0,
             destroyed: Vec::new(),
+            host,
         }
     }
 
@@ -115,6 +125,9 @@ impl Memory {
 
     /// Takes addresses from the first hole that fits.
     fn take_hole(&mut self, len: u64, alignment: u64) -> Outcome<u64> {
+        if let Some(host) = &self.host {
+            return Ok(host.reserve(len, alignment)?);
+        }
         let fit = self.holes.iter().find_map(|(&start, &hole)| {
             let at = start.checked_next_multiple_of(alignment)?;
             (at - start)
@@ -148,13 +161,16 @@ impl Memory {
                 "{range} has a mapping at {at:#x}; unmap it first"
             )));
         }
+        self.make_hole(start, len)?;
         self.reservations.remove(&start);
-        self.make_hole(start, len);
         Ok(())
     }
 
     /// Returns addresses to the holes and coalesces them.
-    fn make_hole(&mut self, mut start: u64, mut len: u64) {
+    fn make_hole(&mut self, mut start: u64, mut len: u64) -> Outcome<()> {
+        if let Some(host) = &self.host {
+            return Ok(host.free(start, len)?);
+        }
         if let Some((&before, &hole)) = self.holes.range(..start).next_back()
             && before + hole == start
         {
@@ -165,6 +181,15 @@ impl Memory {
             len += hole;
         }
         self.holes.insert(start, len);
+        Ok(())
+    }
+
+    /// Returns the content of new physical memory.
+    fn new_content(&self, len: u64) -> Outcome<Content> {
+        Ok(match &self.host {
+            Some(host) => Content::mapped(Arc::clone(host), host.create(len)?, len),
+            None => Content::default(),
+        })
     }
 
     // --- plain allocations ---
@@ -174,16 +199,20 @@ impl Memory {
         let whole = len.checked_round_up(Bytes::new(self.page)).filter(|len| !len.is_zero());
         let whole = whole.ok_or_else(|| Refusal::invalid(format!("{len} is not a valid size")))?;
         self.charge(whole)?;
-        let at = self.take_hole(whole.count(), self.page).inspect_err(|_| {
-            self.used -= whole.count();
-        })?;
+        let placed = self.take_hole(whole.count(), self.page).and_then(|at| {
+            let content = self.new_content(whole.count())?;
+            let mapped = content.map_at(at).and_then(|()| self.allow_access(at, whole.count()));
+            mapped.or_else(|refusal| self.make_hole(at, whole.count()).and(Err(refusal)))?;
+            Ok((at, content))
+        });
+        let (at, content) = placed.inspect_err(|_| self.used -= whole.count())?;
         self.handles_made += 1;
         let physical = Physical {
             len: whole.count(),
             place: MemoryLocation::Device,
             mappings: 1,
             released: true,
-            content: Content::default(),
+            content,
         };
         self.physical.insert(self.handles_made, physical);
         let mapping = Mapping { len: whole.count(), physical: self.handles_made, accessible: true };
@@ -201,10 +230,10 @@ impl Memory {
     /// Frees an allocation and returns its length.
     pub fn free_allocation(&mut self, at: DeviceAddr) -> Outcome<Bytes> {
         let len = self.allocation(at)?;
+        self.make_hole(at.number(), len.count())?;
         self.allocations.remove(&at.number());
         let mapping = self.mappings.remove(&at.number()).expect("an allocation is mapped");
         self.destroy_physical(mapping.physical);
-        self.make_hole(at.number(), len.count());
         Ok(len)
     }
 
@@ -212,18 +241,13 @@ impl Memory {
 
     pub fn create(&mut self, len: Bytes, place: MemoryLocation) -> Outcome<Handle> {
         self.check_pages("the length", len.count())?;
+        let content = self.new_content(len.count())?;
         match place {
             MemoryLocation::Device => self.charge(len)?,
             MemoryLocation::HostNuma(_) => self.host_handles += 1,
         }
         self.handles_made += 1;
-        let physical = Physical {
-            len: len.count(),
-            place,
-            mappings: 0,
-            released: false,
-            content: Content::default(),
-        };
+        let physical = Physical { len: len.count(), place, mappings: 0, released: false, content };
         self.physical.insert(self.handles_made, physical);
         Ok(Handle::from_number(self.handles_made))
     }
@@ -255,6 +279,7 @@ impl Memory {
         {
             return Err(Refusal::invalid(format!("{range} is already mapped at {taken:#x}")));
         }
+        self.owned(handle)?.content.map_at(start)?;
         self.mappings.insert(start, Mapping { len, physical: handle.number(), accessible: false });
         self.owned(handle)?.mappings += 1;
         Ok(range.len)
@@ -280,8 +305,11 @@ impl Memory {
     }
 
     /// `range` must consist of whole mappings: see [`Memory::whole_mappings`].
-    pub fn unmap(&mut self, range: AddrRange) {
+    pub fn unmap(&mut self, range: AddrRange) -> Outcome<()> {
         let mut at = range.start.number();
+        if let Some(host) = &self.host {
+            host.unmap(at, range.len.count())?;
+        }
         let end = at + range.len.count();
         while at < end {
             let mapping = self.mappings.remove(&at).expect("the range was checked to be mapped");
@@ -294,6 +322,7 @@ impl Memory {
                 self.destroy_physical(mapping.physical);
             }
         }
+        Ok(())
     }
 
     /// Removes and returns the physical memory destroyed since the last call.
@@ -334,10 +363,19 @@ impl Memory {
     }
 
     /// `range` must consist of whole mappings: see [`Memory::whole_mappings`].
-    pub fn set_access(&mut self, range: AddrRange) {
+    pub fn set_access(&mut self, range: AddrRange) -> Outcome<()> {
         let start = range.start.number();
+        self.allow_access(start, range.len.count())?;
         for (_, mapping) in self.mappings.range_mut(start..start + range.len.count()) {
             mapping.accessible = true;
+        }
+        Ok(())
+    }
+
+    fn allow_access(&self, at: u64, len: u64) -> Outcome<()> {
+        match &self.host {
+            Some(host) => Ok(host.set_access(at, len)?),
+            None => Ok(()),
         }
     }
 

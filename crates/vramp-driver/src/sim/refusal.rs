@@ -1,5 +1,7 @@
 //! Errors of the simulated device, before the driver call is attached.
 
+use vramp_host::MapError;
+
 /// A driver code and its explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
@@ -33,5 +35,12 @@ impl Refusal {
     /// The device does not support the call.
     pub fn not_supported(detail: impl Into<String>) -> Refusal {
         Refusal { code: 801, detail: detail.into() }
+    }
+}
+
+/// The host has no memory or addresses for what the card has.
+impl From<MapError> for Refusal {
+    fn from(error: MapError) -> Refusal {
+        Refusal::out_of_memory(error.to_string())
     }
 }

@@ -239,7 +239,7 @@ impl State {
             self.lost = Some(DeviceLoss { code: 700, explanation });
             return Err(Refusal { code: 700, detail: String::new() });
         }
-        self.memory.unmap(range);
+        self.memory.unmap(range)?;
         self.forget_destroyed();
         self.now_ns += self.costs.range_ns(Call::Unmap, &handles);
         Ok(())

@@ -1,10 +1,13 @@
 //! The simulator passes the conformance suite.
 
-use vramp_core::Bytes;
+use std::sync::Arc;
+
+use vramp_core::{AddrRange, Bytes};
 use vramp_driver::conformance::{self, Verdict};
 use vramp_driver::meter::Metered;
 use vramp_driver::sim::{CardModel, Contents, FaultPlan, Simulator};
 use vramp_driver::{Call, Capabilities, Driver};
+use vramp_host::MappedMemory;
 
 #[test]
 fn every_card_model_passes_the_suite_without_hazards_or_leaks() {
@@ -18,6 +21,34 @@ fn every_card_model_passes_the_suite_without_hazards_or_leaks() {
         assert_eq!(device.live(), before);
         assert_eq!(device.hazards(), []);
     }
+}
+
+#[test]
+fn a_card_that_is_mapped_to_the_host_passes_the_suite_and_leaves_no_page() {
+    let host = Arc::new(MappedMemory::new().unwrap());
+    let device = Simulator::builder().mapped_to(Arc::clone(&host)).checked().build();
+    let before = device.live();
+    let report = conformance::run_all(&device);
+    assert!(report.passed(), "{report}");
+    assert_eq!(device.live(), before);
+    assert_eq!(device.hazards(), []);
+    assert_eq!(host.pages(), 0);
+    drop(device);
+    assert_eq!(Arc::strong_count(&host), 1);
+}
+
+#[test]
+fn what_the_card_writes_is_in_the_hosts_memory() {
+    let host = Arc::new(MappedMemory::new().unwrap());
+    let device = Simulator::builder().mapped_to(Arc::clone(&host)).build();
+    let page = device.info().limits.page;
+    let stream = device.create_stream().unwrap();
+    let at = device.alloc_memory(page + page).unwrap();
+    device.fill(stream, AddrRange::new(at + page, page), 7).unwrap();
+    device.synchronize_stream(stream).unwrap();
+    assert_eq!(host.pages() * 4096, page.count());
+    device.free_memory(at).unwrap();
+    assert_eq!(host.pages(), 0);
 }
 
 #[test]

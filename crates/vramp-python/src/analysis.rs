@@ -1,0 +1,221 @@
+//! Replays and explanations of recordings, as JSON: `vramp._analysis` makes dataclasses of them.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Instant;
+
+use pyo3::prelude::*;
+use serde::Serialize;
+use vramp_alloc::config::TorchConfig;
+use vramp_alloc::device::sim::CardModel;
+use vramp_alloc::device::{Device, DeviceOptions};
+use vramp_alloc::{Bytes, Config, Preset};
+use vramp_analysis::candidates::Candidate;
+use vramp_analysis::job::Job;
+use vramp_analysis::replay::{Options, Outcome, ReplayError};
+use vramp_trace::{ReadError, ReadLimits, Trace};
+
+use crate::error::refuse;
+
+/// Memory of the card that analyses are replayed on: more than any job needs, so that only limits
+/// count.
+const LARGE: Bytes = Bytes::tib(1);
+
+/// A failure: the class of the exception, and the text.
+struct Failure {
+    class: &'static str,
+    text: String,
+}
+
+impl Failure {
+    fn new(class: &'static str, text: impl ToString) -> Failure {
+        Failure { class, text: text.to_string() }
+    }
+}
+
+impl From<ReplayError> for Failure {
+    fn from(error: ReplayError) -> Failure {
+        match error {
+            ReplayError::Open(error) => Failure::new("DeviceError", error),
+            ReplayError::Create(error) => Failure::new("OptionError", error),
+            error => Failure::new("VrampError", error),
+        }
+    }
+}
+
+type Outcomes = Result<String, Failure>;
+
+fn read(path: &Path) -> Result<Trace, Failure> {
+    vramp_trace::read_trace(path, &ReadLimits::default()).map_err(|error| {
+        let class = match &error {
+            ReadError::Open { .. } | ReadError::Io { .. } => "FileError",
+            _ => "TraceError",
+        };
+        Failure::new(class, format!("cannot read the recording '{}': {error}", path.display()))
+    })
+}
+
+/// Returns the job of each recorded device.
+fn jobs<'a>(trace: &'a Trace, path: &Path) -> Result<Vec<Job<'a>>, Failure> {
+    let jobs = Job::all(trace);
+    match jobs.is_empty() {
+        false => Ok(jobs),
+        true => Err(Failure::new(
+            "TraceError",
+            format!(
+                "the recording '{}' allocates nothing: record with \
+                 torch.cuda.memory._record_memory_history() before the job begins",
+                path.display()
+            ),
+        )),
+    }
+}
+
+fn json(results: &impl Serialize) -> Outcomes {
+    serde_json::to_string(results).map_err(|error| Failure::new("InternalError", error))
+}
+
+fn large_card() -> Result<Device, Failure> {
+    let options =
+        DeviceOptions { name: "sim".to_owned(), usable: Some(LARGE), ..DeviceOptions::default() };
+    Device::with(options).map_err(|error| Failure::new("DeviceError", error))
+}
+
+fn threads() -> NonZeroUsize {
+    thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
+
+/// Returns a limit from its text, for a card with `memory`.
+fn limit(text: &str, memory: Bytes) -> Result<Bytes, Failure> {
+    let percent = text.strip_suffix('%').and_then(|percent| percent.trim().parse::<f64>().ok());
+    let limit = match percent {
+        Some(percent) if percent > 0.0 && percent <= 100.0 => {
+            Some(Bytes::new((memory.count() as f64 * percent / 100.0) as u64))
+        }
+        Some(_) => None,
+        None => text.parse().ok().filter(|limit: &Bytes| !limit.is_zero()),
+    };
+    let refusal =
+        || format!("limit={text} is invalid: write a size such as 80GiB, or a part such as 90%");
+    limit.ok_or_else(|| Failure::new("OptionError", refusal()))
+}
+
+/// Runs `work` detached from the interpreter.
+fn run(py: Python<'_>, work: impl FnOnce() -> Outcomes + Send) -> PyResult<String> {
+    py.detach(work).map_err(|failure| refuse(py, failure.class, &failure.text))
+}
+
+/// Replays a recording on allocators.
+#[pyfunction]
+pub fn replay(
+    py: Python<'_>,
+    path: PathBuf,
+    allocators: Vec<String>,
+    limit: Option<String>,
+    device: Option<String>,
+) -> PyResult<String> {
+    run(py, move || {
+        let open =
+            |name: &str| Device::open(name).map_err(|error| Failure::new("DeviceError", error));
+        let chosen = device.as_deref().map(open).transpose()?;
+        let mut presets = Vec::new();
+        for name in &allocators {
+            let preset = name.parse::<Preset>();
+            presets.push(preset.map_err(|error| Failure::new("OptionError", error))?);
+        }
+        let begun = Instant::now();
+        let trace = read(&path)?;
+        let read_s = begun.elapsed().as_secs_f64();
+        let mut outcomes = Vec::new();
+        for job in jobs(&trace, &path)? {
+            let device = match &chosen {
+                Some(device) => device.clone(),
+                None => open(&recorded_card(&job))?,
+            };
+            let memory = device.info().limits.memory;
+            let limit = limit.as_deref().map(|text| self::limit(text, memory)).transpose()?;
+            for &preset in &presets {
+                let (config, settings) = config(preset, limit, &job);
+                let options = Options { releases_of: Some(&job.recorded), ..Options::default() };
+                let outcome = vramp_analysis::replay::replay(
+                    &job.workload,
+                    &device,
+                    config,
+                    options,
+                    |_| (),
+                )?;
+                let outcome = outcome.with_recorded(&job.recorded);
+                outcomes.push(Outcome { read_s, settings, ..outcome });
+            }
+        }
+        json(&outcomes)
+    })
+}
+
+/// Returns the name of the simulated card that the job ran on, as far as it follows from the recording.
+fn recorded_card(job: &Job<'_>) -> String {
+    let usable = job.recorded.oom.as_ref().and_then(|oom| oom.usable());
+    match usable.and_then(CardModel::infer) {
+        Some(card) => format!("sim:{}", card.id),
+        None => "sim".to_owned(),
+    }
+}
+
+/// Returns the configuration of an allocator. Those of PyTorch have the settings of the recorded one.
+fn config(preset: Preset, limit: Option<Bytes>, job: &Job<'_>) -> (Config, Option<String>) {
+    let config = Config { limit, ..Config::preset(preset) };
+    let recorded = job.recorded.settings.as_deref().filter(|_| preset.is_torch());
+    match recorded.and_then(|settings| Some((settings, TorchConfig::parse(settings).ok()?))) {
+        Some((settings, torch)) => (Config { torch, ..config }, Some(settings.to_owned())),
+        None => (config, None),
+    }
+}
+
+/// Explains why a recorded job ran out of memory.
+#[pyfunction]
+pub fn explain(
+    py: Python<'_>,
+    path: PathBuf,
+    limit: Option<String>,
+    at: Option<usize>,
+    top: usize,
+    fits: bool,
+) -> PyResult<String> {
+    use vramp_analysis::explain::{Options, explain};
+    run(py, move || {
+        let limit = limit.as_deref().map(|text| self::limit(text, LARGE)).transpose()?;
+        let trace = read(&path)?;
+        let device = large_card()?;
+        let mut found = Vec::new();
+        for job in jobs(&trace, &path)? {
+            if let Some(event) = at.filter(|&at| at as u64 >= job.recorded.events) {
+                let text = format!(
+                    "at={event} is beyond the end of the recording, which has {} events",
+                    job.recorded.events
+                );
+                return Err(Failure::new("RangeError", text));
+            }
+            let options = Options { limit, at, top, threads: threads(), fits };
+            found.push(explain(&job, &device, &options)?);
+        }
+        json(&found)
+    })
+}
+
+/// Tries settings and allocators on a recorded job.
+#[pyfunction]
+pub fn advise(py: Python<'_>, path: PathBuf, limits: Vec<String>) -> PyResult<String> {
+    use vramp_analysis::advise::advise;
+    run(py, move || {
+        let limits = limits.iter().map(|text| limit(text, LARGE)).collect::<Result<Vec<_>, _>>()?;
+        let trace = read(&path)?;
+        let device = large_card()?;
+        let mut found = Vec::new();
+        for job in jobs(&trace, &path)? {
+            let candidates = Candidate::all(&job.recorded);
+            found.push(advise(&job, &device, &candidates, &limits, threads())?);
+        }
+        json(&found)
+    })
+}

@@ -1,0 +1,172 @@
+//! Peaks and counts of a part of a program.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use vramp_capi::process::{CallResult, OpenAllocator, ScopeId, ScopePeaks, Stats};
+
+use crate::error::{raise, refuse};
+use crate::pool::{Pool, detached};
+
+/// What happens in a pool while a `with` block runs.
+#[pyclass(frozen, weakref, module = "vramp")]
+pub struct Measure {
+    pool: Py<Pool>,
+    state: Mutex<State>,
+}
+
+enum State {
+    Fresh,
+    Open { scope: ScopeId, start: Box<Stats> },
+    Over(Box<Measured>),
+}
+
+#[derive(Clone)]
+struct Measured {
+    start: Stats,
+    end: Stats,
+    peaks: ScopePeaks,
+}
+
+impl Measured {
+    fn of(
+        allocator: OpenAllocator,
+        start: Stats,
+        peaks: impl FnOnce(OpenAllocator) -> CallResult<Option<ScopePeaks>>,
+    ) -> CallResult<Measured> {
+        let peaks = peaks(allocator)?.unwrap_or_default();
+        Ok(Measured { start, end: allocator.stats()?, peaks })
+    }
+}
+
+impl Measure {
+    pub fn new(pool: Py<Pool>) -> Measure {
+        Measure { pool, state: Mutex::new(State::Fresh) }
+    }
+
+    /// Held for a few instructions, while no Python code runs.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what was measured so far.
+    fn read<R>(&self, py: Python<'_>, read: impl FnOnce(&Measured) -> R) -> PyResult<R> {
+        let (scope, start) = match &*self.state() {
+            State::Over(measured) => return Ok(read(measured)),
+            State::Open { scope, start } => (*scope, **start),
+            State::Fresh => {
+                let text = "nothing was measured: use it as `with pool.measure() as m:`";
+                return Err(refuse(py, "VrampError", text));
+            }
+        };
+        let so_far = self.pool.get().call(py, |allocator| {
+            Measured::of(allocator, start, |allocator| allocator.scope_peaks(scope))
+        })?;
+        Ok(read(&so_far))
+    }
+}
+
+#[pymethods]
+impl Measure {
+    fn __enter__<'py>(slf: Bound<'py, Measure>) -> PyResult<Bound<'py, Measure>> {
+        let py = slf.py();
+        let measure = slf.get();
+        if !matches!(&*measure.state(), State::Fresh) {
+            let text = "the block was measured already: call pool.measure() for each block";
+            return Err(refuse(py, "VrampError", text));
+        }
+        let (scope, start) = measure
+            .pool
+            .get()
+            .call(py, |allocator| Ok((allocator.begin_scope()?, allocator.stats()?)))?;
+        *measure.state() = State::Open { scope, start: Box::new(start) };
+        Ok(slf)
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let State::Open { scope, start } = std::mem::replace(&mut *self.state(), State::Fresh)
+        else {
+            return Ok(());
+        };
+        let allocator = self.pool.get().allocator();
+        let measured =
+            py.detach(|| Measured::of(allocator, *start, |allocator| allocator.end_scope(scope)));
+        let measured = measured.map_err(|error| raise(py, error))?;
+        *self.state() = State::Over(Box::new(measured));
+        Ok(())
+    }
+
+    /// Most requested bytes of live allocations.
+    #[getter]
+    fn live_peak(&self, py: Python<'_>) -> PyResult<u64> {
+        self.read(py, |measured| measured.peaks.live.count())
+    }
+
+    /// Most physical memory.
+    #[getter]
+    fn reserved_peak(&self, py: Python<'_>) -> PyResult<u64> {
+        self.read(py, |measured| {
+            measured.peaks.reserved.max(measured.start.reserved).max(measured.end.reserved).count()
+        })
+    }
+
+    /// Live bytes at the begin.
+    #[getter]
+    fn live_start(&self, py: Python<'_>) -> PyResult<u64> {
+        self.read(py, |measured| measured.start.live.count())
+    }
+
+    /// Live bytes at the end, or now.
+    #[getter]
+    fn live_end(&self, py: Python<'_>) -> PyResult<u64> {
+        self.read(py, |measured| measured.end.live.count())
+    }
+
+    /// Number of allocations.
+    #[getter]
+    fn allocated(&self, py: Python<'_>) -> PyResult<u64> {
+        self.read(py, |measured| measured.end.placed - measured.start.placed)
+    }
+
+    /// Number of frees.
+    #[getter]
+    fn freed(&self, py: Python<'_>) -> PyResult<u64> {
+        self.read(py, |measured| measured.end.freed - measured.start.freed)
+    }
+
+    /// Allocations without a driver call for memory.
+    #[getter]
+    fn hits(&self, py: Python<'_>) -> PyResult<u64> {
+        self.read(py, |measured| measured.end.hits.saturating_sub(measured.start.hits))
+    }
+
+    /// Allocations that needed driver calls.
+    #[getter]
+    fn misses(&self, py: Python<'_>) -> PyResult<u64> {
+        self.read(py, |measured| measured.end.misses.saturating_sub(measured.start.misses))
+    }
+
+    fn __repr__(&self) -> &'static str {
+        match &*self.state() {
+            State::Fresh => "<vramp.Measure, not begun>",
+            State::Open { .. } => "<vramp.Measure, open>",
+            State::Over(_) => "<vramp.Measure, over>",
+        }
+    }
+}
+
+impl Drop for Measure {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let State::Open { scope, .. } = *state {
+            let allocator = self.pool.get().allocator();
+            detached(move || drop(allocator.end_scope(scope)));
+        }
+    }
+}

@@ -1,0 +1,364 @@
+"""Replays and explanations of recordings. Amounts are in bytes, times in the unit that a name ends with."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import types
+import typing
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
+
+from . import _native
+
+_T = TypeVar("_T")
+
+PRESETS = ("vramp", "vpmm", "stream-ordered", "torch", "torch-expandable")
+"""Allocators that a recording can be replayed on."""
+
+
+@dataclass(frozen=True)
+class CallCount:
+    """Driver calls of one kind."""
+
+    count: int
+    ms: float
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A recorded job on one allocator."""
+
+    trace: str
+    """Name of the recording."""
+    trace_device: int
+    """Number of the recorded device."""
+    allocator: str
+    """Preset of the allocator."""
+    settings: str | None
+    """Settings of the recorded allocator that PyTorch's models were given."""
+    device: str
+    """Device of the replay."""
+    events: int
+    requests: int
+    streams: int
+    peak_live_bytes: int
+    """Peak of requested bytes of live blocks."""
+    peak_demand_bytes: int
+    """Peak of what the job needs, with memory that other streams may still use."""
+    recorded_peak_bytes: int | None
+    """Peak of reserved bytes in the recording, if it has one."""
+    peak_reserved_bytes: int
+    """Peak of reserved bytes in the replay."""
+    reserved_over_live: float | None
+    """`peak_reserved_bytes` over `peak_live_bytes`."""
+    driver_ms: float
+    """Time of all driver calls: modelled on the simulator, measured on a card (`driver_ms_is`)."""
+    driver_ms_is: str
+    worst_malloc_us: float
+    hits: int
+    misses: int
+    driver_calls: int
+    handles_created: int
+    handles_moved: int
+    moved_bytes: int
+    oom_at_event: int | None
+    """Event of the first request that failed for want of memory. The replay ends there."""
+    oom: str | None
+    """Report of that failure."""
+    replay_s: float
+    calls: dict[str, CallCount]
+    """Driver calls by kind."""
+    repairs: dict[str, int]
+    """Repairs of an incomplete recording, by kind."""
+
+    @property
+    def fits(self) -> bool:
+        """True if no request failed."""
+        return self.oom_at_event is None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that contributed to a failure."""
+
+    kind: str
+    bytes: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a job failed, in words."""
+
+    cause: str
+    """none, no_history, demand, growth, fragmentation or limit."""
+    headline: str
+    findings: tuple[Finding, ...]
+    remedies: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a recording has."""
+
+    events: int
+    streams: int
+    coverage: str
+    missing: str
+    has_stacks: bool
+    peak_reserved_bytes: int | None
+    settings: str | None
+    failures: int
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card with enough memory."""
+
+    id: str
+    name: str
+    usable_bytes: int
+
+
+@dataclass(frozen=True)
+class SiteShare:
+    """Live memory that a line of the program allocated."""
+
+    site: str
+    bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class CategoryShare:
+    """Live memory for one purpose, such as activation."""
+
+    category: str
+    bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class LargeBlock:
+    """One live block."""
+
+    bytes: int
+    event: int | None
+    site: str
+    operation: str
+    category: str
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What was live at one moment."""
+
+    event: int | None
+    live_bytes: int
+    blocks: int
+    sites: tuple[SiteShare, ...]
+    categories: tuple[CategoryShare, ...]
+    largest: tuple[LargeBlock, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How free memory lay in the recorded segments."""
+
+    reserved_bytes: int
+    segments: int
+    rounding_bytes: int
+    waiting_bytes: int
+    free_bytes: int
+    holes: int
+    largest_hole_bytes: int
+    empty_segment_bytes: int
+    private_free_bytes: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The request that failed."""
+
+    event: int
+    size_bytes: int
+    live_bytes: int
+    reserved_bytes: int | None
+    card_free_bytes: int | None
+    limited: bool
+    site: str
+    operation: str
+    moment: Moment
+    layout: Layout | None
+
+
+@dataclass(frozen=True)
+class GrowingSite:
+    """A line of the program whose blocks survive from step to step."""
+
+    site: str
+    category: str
+    bytes: int
+    blocks: int
+    bytes_per_step: int
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What grows from step to step: a leak."""
+
+    steps: int
+    boundaries: str
+    first_bytes: int
+    last_bytes: int
+    sites: tuple[GrowingSite, ...]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The least memory with which an allocator serves the job."""
+
+    allocator: str
+    peak_reserved_bytes: int
+    smallest_limit_bytes: int | None
+    smallest_card: Card | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a job used its memory as it did."""
+
+    trace: str
+    trace_device: int
+    verdict: Verdict
+    recording: Recording
+    peak_live_bytes: int
+    demand_bytes: int
+    card: Card | None
+    failure: Failure | None
+    peak: Moment
+    peak_layout: Layout | None
+    at: Moment | None
+    growth: Growth | None
+    fits: tuple[Fit, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One replay of advice."""
+
+    fits: bool
+    peak_reserved_bytes: int
+    driver_ms: float
+    oom_at_event: int | None
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Settings that were tried."""
+
+    name: str
+    line: str | None
+    """What to set to use it, if it is a setting."""
+    unlimited: Run
+    limited: tuple[Run, ...]
+    """One run for each of `Advice.limits_bytes`."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Allocators and settings, tried on a recorded job."""
+
+    trace: str
+    trace_device: int
+    demand_bytes: int
+    recording: str
+    limits_bytes: tuple[int, ...]
+    tried: tuple[Tried, ...]
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _value(hint: Any, data: Any) -> Any:
+    if data is None:
+        return None
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        return _value(next(kind for kind in arguments if kind is not type(None)), data)
+    if origin is tuple:
+        return tuple(_value(arguments[0], item) for item in data)
+    if origin is dict:
+        return {key: _value(arguments[1], item) for key, item in data.items()}
+    return _load(hint, data) if is_dataclass(hint) else data
+
+
+def _load(cls: Any, data: dict[str, Any]) -> Any:
+    """Makes a dataclass of JSON. Fields that it does not have are left out."""
+    hints = _hints(cls)
+    return cls(**{field.name: _value(hints[field.name], data.get(field.name)) for field in fields(cls)})
+
+
+def _all(cls: type[_T], text: str) -> list[_T]:
+    return [_load(cls, item) for item in json.loads(text)]
+
+
+def _limit(limit: int | str | None) -> str | None:
+    return None if limit is None else str(limit)
+
+
+def replay(
+    path: str | os.PathLike[str],
+    allocators: typing.Sequence[str] = ("vramp", "torch", "torch-expandable"),
+    *,
+    limit: int | str | None = None,
+    device: str | None = None,
+) -> list[Replay]:
+    """Replays a recording on allocators. Returns one result for each recorded device and allocator.
+
+    `path` is a snapshot of PyTorch, an RMM log or a .vtrace file, plain or compressed. `limit` is in
+    bytes, or a text such as "80GiB" or "90%" of the device. `device` is as of `vramp.open`; without it
+    the card that the job ran on is simulated, as far as the recording says. Out of memory is a result.
+
+    Takes about a microsecond for each event and allocator, with the interpreter's lock released.
+    Raises FileError, TraceError, OptionError or DeviceError.
+    """
+    names = [allocators] if isinstance(allocators, str) else list(allocators)
+    return _all(Replay, _native.replay(os.fspath(path), names, _limit(limit), device))
+
+
+def explain(
+    path: str | os.PathLike[str],
+    *,
+    limit: int | str | None = None,
+    at: int | None = None,
+    top: int = 10,
+    fits: bool = True,
+) -> list[Explanation]:
+    """Explains why a recorded job ran out of memory. Returns one explanation for each recorded device.
+
+    `limit` is the memory that the job may reserve; that of the recorded failure by default. `at` is an
+    event whose live memory is summed up too, and `top` the length of lists. With `fits`, about 50
+    replays find the least memory for each allocator.
+
+    Raises as `replay`, and RangeError for `at`.
+    """
+    if at is not None and at < 0:
+        from ._errors import RangeError
+
+        raise RangeError(f"at={at} is no event: count from 0")
+    text = _native.explain(os.fspath(path), _limit(limit), at, top, fits)
+    return _all(Explanation, text)
+
+
+def advise(
+    path: str | os.PathLike[str], *, limits: typing.Sequence[int | str] = ()
+) -> list[Advice]:
+    """Tries allocators and settings of PyTorch on a recorded job, without a limit and with each of
+    `limits`. Returns one advice for each recorded device. Raises as `replay`.
+    """
+    return _all(Advice, _native.advise(os.fspath(path), [str(limit) for limit in limits]))

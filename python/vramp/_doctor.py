@@ -1,0 +1,165 @@
+"""`python -m vramp doctor`: what works on this machine, and why not."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+from . import _native
+
+Check = tuple[str, "bool | None", str]
+"""Name, whether it works (None: it is no failure), and the finding."""
+
+# Library to look for, name of its package, module here that adds checks.
+_LIBRARIES = (
+    ("numpy", ("numpy",), None),
+    ("torch", ("torch",), "vramp.torch"),
+    ("cupy", ("cupy", "cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x"), "vramp.cupy"),
+    ("numba", ("numba",), "vramp.numba"),
+    ("rmm", ("rmm", "rmm-cu13", "rmm-cu12", "rmm-cu11"), "vramp.rmm"),
+    ("cuda.core", ("cuda-core",), "vramp.cuda_core"),
+)
+
+
+def _bytes(amount: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if amount >= scale:
+            return f"{amount / scale:.2f} {unit}"
+    return f"{amount} B"
+
+
+def _package() -> Iterator[Check]:
+    import vramp
+
+    yield "package", True, f"vramp {vramp.__version__}, library {vramp.library_path()}"
+    python = f"Python {platform.python_version()} on {platform.platform()}"
+    yield "python", True, python
+
+
+def _device() -> Iterator[Check]:
+    import vramp
+
+    missing = _native.missing_card()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        hidden = visible.strip() in ("", "-1")
+        text = f"CUDA_VISIBLE_DEVICES={visible}{' hides every card' if hidden else ''}"
+        yield "visible devices", None, text
+    for name in ("VRAMP_CONF", "VRAMP_DEVICE"):
+        if name in os.environ:
+            yield name, None, os.environ[name]
+    try:
+        pool = vramp.pool()
+        info = pool.device_info
+    except vramp.VrampError as error:
+        yield "pool", False, str(error)
+        return
+    if info.is_simulated:
+        why = missing or "VRAMP_DEVICE or VRAMP_CONF says so"
+        yield "device", None, f"{info.name}: {why}"
+    else:
+        yield "device", True, f"{info.id}, {info.name}, {_bytes(info.memory)}"
+        yield "driver", True, info.driver
+    if info.has_virtual_memory:
+        yield "virtual memory", True, f"mapped in pages of {_bytes(info.page)}"
+    else:
+        text = "the driver maps no memory at chosen addresses, so the pool does not remap: update it"
+        yield "virtual memory", False, text
+    limit = pool.limit
+    yield "limit", None, "memory of the device" if limit is None else _bytes(limit)
+    try:
+        with pool.measure() as measured, pool.malloc(1 << 20):
+            pass
+        pool.audit()
+    except vramp.VrampError as error:
+        yield "allocation", False, str(error)
+        return
+    # The block may have come from memory that was reserved before.
+    yield "allocation", measured.allocated >= 1, "allocated 1 MiB and freed it"
+
+
+def _number(path: str) -> int | None:
+    try:
+        text = Path(path).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() and int(text) < 1 << 60 else None
+
+
+def _host() -> Iterator[Check]:
+    limit = _number("/sys/fs/cgroup/memory.max")
+    if limit is None:
+        limit = _number("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    if limit is not None:
+        yield "host memory", None, f"the container is limited to {_bytes(limit)}"
+    maps = _number("/proc/sys/vm/max_map_count")
+    if maps is not None and maps < 65530:
+        text = f"vm.max_map_count is {maps}: large pools need 65530 (sysctl -w vm.max_map_count=65530)"
+        yield "mappings", None, text
+
+
+def _version(packages: tuple[str, ...]) -> str | None:
+    for package in packages:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _library(name: str, packages: tuple[str, ...], module: str | None) -> Iterator[Check]:
+    version = _version(packages)
+    if version is None:
+        yield name, None, "not installed"
+        return
+    yield name, True, version
+    if module is None:
+        return
+    try:
+        if importlib.util.find_spec(module) is None:
+            return
+        doctor = getattr(importlib.import_module(module), "doctor", None)
+    except Exception as error:
+        # Whatever a broken installation raises is the finding.
+        yield name, False, f"cannot be imported: {type(error).__name__}: {error}"
+        return
+    if doctor is None:
+        return
+    try:
+        yield from doctor()
+    except Exception as error:
+        yield name, False, f"its check failed: {type(error).__name__}: {error}"
+
+
+def checks() -> Iterator[Check]:
+    """Returns every check of this machine, with what the integrations add."""
+    parts: tuple[Callable[[], Iterator[Check]], ...] = (_package, _device, _host)
+    for part in parts:
+        yield from part()
+    for library in _LIBRARIES:
+        yield from _library(*library)
+
+
+def main(arguments: list[str]) -> int:
+    """Prints every check. Returns 0 if vramp works, and 1 otherwise."""
+    if arguments:
+        print("usage: python -m vramp doctor", file=sys.stderr)
+        return 0 if arguments[0] in ("-h", "--help") else 2
+    essential = {"package", "pool", "allocation"}
+    works = True
+    for name, ok, text in checks():
+        mark = {True: "ok", False: "FAIL", None: "--"}[ok]
+        first, *rest = text.splitlines() or [""]
+        print(f"{mark:<4} {name:<16} {first}")
+        for line in rest:
+            print(f"{'':<21} {line}")
+        if ok is False and name in essential:
+            works = False
+    print("vramp works here" if works else "vramp does not work here: see FAIL above")
+    return 0 if works else 1

@@ -1,0 +1,298 @@
+"""The native module. Programs import these names from `vramp`."""
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Protocol, SupportsIndex, TypeAlias, final
+
+from ._types import DeviceInfo, Stats
+
+class _HasCudaStream(Protocol):
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+_Stream: TypeAlias = int | Stream | _HasCudaStream | None
+
+@final
+class Pool:
+    """A pool of device memory. Threads may share it."""
+
+    def malloc(self, size: SupportsIndex, stream: _Stream = None) -> Allocation:
+        """Allocates at least `size` bytes for work on a stream, aligned to 512 bytes.
+
+        A cache hit makes no driver call and keeps the interpreter's lock; all else releases it.
+        Raises OutOfMemoryError after every remedy failed, ClosedError or DriverError.
+        """
+
+    def allocate(self, size: SupportsIndex, stream: _Stream = None) -> int:
+        """Allocates as `malloc` does and returns the address, for libraries that keep raw addresses.
+
+        It lives until `deallocate`, of this pool or through the C interface.
+        """
+
+    def deallocate(self, ptr: SupportsIndex, stream: _Stream = None) -> None:
+        """Frees the memory at an address. Never waits for work.
+
+        Work on it must be queued on `stream`, be ordered before the work queued there so far, or be
+        recorded with `record_use`. Raises UnknownPointerError and changes nothing if no live memory
+        of the pool begins there.
+        """
+
+    def record_use(self, ptr: SupportsIndex, stream: _Stream = None) -> None:
+        """Records that work queued on a stream so far uses the memory at an address. No driver call."""
+
+    def create_stream(self) -> Stream:
+        """Creates a stream on the device. One driver call."""
+
+    def forget_stream(self, stream: _Stream) -> None:
+        """Forgets a stream of another library. Call it before the stream is destroyed. Never waits."""
+
+    def stats(self) -> Stats:
+        """Returns the counts so far. One driver call, for the device's free memory."""
+
+    def memory_stats(self) -> dict[str, int]:
+        """Returns the statistics of `torch.cuda.memory_stats`, by its names. O(n) in the free regions."""
+
+    def reset_peaks(self) -> None:
+        """Sets all peaks to the current values. Those of `measure` are not changed."""
+
+    def measure(self) -> Measure:
+        """Returns a context manager that measures peaks and counts of its block.
+
+        Blocks may nest, and run in several threads. An allocation costs the same with and without.
+        """
+
+    @property
+    def limit(self) -> int | None:
+        """Most bytes that the pool may reserve. None is the memory of the device.
+
+        Set it to bytes, to a text such as "80GiB" or "90%" of the device, or to None. Idle memory
+        above it is released at once; memory in use stays.
+        """
+
+    @limit.setter
+    def limit(self, limit: int | str | None) -> None: ...
+    def trim(self, keep: SupportsIndex | None = None) -> None:
+        """Releases idle memory until at most `keep` bytes are reserved, or no more is idle."""
+
+    def audit(self) -> None:
+        """Checks every invariant of the pool, for tests. O(n log n). Raises InternalError."""
+
+    def record_history(self, events: SupportsIndex) -> None:
+        """Starts to record the last `events` mallocs and frees, 40 bytes each. 0 stops recording."""
+
+    def snapshot(self, path: str | os.PathLike[str]) -> None:
+        """Writes blocks, segments and the recorded events to a file.
+
+        If the name ends with .json it is a timeline for Perfetto, else a snapshot for PyTorch's viewer
+        (pytorch.org/memory_viz), `vramp.replay` and `vramp.explain`. Raises FileError.
+        """
+
+    @property
+    def device(self) -> str:
+        """Name of the device, such as cuda:0 or sim:h200."""
+
+    @property
+    def device_info(self) -> DeviceInfo:
+        """What the device is and can."""
+
+    @property
+    def is_simulated(self) -> bool:
+        """True if the device is simulated: its memory is the host's."""
+
+    @property
+    def handle(self) -> int:
+        """The id of `vramp_allocator_t`, for the C interface in the same process."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True once it was closed."""
+
+    def close(self) -> None:
+        """Waits for the work on its streams and returns all memory to the device.
+
+        Raises InUseError while arrays or DLPack tensors use its memory, and for a shared pool.
+        Later calls raise ClosedError.
+        """
+
+    def __enter__(self) -> Pool: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class Allocation:
+    """A block of device memory. It is freed by `free`, at the end of a `with` block, or with the last
+    reference."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the first byte. Raises UnknownPointerError once it was freed."""
+
+    @property
+    def size(self) -> int:
+        """Requested bytes."""
+
+    @property
+    def usable_size(self) -> int:
+        """Usable bytes: those requested, rounded up."""
+
+    @property
+    def stream(self) -> int | Stream:
+        """The stream that it was allocated for. 0 is the default stream."""
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that it came from."""
+
+    @property
+    def is_freed(self) -> bool:
+        """True once it was freed."""
+
+    def free(self, stream: _Stream = None) -> None:
+        """Frees the memory. Work on it must be queued on `stream`, by default its own, be ordered before
+        the work queued there so far, or be recorded with `record_use`. Never waits.
+
+        Raises InUseError while arrays or DLPack tensors use it, UnknownPointerError if it was freed.
+        """
+
+    def record_use(self, stream: _Stream = None) -> None:
+        """Records that work queued on a stream so far uses the memory. No driver call."""
+
+    def array(
+        self,
+        shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+        dtype: Any = None,
+        *,
+        offset: SupportsIndex | None = None,
+    ) -> Array:
+        """Returns a dense array in the memory. By default all of its bytes.
+
+        `dtype` is a name such as "float32", a type such as float, or a dtype of NumPy, CuPy or PyTorch.
+        `offset` is in bytes. The memory is not initialized. Raises RangeError if it does not fit.
+        """
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
+    def __enter__(self) -> Allocation: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class Array:
+    """An array in an allocation, for other libraries to use without a copy.
+
+    On the simulator its memory is the host's, for NumPy and DLPack (CPU). On a card it is for CuPy,
+    Numba and DLPack (CUDA). It keeps the allocation alive, and so does all that was made of it.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str:
+        """Name of the element type."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def ptr(self) -> int:
+        """Address of the first element."""
+
+    @property
+    def allocation(self) -> Allocation: ...
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Returns a DLPack capsule. On a card the consumer's stream waits for the allocation's, and the
+        use is recorded when the consumer is done. Raises BufferError if a copy would be needed."""
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __len__(self) -> int: ...
+
+@final
+class Stream:
+    """A stream that a pool created. It is destroyed with the last reference; queued work still runs."""
+
+    @property
+    def pool(self) -> Pool: ...
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version and address of the stream. Raises UnsupportedError on the simulator."""
+
+@final
+class Measure:
+    """Peaks and counts of a `with` block, while it runs and afterwards. Amounts are in bytes."""
+
+    @property
+    def live_peak(self) -> int:
+        """Most requested bytes of live allocations, older ones included."""
+
+    @property
+    def reserved_peak(self) -> int:
+        """Most physical memory of the pool."""
+
+    @property
+    def live_start(self) -> int:
+        """Live bytes when the block began."""
+
+    @property
+    def live_end(self) -> int:
+        """Live bytes when the block ended, or now."""
+
+    @property
+    def allocated(self) -> int:
+        """Number of allocations, of all threads."""
+
+    @property
+    def freed(self) -> int:
+        """Number of frees, of all threads."""
+
+    @property
+    def hits(self) -> int:
+        """Allocations without a driver call for memory."""
+
+    @property
+    def misses(self) -> int:
+        """Allocations that needed driver calls."""
+
+    def __enter__(self) -> Measure: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+def pool(device: SupportsIndex = 0) -> Pool:
+    """Returns the pool of a device that this process shares: with PyTorch, C and C++ through vramp.
+
+    The first call opens it with the settings of VRAMP_CONF. On a machine without a GPU, and with
+    VRAMP_DEVICE=sim, it is simulated. It cannot be closed. Raises DeviceError or OptionError.
+    """
+
+def open(device: str, options: str) -> Pool: ...
+def library_version() -> str: ...
+def missing_card() -> str | None: ...
+def replay(
+    path: str, allocators: Sequence[str], limit: str | None, device: str | None
+) -> str: ...
+def explain(
+    path: str, limit: str | None, at: SupportsIndex | None, top: SupportsIndex, fits: bool
+) -> str: ...
+def advise(path: str, limits: Sequence[str]) -> str: ...
