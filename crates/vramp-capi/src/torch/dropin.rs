@@ -158,7 +158,7 @@ impl Torch {
         let allocator = context.allocator();
         let stream = self.segments(device).stream(|| context.create_stream())?;
         let segment = allocator.malloc(Bytes::new(size), stream)?;
-        // The pool may have made this stream wait for other streams. Whoever uses the segment does not
+        // The pool may have made this stream wait for other streams. Streams that use the segment do not
         // wait for this stream, so the work has to be over.
         let waited = match allocator.stream(stream) {
             Some(raw) => allocator.driver().synchronize_stream(raw),
