@@ -1,0 +1,186 @@
+"""What the adaptors for other libraries share.
+
+1. `load` imports a library when an adaptor is used, and not before.
+2. `device_pool` returns the pool that a library uses, and refuses a simulated one.
+3. `StreamTable` keeps streams of a library alive until vramp has forgotten them.
+
+Deliberately absent: anything about one library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from . import VrampError, library_path, pool
+from ._errors import ClosedError, UnsupportedError
+from ._native import Pool
+
+Check: TypeAlias = tuple[str, "bool | None", str]
+"""A line of a doctor: what was checked, whether it is good (None: cannot be said), and why."""
+
+PER_THREAD_STREAM = 2
+"""Address of cudaStreamPerThread, which means another stream in each thread."""
+
+
+def load(module: str, distribution: str) -> Any:
+    """Returns an imported module. Raises ImportError that names what to install."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module.startswith(error.name):
+            raise ImportError(
+                f"{module} is not installed: pip install {distribution}", name=module
+            ) from error
+        raise
+
+
+def device_pool(device: int) -> Pool:
+    """Returns the shared pool of a device. Raises UnsupportedError if it is simulated.
+
+    A library that computes on a card cannot use addresses of a simulated one.
+    """
+    shared = pool(device)
+    if shared.is_simulated:
+        raise UnsupportedError(
+            f"device {device} is simulated, and its addresses cannot be used by a library that "
+            "runs kernels: use a machine with a GPU, and no device=sim in VRAMP_CONF"
+        )
+    return shared
+
+
+def handle_of(stream: Any) -> int:
+    """Returns the address of a stream that has __cuda_stream__, or of an int."""
+    if isinstance(stream, int):
+        return stream
+    protocol = stream.__cuda_stream__
+    _version, address = protocol() if callable(protocol) else protocol
+    return int(address)
+
+
+_UNKNOWN_ALLOCATOR = 5
+"""VRAMP_ERROR_UNKNOWN_ALLOCATOR of vramp.h."""
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_uint64)]
+
+
+def forget_stream(pool: Pool, raw: int) -> None:
+    """Makes a pool forget a stream that another library is about to destroy. Never waits.
+
+    Work queued on it still runs, and memory that it uses is not reused before. The default stream
+    is never forgotten. Raises VrampError, also while the stream captures a graph.
+    """
+    if raw in (0, 1, PER_THREAD_STREAM):
+        return
+    forget: Callable[[int], None] | None = getattr(pool, "forget_stream", None)
+    if forget is not None:
+        forget(raw)
+        return
+    library = ctypes.CDLL(library_path())
+    library.vramp_last_error.restype = ctypes.c_char_p
+    allocator, stream = _Handle(pool.handle), _Handle()
+    adopt, end = library.vramp_stream_adopt, library.vramp_stream_forget
+    adopt.argtypes = [_Handle, ctypes.c_void_p, ctypes.POINTER(_Handle)]
+    end.argtypes = [_Handle, _Handle]
+    status = adopt(allocator, raw, ctypes.byref(stream)) or end(allocator, stream)
+    if status != 0:
+        kind = ClosedError if status == _UNKNOWN_ALLOCATOR else VrampError
+        raise kind(library.vramp_last_error().decode(errors="replace"))
+
+
+def _references(entries: dict[int, Any], raw: int) -> int:
+    return sys.getrefcount(entries[raw])
+
+
+# What `_references` returns for a stream that only the table refers to. It differs by version.
+_ONLY_THE_TABLE = _references({0: object()}, 0)
+
+
+class StreamTable:
+    """Streams of a library that destroys a stream with its last reference, as a pool uses them.
+
+    vramp records events on a stream for as long as memory of it is in the pool, so the table holds a
+    reference. When a stream is added, those that only the table refers to are forgotten by vramp, and
+    the library destroys them. The table is swept when it has doubled since the last sweep, so a
+    program that creates 100,000 streams keeps few, and adding one takes O(1) amortized.
+    """
+
+    __slots__ = ("_entries", "_lock", "_pool", "_sweep_at", "get")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = weakref.ref(pool)
+        self._entries: dict[int, Any] = {}
+        # A finalizer that runs in here, by the garbage collector, may allocate.
+        self._lock = threading.RLock()
+        self._sweep_at = 8
+        self.get = self._entries.get
+        """The stream of an address, or None. Only compare it."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, raw: int, stream: Any) -> None:
+        """Keeps a stream alive. Call it before memory is allocated or used on the stream."""
+        with self._lock:
+            if len(self._entries) >= self._sweep_at:
+                self.sweep()
+            self._entries[raw] = stream
+
+    def sweep(self) -> int:
+        """Ends the streams that are no longer used. Returns how many. O(n)."""
+        ended = 0
+        with self._lock:
+            for raw in list(self._entries):
+                if _references(self._entries, raw) > _ONLY_THE_TABLE:
+                    continue
+                pool = self._pool()
+                try:
+                    if pool is not None:
+                        forget_stream(pool, raw)
+                except ClosedError:
+                    pass  # a closed pool knows no stream
+                except VrampError:
+                    continue  # it captures a graph, or the driver refused: the next sweep retries
+                del self._entries[raw]
+                ended += 1
+            self._sweep_at = max(8, 2 * len(self._entries))
+        return ended
+
+
+_tables: weakref.WeakKeyDictionary[Pool, StreamTable] = weakref.WeakKeyDictionary()
+_tables_lock = threading.Lock()
+
+
+def streams_of(pool: Pool) -> StreamTable:
+    """Returns the table of a pool."""
+    with _tables_lock:
+        table = _tables.get(pool)
+        if table is None:
+            table = _tables[pool] = StreamTable(pool)
+        return table
+
+
+def check_library(module: str, distribution: str) -> tuple[Any, Check]:
+    """Returns a library, or None, and the line of a doctor about it."""
+    try:
+        library = load(module, distribution)
+    except Exception as error:  # a library may fail to import in any way
+        return None, (module, False, f"{type(error).__name__}: {error}")
+    version = getattr(library, "__version__", "of unknown version")
+    return library, (module, True, f"{version}")
+
+
+def check_pool(device: int) -> Check:
+    """Returns the line of a doctor about the pool of a device."""
+    try:
+        shared = device_pool(device)
+    except VrampError as error:
+        return ("pool", False, str(error))
+    return ("pool", True, f"{shared!r}")
