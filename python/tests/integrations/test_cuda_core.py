@@ -1,0 +1,147 @@
+"""cuda.core: the real Buffer and base class of the installed version (0.5 to 1.2).
+
+A buffer of device memory binds its stream to a context, which needs a driver. Therefore the resource
+of these tests says that its memory is not accessible on the device: cuda.core 1.2 then records no
+stream, and passes the default stream at the end. All else is as on a card.
+"""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+
+import pytest
+import vramp
+import vramp.cuda_core as adaptor
+
+core = pytest.importorskip("cuda.core", reason="cuda.core is not installed: pip install cuda-core")
+
+
+class HostSide(adaptor.MemoryResource):
+    """The resource, with buffers that record no stream."""
+
+    @property
+    def is_device_accessible(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def resource(pool) -> HostSide:
+    return HostSide(pool=pool)
+
+
+def test_a_buffer_is_vramps_memory_and_is_freed_on_close(resource, pool) -> None:
+    buffer = resource.allocate(1000, stream=core.LEGACY_DEFAULT_STREAM)
+    assert isinstance(buffer, core.Buffer)
+    assert buffer.size == 1000 and buffer.memory_resource is resource
+    assert int(buffer.handle) % 512 == 0 and pool.stats().live == 1000
+    buffer.close()
+    assert pool.stats().live == 0
+
+
+def test_a_buffer_that_is_dropped_is_freed(resource, pool) -> None:
+    buffer = resource.allocate(1000)
+    assert pool.stats().live == 1000
+    del buffer
+    gc.collect()
+    assert pool.stats().live == 0
+
+
+def test_the_resource_has_every_property_of_its_base(pool) -> None:
+    resource = adaptor.MemoryResource(3, pool=pool)
+    assert isinstance(resource, core.MemoryResource)
+    assert resource.pool is pool and resource.device_id == 3
+    assert resource.is_device_accessible is True
+    assert resource.is_host_accessible is False and resource.is_managed is False
+    public = {name for name in dir(core.MemoryResource) if not name.startswith("_")}
+    assert public <= set(vars(type(resource))), "nothing is left to the abstract class"
+    assert "sim:h200" in repr(resource)
+
+
+def test_memory_is_allocated_and_freed_on_the_streams_that_are_passed(pool) -> None:
+    seen: list[object] = []
+
+    class Watched:
+        is_simulated = True
+
+        def allocate(self, size, stream):
+            seen.append(("allocate", stream))
+            return pool.allocate(size, stream)
+
+        def deallocate(self, address, stream):
+            seen.append(("deallocate", stream))
+            pool.deallocate(address, stream)
+
+    class Stream:
+        def __init__(self, raw: int) -> None:
+            self.raw = raw
+
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return (0, self.raw)
+
+    resource = HostSide(pool=Watched())
+    address = resource.pool.allocate(100, 0)
+    resource.deallocate(address, 100, stream=Stream(0x6000))
+    address = resource.pool.allocate(100, 0)
+    builder = SimpleNamespace(stream=Stream(0x7000))
+    resource.deallocate(address, 100, stream=builder)
+    assert [stream for what, stream in seen if what == "deallocate"] == [0x6000, 0x7000]
+
+
+def test_a_free_on_the_per_thread_stream_waits_for_it(resource, pool) -> None:
+    waited: list[bool] = []
+    stream = SimpleNamespace(__cuda_stream__=lambda: (0, 2), sync=lambda: waited.append(True))
+    resource.deallocate(pool.allocate(100), 100, stream=stream)
+    assert waited == [True]
+    with pytest.raises(vramp.VrampError, match="[Tt]hread"):
+        resource.allocate(100, stream=core.PER_THREAD_DEFAULT_STREAM)
+
+
+def test_what_is_no_stream_is_refused_before_anything_is_allocated(resource, pool) -> None:
+    with pytest.raises(TypeError, match="stream"):
+        resource.allocate(100, stream="0")
+    assert pool.stats().allocated == 0
+
+
+def test_out_of_memory_is_a_memory_error(resource) -> None:
+    with pytest.raises(MemoryError):
+        resource.allocate(4 << 30)
+    with pytest.raises(vramp.OutOfMemoryError) as caught:
+        resource.allocate(4 << 30)
+    assert caught.value.requested == 4 << 30
+    resource.allocate(512 << 20).close()
+
+
+def test_zero_bytes_are_a_buffer_too(resource, pool) -> None:
+    buffer = resource.allocate(0)
+    assert buffer.size == 0
+    buffer.close()
+    assert pool.stats().allocated == pool.stats().freed
+
+
+def test_use_on_another_stream_is_recorded_and_a_stream_forgotten(resource, pool) -> None:
+    stream = SimpleNamespace(__cuda_stream__=lambda: (0, 0x8000))
+    buffer = resource.allocate(1000)
+    resource.record_use(buffer, stream)
+    resource.forget_stream(stream)
+    buffer.close()
+    with pytest.raises(vramp.UnknownPointerError):
+        resource.record_use(SimpleNamespace(handle=0x10), stream)
+
+
+def test_a_simulated_device_is_refused() -> None:
+    with pytest.raises(vramp.UnsupportedError, match="simulated"):
+        adaptor.MemoryResource()
+
+
+def test_ten_thousand_buffers_leave_nothing(resource, pool) -> None:
+    for index in range(10_000):
+        resource.allocate(1 + 37 * index % 100_000)
+    stats = pool.stats()
+    assert (stats.live, stats.allocated, stats.freed) == (0, 10_000, 10_000)
+
+
+def test_the_doctor_names_what_is_missing() -> None:
+    checks = adaptor.doctor()
+    assert checks[0][:2] == ("cuda.core", True)
+    assert all(len(check) == 3 and check[2] for check in checks)

@@ -1,0 +1,200 @@
+"""cuda.core on vramp.
+
+    from cuda.core import Device
+    from vramp.cuda_core import MemoryResource
+
+    device = Device(0)
+    device.set_current()
+    stream = device.create_stream()
+    resource = MemoryResource()                       # vramp.pool(0)
+    buffer = resource.allocate(1 << 20, stream=stream)
+    device.memory_resource = resource                 # for Device.allocate as well
+
+`MemoryResource` is a subclass of cuda.core.MemoryResource. A buffer is allocated for the stream that is
+passed, and freed on the stream that cuda.core passes at its end: that of the allocation, or the one that
+`Buffer.close` or `Buffer.set_deallocation_stream` names, which must be ordered after all work on the
+buffer. `record_use(buffer, stream)` lifts that rule for a stream.
+
+What it cannot do:
+
+- A buffer cannot be sent to another process: it has no IPC descriptor.
+- The per-thread default stream is refused for allocations. A free on it waits on the host for the
+  stream first.
+- cuda.core destroys a stream when it is closed or dropped, and says so to no allocator: call
+  `resource.forget_stream(stream)` before that, once no buffer of it is left.
+- Allocating on a stream that captures a graph raises vramp.CaptureError, unless an arena is attached to
+  the capture through C (vramp_capture_attach).
+- cuda.core before 0.5, where the module was cuda.core.experimental, is not supported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from typing import TYPE_CHECKING, Any
+
+from . import _adaptors
+from ._adaptors import Check, PER_THREAD_STREAM, device_pool, handle_of, load
+from ._errors import VrampError
+from ._native import Pool
+
+__all__ = ["MemoryResource", "doctor"]
+
+_DISTRIBUTION = "cuda-core"
+
+_lock = threading.Lock()
+_class: Any = None
+
+if TYPE_CHECKING:
+
+    class MemoryResource:
+        """A cuda.core.MemoryResource on a pool of vramp.
+
+        `pool` is one of the program's own on device `device_id`; None is the shared pool of
+        the device. Raises ImportError, DeviceError, or UnsupportedError if the device is simulated.
+        """
+
+        def __init__(self, device_id: int = 0, *, pool: Pool | None = None) -> None: ...
+        def allocate(self, size: int, stream: Any = None) -> Any: ...
+        def deallocate(self, ptr: Any, size: int, stream: Any = None) -> None: ...
+        def record_use(self, buffer: Any, stream: Any) -> None: ...
+        def forget_stream(self, stream: Any) -> None: ...
+        @property
+        def pool(self) -> Pool: ...
+        @property
+        def is_device_accessible(self) -> bool: ...
+        @property
+        def is_host_accessible(self) -> bool: ...
+        @property
+        def is_managed(self) -> bool: ...
+        @property
+        def device_id(self) -> int: ...
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        global _class
+        if name != "MemoryResource":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        with _lock:
+            if _class is None:
+                _class = _build(load("cuda.core", _DISTRIBUTION))
+            return _class
+
+
+def _build(core: Any) -> Any:
+    # Early versions: a buffer did not take the stream of its end, and passed None there.
+    takes_stream = "stream" in inspect.signature(core.Buffer.from_handle).parameters
+
+    class MemoryResource(core.MemoryResource):  # type: ignore[misc]
+        """A cuda.core.MemoryResource on a pool of vramp.
+
+        `pool` is one of the program's own on device `device_id`; None is the shared pool of
+        the device. Raises ImportError, DeviceError, or UnsupportedError if the device is simulated.
+        """
+
+        def __init__(self, device_id: int = 0, *, pool: Pool | None = None) -> None:
+            self._device_id = int(device_id)
+            self._pool = device_pool(self._device_id) if pool is None else pool
+            # Streams of the live buffers, by address, where cuda.core does not keep them.
+            self._streams: dict[int, int] = {}
+
+        @property
+        def pool(self) -> Pool:
+            """The pool."""
+            return self._pool
+
+        def allocate(self, size: int, stream: Any = None) -> Any:
+            """Returns a cuda.core.Buffer of `size` bytes for work on `stream`.
+
+            None is the legacy default stream. Raises OutOfMemoryError, which is a MemoryError.
+            """
+            stream, raw = _stream(stream)
+            address = self._pool.allocate(size, raw)
+            if takes_stream:
+                if stream is None:
+                    stream = core.LEGACY_DEFAULT_STREAM
+                # From here on the buffer owns the memory: if this fails, it calls deallocate.
+                return core.Buffer.from_handle(address, size, self, stream=stream)
+            self._streams[address] = raw
+            return core.Buffer.from_handle(address, size, self)
+
+        def deallocate(self, ptr: Any, size: int, stream: Any = None) -> None:
+            """Frees memory of `allocate` on `stream`. A buffer calls it at its end. Never waits,
+            except for a per-thread default stream."""
+            address = int(ptr)
+            allocated = self._streams.pop(address, 0)
+            stream, raw = _stream(stream)
+            if stream is None:
+                raw = allocated
+            if raw == PER_THREAD_STREAM:
+                stream.sync()
+                raw = 0
+            self._pool.deallocate(address, raw)
+
+        def record_use(self, buffer: Any, stream: Any) -> None:
+            """Records that work queued on `stream` so far uses a buffer. No driver call."""
+            self._pool.record_use(int(buffer.handle), _stream(stream)[1])
+
+        def forget_stream(self, stream: Any) -> None:
+            """Forgets a stream, before it is closed. Never waits; memory is reused after its work."""
+            _adaptors.forget_stream(self._pool, _stream(stream)[1])
+
+        @property
+        def is_device_accessible(self) -> bool:
+            return True
+
+        @property
+        def is_host_accessible(self) -> bool:
+            return False
+
+        @property
+        def is_managed(self) -> bool:
+            return False
+
+        @property
+        def device_id(self) -> int:
+            """Number of the device."""
+            return self._device_id
+
+        def __repr__(self) -> str:
+            return f"<vramp.cuda_core.MemoryResource of {self._pool!r}>"
+
+    return MemoryResource
+
+
+def _stream(stream: Any) -> tuple[Any, int]:
+    """Returns a stream, or that of a graph's builder, and its address."""
+    if stream is None:
+        return None, 0
+    if not hasattr(stream, "__cuda_stream__"):
+        stream = getattr(stream, "stream", stream)
+    if not hasattr(stream, "__cuda_stream__"):
+        raise TypeError(f"a stream is a cuda.core.Stream, and not {type(stream).__name__}")
+    return stream, handle_of(stream)
+
+
+def doctor() -> list[Check]:
+    """Returns what was checked: a name, whether it is good (None: cannot be said), and a text."""
+    core, line = _adaptors.check_library("cuda.core", _DISTRIBUTION)
+    checks = [line]
+    if core is None:
+        return checks
+    try:
+        device = core.Device()
+        number = int(device.device_id)
+    except Exception as error:  # without a driver, an error of cuda.bindings or of the loader
+        return [*checks, ("cuda.core device", False, f"{type(error).__name__}: {error}")]
+    checks.append(("cuda.core device", True, f"device {number}"))
+    checks.append(_adaptors.check_pool(number))
+    try:
+        current = device.memory_resource
+    except (VrampError, RuntimeError) as error:
+        text = f"Device.memory_resource is not set yet: {error}"
+        return [*checks, ("cuda.core resource", None, text)]
+    if _class is not None and isinstance(current, _class):
+        checks.append(("cuda.core resource", True, "vramp"))
+    else:
+        text = f"{type(current).__name__}: set device.memory_resource = MemoryResource()"
+        checks.append(("cuda.core resource", None, text))
+    return checks
