@@ -22,7 +22,7 @@ from ._errors import ClosedError, UnsupportedError
 from ._native import Pool
 
 Check: TypeAlias = tuple[str, "bool | None", str]
-"""A line of a doctor: what was checked, whether it is good (None: cannot be said), and why."""
+"""A line of a doctor: what was checked, whether it works (None: it is no failure), and why."""
 
 PER_THREAD_STREAM = 2
 """Address of cudaStreamPerThread, which means another stream in each thread."""
@@ -168,9 +168,12 @@ def streams_of(pool: Pool) -> StreamTable:
 
 
 def check_library(module: str, distribution: str) -> tuple[Any, Check]:
-    """Returns a library, or None, and the line of a doctor about it."""
+    """Returns a library, or None, and the line of a doctor about it. A missing one is no failure."""
     try:
         library = load(module, distribution)
+    except ImportError as error:
+        missing = isinstance(error.__cause__, ModuleNotFoundError)
+        return None, (module, None if missing else False, str(error))
     except Exception as error:  # a library may fail to import in any way
         return None, (module, False, f"{type(error).__name__}: {error}")
     version = getattr(library, "__version__", "of unknown version")

@@ -175,7 +175,7 @@ def _stream(stream: Any) -> tuple[Any, int]:
 
 
 def doctor() -> list[Check]:
-    """Returns what was checked: a name, whether it is good (None: cannot be said), and a text."""
+    """Returns what was checked: a name, whether it works (None: it is no failure), and a text."""
     core, line = _adaptors.check_library("cuda.core", _DISTRIBUTION)
     checks = [line]
     if core is None:
@@ -184,7 +184,7 @@ def doctor() -> list[Check]:
         device = core.Device()
         number = int(device.device_id)
     except Exception as error:  # without a driver, an error of cuda.bindings or of the loader
-        return [*checks, ("cuda.core device", False, f"{type(error).__name__}: {error}")]
+        return [*checks, ("cuda.core device", None, f"{type(error).__name__}: {error}")]
     checks.append(("cuda.core device", True, f"device {number}"))
     checks.append(_adaptors.check_pool(number))
     try:

@@ -44,6 +44,8 @@ __all__ = ["doctor", "forget_stream", "install", "record_use", "uninstall", "usi
 
 _lock = threading.Lock()
 _installed: "Allocator | None" = None
+# What CuPy was given, and what it had before. A bound method is called faster than an object.
+_malloc: Any = None
 _previous: Any = None
 
 
@@ -55,7 +57,7 @@ def _keep(pool: Pool, raw: int, stream: Any) -> None:
 
 
 class Allocator:
-    """An allocator of CuPy: called with a number of bytes, it returns a cupy.cuda.MemoryPointer.
+    """Has an allocator of CuPy: `malloc` of a number of bytes returns a cupy.cuda.MemoryPointer.
 
     `fallback` allocates on devices that `pools` does not name. Without one, the shared pool of the
     device is opened at its first allocation.
@@ -89,10 +91,12 @@ class Allocator:
         self._mallocs = {device: pool.malloc for device, pool in self._pools.items()}
         self._fallback = fallback
 
-    def __call__(self, nbytes: int) -> Any:
+    def malloc(self, nbytes: int) -> Any:
+        """Allocates on the current device, for its current stream."""
         device = self._device()
-        malloc = self._mallocs.get(device)
-        if malloc is None:
+        try:
+            malloc = self._mallocs[device]
+        except KeyError:
             if self._fallback is not None:
                 return self._fallback(nbytes)
             malloc = self._open(device).malloc
@@ -148,17 +152,18 @@ def install(device: int | None = None) -> None:
     ImportError, DeviceError, UnsupportedError if the device is simulated, or ValueError inside of
     `cupy.cuda.using_allocator`.
     """
-    global _installed, _previous
+    global _installed, _malloc, _previous
     cupy = load("cupy", "cupy-cuda13x")
     first = cupy.cuda.device.get_device_id() if device is None else device
     pools = {first: device_pool(first)}
     with _lock:
-        if _installed is not None and cupy.cuda.get_allocator() is _installed:
+        if _malloc is not None and cupy.cuda.get_allocator() is _malloc:
             return
         previous = cupy.cuda.get_allocator()
         allocator = Allocator(cupy, pools, None if device is None else previous)
-        cupy.cuda.set_allocator(allocator)
-        _installed, _previous = allocator, previous
+        malloc = allocator.malloc
+        cupy.cuda.set_allocator(malloc)
+        _installed, _malloc, _previous = allocator, malloc, previous
 
 
 def uninstall() -> None:
@@ -167,18 +172,18 @@ def uninstall() -> None:
     Calling it again changes nothing. Raises InUseError if another allocator was set since, because
     restoring would drop that one.
     """
-    global _installed, _previous
+    global _installed, _malloc, _previous
     cupy = load("cupy", "cupy-cuda13x")
     with _lock:
         if _installed is None:
             return
-        if cupy.cuda.get_allocator() is not _installed:
+        if cupy.cuda.get_allocator() is not _malloc:
             raise InUseError(
                 "another allocator was set after vramp.cupy.install(): set the one that you want "
                 "with cupy.cuda.set_allocator"
             )
         cupy.cuda.set_allocator(_previous)
-        _installed = _previous = None
+        _installed = _malloc = _previous = None
 
 
 @contextmanager
@@ -190,7 +195,7 @@ def using(pool: Pool) -> Iterator[Pool]:
     """
     cupy = load("cupy", "cupy-cuda13x")
     allocator = Allocator(cupy, {cupy.cuda.device.get_device_id(): pool})
-    with cupy.cuda.using_allocator(allocator):
+    with cupy.cuda.using_allocator(allocator.malloc):
         yield pool
 
 
@@ -230,7 +235,7 @@ def forget_stream(stream: Any) -> None:
 
 
 def doctor() -> list[Check]:
-    """Returns what was checked: a name, whether it is good (None: cannot be said), and a text."""
+    """Returns what was checked: a name, whether it works (None: it is no failure), and a text."""
     cupy, line = _adaptors.check_library("cupy", "cupy-cuda13x")
     checks = [line]
     if cupy is None:
@@ -238,14 +243,14 @@ def doctor() -> list[Check]:
     try:
         device = cupy.cuda.device.get_device_id()
     except Exception as error:  # without a driver CuPy raises an error of its own
-        return [*checks, ("cupy device", False, f"{type(error).__name__}: {error}")]
+        return [*checks, ("cupy device", None, f"{type(error).__name__}: {error}")]
     checks.append(("cupy device", True, f"{cupy.cuda.runtime.getDeviceCount()} devices"))
     checks.append(_adaptors.check_pool(device))
     if cupy.cuda.get_current_stream(device).ptr == _adaptors.PER_THREAD_STREAM:
         text = "is the per-thread stream, which vramp refuses: unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
         checks.append(("cupy default stream", False, text))
     current = cupy.cuda.get_allocator()
-    if isinstance(current, Allocator):
+    if isinstance(getattr(current, "__self__", None), Allocator):
         checks.append(("cupy allocator", True, "vramp"))
     else:
         text = f"{current!r}: vramp.cupy.install() changes it"

@@ -294,7 +294,7 @@ def install() -> None:
 
 
 def doctor() -> list[Check]:
-    """Returns what was checked: a name, whether it is good (None: cannot be said), and a text."""
+    """Returns what was checked: a name, whether it works (None: it is no failure), and a text."""
     cuda, line = _adaptors.check_library("numba.cuda", _DISTRIBUTION)
     checks = [line]
     if cuda is None:
@@ -304,9 +304,9 @@ def doctor() -> list[Check]:
     try:
         available = cuda.is_available()
     except Exception as error:  # without a driver Numba raises an error of its own
-        return [*checks, ("numba device", False, f"{type(error).__name__}: {error}")]
+        return [*checks, ("numba device", None, f"{type(error).__name__}: {error}")]
     if not available:
-        return [*checks, ("numba device", False, "Numba finds no CUDA device")]
+        return [*checks, ("numba device", None, "Numba finds no CUDA device")]
     checks.append(("numba device", True, f"{len(cuda.gpus)} devices"))
     checks.append(_adaptors.check_pool(0))
     driver = load("numba.cuda.cudadrv.driver", _DISTRIBUTION)

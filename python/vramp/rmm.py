@@ -156,7 +156,7 @@ def forget_stream(stream: Any, pool: Pool | None = None) -> None:
 
 
 def doctor() -> list[Check]:
-    """Returns what was checked: a name, whether it is good (None: cannot be said), and a text."""
+    """Returns what was checked: a name, whether it works (None: it is no failure), and a text."""
     rmm, line = _adaptors.check_library("rmm", _DISTRIBUTION)
     checks = [line]
     if rmm is None:
@@ -165,7 +165,7 @@ def doctor() -> list[Check]:
         _rmm()
         device = _current_device()
     except Exception as error:  # without a driver, each library raises an error of its own
-        return [*checks, ("rmm device", False, f"{type(error).__name__}: {error}")]
+        return [*checks, ("rmm device", None, f"{type(error).__name__}: {error}")]
     checks.append(_adaptors.check_pool(device))
     made = _previous.get(device, (None, None))[0]
     if made is not None and rmm.mr.get_per_device_resource(device) is made:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import vramp
 import vramp.cupy as adaptor
-from conftest import FakeStream
+from fake_stream import FakeStream
 from vramp._adaptors import streams_of
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install cupy-cuda13x")
@@ -50,7 +50,7 @@ def machine(monkeypatch):
     yield made
     gc.collect()
     cupy.cuda.set_allocator(before)
-    adaptor._installed = adaptor._previous = None
+    adaptor._installed = adaptor._malloc = adaptor._previous = None
     for pool in made.pools:
         pool.audit()
         assert pool.stats().live == 0

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import vramp
-from conftest import FakeStream
+from fake_stream import FakeStream
 from vramp import _adaptors
 from vramp._adaptors import StreamTable, forget_stream, streams_of
 
