@@ -190,7 +190,9 @@ def streams_cupy():
         stream = streams[turn % 6]
         with stream:
             array = cupy.empty(count, dtype=cupy.float32)
-            kernel((32,), (256,), (array, cupy.int32(count), cupy.float32(turn), cupy.int64(200_000)))
+            kernel(
+                (32,), (256,), (array, cupy.int32(count), cupy.float32(turn), cupy.int64(200_000))
+            )
             if turn % 3 == 0:
                 kept.append((turn, array, stream))
             # otherwise the array is dropped while the kernel runs
@@ -947,9 +949,7 @@ def run_apart(name, timeout, device):
     command = [sys.executable, os.path.abspath(__file__), "--here", name]
     line = {"check": name}
     try:
-        ran = subprocess.run(
-            command, env=settings, capture_output=True, text=True, timeout=timeout
-        )
+        ran = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         return "FAIL", {**line, "failed": f"no result after {timeout} s"}
     line["seconds"] = round(time.monotonic() - begin, 1)
@@ -974,9 +974,7 @@ def main():
     if options.here:
         return run_here(options.here)
     chosen = [
-        name
-        for name in CHECKS
-        if not options.names or any(part in name for part in options.names)
+        name for name in CHECKS if not options.names or any(part in name for part in options.names)
     ]
     if options.list:
         print("\n".join(chosen))

@@ -9,15 +9,13 @@ Deliberately absent: anything about one library.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from . import VrampError, library_path, pool
+from . import VrampError, pool
 from ._errors import ClosedError, UnsupportedError
 from ._native import Pool
 
@@ -63,14 +61,6 @@ def handle_of(stream: Any) -> int:
     return int(address)
 
 
-_UNKNOWN_ALLOCATOR = 5
-"""VRAMP_ERROR_UNKNOWN_ALLOCATOR of vramp.h."""
-
-
-class _Handle(ctypes.Structure):
-    _fields_ = [("id", ctypes.c_uint64)]
-
-
 def forget_stream(pool: Pool, raw: int) -> None:
     """Makes a pool forget a stream that another library is about to destroy. Never waits.
 
@@ -79,20 +69,7 @@ def forget_stream(pool: Pool, raw: int) -> None:
     """
     if raw in (0, 1, PER_THREAD_STREAM):
         return
-    forget: Callable[[int], None] | None = getattr(pool, "forget_stream", None)
-    if forget is not None:
-        forget(raw)
-        return
-    library = ctypes.CDLL(library_path())
-    library.vramp_last_error.restype = ctypes.c_char_p
-    allocator, stream = _Handle(pool.handle), _Handle()
-    adopt, end = library.vramp_stream_adopt, library.vramp_stream_forget
-    adopt.argtypes = [_Handle, ctypes.c_void_p, ctypes.POINTER(_Handle)]
-    end.argtypes = [_Handle, _Handle]
-    status = adopt(allocator, raw, ctypes.byref(stream)) or end(allocator, stream)
-    if status != 0:
-        kind = ClosedError if status == _UNKNOWN_ALLOCATOR else VrampError
-        raise kind(library.vramp_last_error().decode(errors="replace"))
+    pool.forget_stream(raw)
 
 
 def _references(entries: dict[int, Any], raw: int) -> int:

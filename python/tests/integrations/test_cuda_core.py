@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import gc
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from array_support import pool
+
 import vramp
 import vramp.cuda_core as adaptor
 
@@ -26,11 +29,13 @@ class HostSide(adaptor.MemoryResource):
 
 
 @pytest.fixture
-def resource(pool) -> HostSide:
+def resource(pool: vramp.Pool) -> HostSide:
     return HostSide(pool=pool)
 
 
-def test_a_buffer_is_vramps_memory_and_is_freed_on_close(resource, pool) -> None:
+def test_a_buffer_is_vramps_memory_and_is_freed_on_close(
+    resource: HostSide, pool: vramp.Pool
+) -> None:
     buffer = resource.allocate(1000, stream=core.LEGACY_DEFAULT_STREAM)
     assert isinstance(buffer, core.Buffer)
     assert buffer.size == 1000 and buffer.memory_resource is resource
@@ -39,7 +44,7 @@ def test_a_buffer_is_vramps_memory_and_is_freed_on_close(resource, pool) -> None
     assert pool.stats().live == 0
 
 
-def test_a_buffer_that_is_dropped_is_freed(resource, pool) -> None:
+def test_a_buffer_that_is_dropped_is_freed(resource: HostSide, pool: vramp.Pool) -> None:
     buffer = resource.allocate(1000)
     assert pool.stats().live == 1000
     del buffer
@@ -47,7 +52,7 @@ def test_a_buffer_that_is_dropped_is_freed(resource, pool) -> None:
     assert pool.stats().live == 0
 
 
-def test_the_resource_has_every_property_of_its_base(pool) -> None:
+def test_the_resource_has_every_property_of_its_base(pool: vramp.Pool) -> None:
     resource = adaptor.MemoryResource(3, pool=pool)
     assert isinstance(resource, core.MemoryResource)
     assert resource.pool is pool and resource.device_id == 3
@@ -58,17 +63,17 @@ def test_the_resource_has_every_property_of_its_base(pool) -> None:
     assert "sim:h200" in repr(resource)
 
 
-def test_memory_is_allocated_and_freed_on_the_streams_that_are_passed(pool) -> None:
-    seen: list[object] = []
+def test_memory_is_allocated_and_freed_on_the_streams_that_are_passed(pool: vramp.Pool) -> None:
+    seen: list[tuple[str, int]] = []
 
     class Watched:
         is_simulated = True
 
-        def allocate(self, size, stream):
+        def allocate(self, size: int, stream: int) -> int:
             seen.append(("allocate", stream))
             return pool.allocate(size, stream)
 
-        def deallocate(self, address, stream):
+        def deallocate(self, address: int, stream: int) -> None:
             seen.append(("deallocate", stream))
             pool.deallocate(address, stream)
 
@@ -79,7 +84,7 @@ def test_memory_is_allocated_and_freed_on_the_streams_that_are_passed(pool) -> N
         def __cuda_stream__(self) -> tuple[int, int]:
             return (0, self.raw)
 
-    resource = HostSide(pool=Watched())
+    resource = HostSide(pool=cast(vramp.Pool, Watched()))
     address = resource.pool.allocate(100, 0)
     resource.deallocate(address, 100, stream=Stream(0x6000))
     address = resource.pool.allocate(100, 0)
@@ -88,7 +93,7 @@ def test_memory_is_allocated_and_freed_on_the_streams_that_are_passed(pool) -> N
     assert [stream for what, stream in seen if what == "deallocate"] == [0x6000, 0x7000]
 
 
-def test_a_free_on_the_per_thread_stream_waits_for_it(resource, pool) -> None:
+def test_a_free_on_the_per_thread_stream_waits_for_it(resource: HostSide, pool: vramp.Pool) -> None:
     waited: list[bool] = []
     stream = SimpleNamespace(__cuda_stream__=lambda: (0, 2), sync=lambda: waited.append(True))
     resource.deallocate(pool.allocate(100), 100, stream=stream)
@@ -97,13 +102,15 @@ def test_a_free_on_the_per_thread_stream_waits_for_it(resource, pool) -> None:
         resource.allocate(100, stream=core.PER_THREAD_DEFAULT_STREAM)
 
 
-def test_what_is_no_stream_is_refused_before_anything_is_allocated(resource, pool) -> None:
+def test_what_is_no_stream_is_refused_before_anything_is_allocated(
+    resource: HostSide, pool: vramp.Pool
+) -> None:
     with pytest.raises(TypeError, match="stream"):
         resource.allocate(100, stream="0")
     assert pool.stats().allocated == 0
 
 
-def test_out_of_memory_is_a_memory_error(resource) -> None:
+def test_out_of_memory_is_a_memory_error(resource: HostSide) -> None:
     with pytest.raises(MemoryError):
         resource.allocate(4 << 30)
     with pytest.raises(vramp.OutOfMemoryError) as caught:
@@ -112,14 +119,16 @@ def test_out_of_memory_is_a_memory_error(resource) -> None:
     resource.allocate(512 << 20).close()
 
 
-def test_zero_bytes_are_a_buffer_too(resource, pool) -> None:
+def test_zero_bytes_are_a_buffer_too(resource: HostSide, pool: vramp.Pool) -> None:
     buffer = resource.allocate(0)
     assert buffer.size == 0
     buffer.close()
     assert pool.stats().allocated == pool.stats().freed
 
 
-def test_use_on_another_stream_is_recorded_and_a_stream_forgotten(resource, pool) -> None:
+def test_use_on_another_stream_is_recorded_and_a_stream_forgotten(
+    resource: HostSide, pool: vramp.Pool
+) -> None:
     stream = SimpleNamespace(__cuda_stream__=lambda: (0, 0x8000))
     buffer = resource.allocate(1000)
     resource.record_use(buffer, stream)
@@ -134,7 +143,7 @@ def test_a_simulated_device_is_refused() -> None:
         adaptor.MemoryResource()
 
 
-def test_ten_thousand_buffers_leave_nothing(resource, pool) -> None:
+def test_ten_thousand_buffers_leave_nothing(resource: HostSide, pool: vramp.Pool) -> None:
     for index in range(10_000):
         resource.allocate(1 + 37 * index % 100_000)
     stats = pool.stats()

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from array_support import FakeStream, destroyed, pool
+
 import vramp
 import vramp.cupy as adaptor
-from fake_stream import FakeStream
 from vramp._adaptors import streams_of
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install cupy-cuda13x")
@@ -38,7 +41,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Machine()
     monkeypatch.setattr(cupy.cuda.device, "get_device_id", lambda: made.device)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda device=-1: made.stream)
@@ -57,12 +60,12 @@ def machine(monkeypatch):
         pool.close()
 
 
-def array_of(pointer) -> SimpleNamespace:
+def array_of(pointer: Any) -> SimpleNamespace:
     """An array as far as the adaptor sees it: `data` is its cupy.cuda.MemoryPointer."""
     return SimpleNamespace(data=pointer)
 
 
-def test_an_allocation_is_vramps_and_is_freed_with_the_last_reference(machine) -> None:
+def test_an_allocation_is_vramps_and_is_freed_with_the_last_reference(machine: Machine) -> None:
     adaptor.install()
     pointer = cupy.cuda.alloc(1000)
     assert machine.live() == [1000, 0]
@@ -74,7 +77,7 @@ def test_an_allocation_is_vramps_and_is_freed_with_the_last_reference(machine) -
     assert machine.live() == [0, 0]
 
 
-def test_memory_comes_from_the_device_that_is_current(machine) -> None:
+def test_memory_comes_from_the_device_that_is_current(machine: Machine) -> None:
     adaptor.install()
     first = cupy.cuda.alloc(1000)
     machine.device = 1
@@ -86,7 +89,7 @@ def test_memory_comes_from_the_device_that_is_current(machine) -> None:
     assert machine.live() == [1000, 0]
 
 
-def test_memory_is_freed_on_the_stream_of_its_allocation(machine) -> None:
+def test_memory_is_freed_on_the_stream_of_its_allocation(machine: Machine) -> None:
     adaptor.install()
     machine.stream = stream = FakeStream(0x1000)
     pointer = cupy.cuda.alloc(4 << 20)
@@ -97,7 +100,7 @@ def test_memory_is_freed_on_the_stream_of_its_allocation(machine) -> None:
     assert cupy.cuda.alloc(4 << 20).ptr == address, "the stream reuses it at once"
 
 
-def test_a_stream_lives_as_long_as_memory_of_it(machine, destroyed) -> None:
+def test_a_stream_lives_as_long_as_memory_of_it(machine: Machine, destroyed: list[int]) -> None:
     adaptor.install()
     machine.stream = FakeStream(0x1000)
     pointer = cupy.cuda.alloc(4096)
@@ -108,7 +111,7 @@ def test_a_stream_lives_as_long_as_memory_of_it(machine, destroyed) -> None:
     assert table.sweep() == 1 and destroyed == [0x1000]
 
 
-def test_a_thousand_streams_do_not_pile_up(machine, destroyed) -> None:
+def test_a_thousand_streams_do_not_pile_up(machine: Machine, destroyed: list[int]) -> None:
     adaptor.install()
     for index in range(1000):
         machine.stream = FakeStream(0x1000 + 16 * index)
@@ -118,7 +121,7 @@ def test_a_thousand_streams_do_not_pile_up(machine, destroyed) -> None:
     assert len(destroyed) >= 990
 
 
-def test_a_stream_of_another_library_is_not_kept(machine) -> None:
+def test_a_stream_of_another_library_is_not_kept(machine: Machine) -> None:
     adaptor.install()
     machine.stream = SimpleNamespace(ptr=0x7000, device_id=0)
     cupy.cuda.alloc(4096)
@@ -126,14 +129,14 @@ def test_a_stream_of_another_library_is_not_kept(machine) -> None:
     adaptor.forget_stream(machine.stream)
 
 
-def test_zero_bytes_have_a_null_pointer_and_no_memory(machine) -> None:
+def test_zero_bytes_have_a_null_pointer_and_no_memory(machine: Machine) -> None:
     adaptor.install()
     pointer = cupy.cuda.alloc(0)
     assert (pointer.ptr, pointer.device_id) == (0, 0)
     assert machine.pools[0].stats().allocated == 0
 
 
-def test_out_of_memory_is_cupys_exception_with_the_report(machine) -> None:
+def test_out_of_memory_is_cupys_exception_with_the_report(machine: Machine) -> None:
     adaptor.install()
     kept = cupy.cuda.alloc(1 << 20)
     with pytest.raises(cupy.cuda.memory.OutOfMemoryError) as caught:
@@ -147,7 +150,7 @@ def test_out_of_memory_is_cupys_exception_with_the_report(machine) -> None:
     assert cupy.cuda.alloc(512 << 20).ptr, "it recovers"
 
 
-def test_garbage_is_collected_before_an_allocation_fails(machine) -> None:
+def test_garbage_is_collected_before_an_allocation_fails(machine: Machine) -> None:
     adaptor.install()
     gc.disable()
     try:
@@ -160,7 +163,7 @@ def test_garbage_is_collected_before_an_allocation_fails(machine) -> None:
         gc.enable()
 
 
-def test_uninstall_restores_the_allocator_and_keeps_arrays(machine) -> None:
+def test_uninstall_restores_the_allocator_and_keeps_arrays(machine: Machine) -> None:
     before = cupy.cuda.get_allocator()
     adaptor.install()
     adaptor.install()
@@ -172,8 +175,8 @@ def test_uninstall_restores_the_allocator_and_keeps_arrays(machine) -> None:
     del pointer
 
 
-def test_uninstall_does_not_drop_an_allocator_that_was_set_since(machine) -> None:
-    def other(nbytes):
+def test_uninstall_does_not_drop_an_allocator_that_was_set_since(machine: Machine) -> None:
+    def other(nbytes: int) -> None:
         raise AssertionError
 
     adaptor.install()
@@ -183,7 +186,7 @@ def test_uninstall_does_not_drop_an_allocator_that_was_set_since(machine) -> Non
     assert cupy.cuda.get_allocator() is other
 
 
-def test_install_on_one_device_leaves_the_others_to_the_allocator_before(machine) -> None:
+def test_install_on_one_device_leaves_the_others_to_the_allocator_before(machine: Machine) -> None:
     asked: list[int] = []
     cupy.cuda.set_allocator(lambda nbytes: asked.append(nbytes))
     adaptor.install(device=1)
@@ -194,7 +197,7 @@ def test_install_on_one_device_leaves_the_others_to_the_allocator_before(machine
     del pointer
 
 
-def test_using_serves_one_thread_and_one_block(machine, pool) -> None:
+def test_using_serves_one_thread_and_one_block(machine: Machine, pool: vramp.Pool) -> None:
     adaptor.install()
     seen: list[int] = []
 
@@ -217,7 +220,7 @@ def test_using_serves_one_thread_and_one_block(machine, pool) -> None:
     del kept, other
 
 
-def test_memory_used_on_another_stream_is_not_reused_there_too_early(machine) -> None:
+def test_memory_used_on_another_stream_is_not_reused_there_too_early(machine: Machine) -> None:
     """A stream with queued work is not in the simulator's reach, so the calls are compared."""
     adaptor.install()
     pointer = cupy.cuda.alloc(1000)
@@ -228,27 +231,29 @@ def test_memory_used_on_another_stream_is_not_reused_there_too_early(machine) ->
     machine.pools[0].audit()
 
 
-def test_use_of_memory_that_is_not_vramps_is_refused(machine) -> None:
+def test_use_of_memory_that_is_not_vramps_is_refused(machine: Machine) -> None:
     memory = cupy.cuda.UnownedMemory(0x1000, 100, object(), 0)
     with pytest.raises(vramp.UnknownPointerError, match="install"):
         adaptor.record_use(array_of(cupy.cuda.MemoryPointer(memory, 0)), NULL)
 
 
-def test_a_simulated_device_is_refused_for_real_arrays(machine, monkeypatch) -> None:
+def test_a_simulated_device_is_refused_for_real_arrays(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(cupy.cuda.device, "get_device_id", lambda: 0)
     with pytest.raises(vramp.UnsupportedError, match="simulated"):
         adaptor.install()
 
 
-def test_the_per_thread_default_stream_is_refused(machine) -> None:
+def test_the_per_thread_default_stream_is_refused(machine: Machine) -> None:
     adaptor.install()
     machine.stream = SimpleNamespace(ptr=2, device_id=0)
     with pytest.raises(vramp.VrampError, match="[Tt]hread"):
         cupy.cuda.alloc(100)
 
 
-def test_ten_thousand_cycles_in_four_threads_leave_nothing(machine) -> None:
+def test_ten_thousand_cycles_in_four_threads_leave_nothing(machine: Machine) -> None:
     adaptor.install()
     failures: list[BaseException] = []
 

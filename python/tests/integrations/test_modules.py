@@ -16,22 +16,20 @@ MODULES = {
 
 
 def run(code: str) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
-    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_importing_an_adaptor_does_not_import_its_library(name) -> None:
+def test_importing_an_adaptor_does_not_import_its_library(name: str) -> None:
     library = MODULES[name][0]
     out = run(f"import sys, vramp.{name}; print({library!r} in sys.modules)")
     assert out.strip() == "False"
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_missing_library_is_an_import_error_that_says_what_to_install(name) -> None:
+def test_a_missing_library_is_an_import_error_that_says_what_to_install(name: str) -> None:
     library, use, distribution = MODULES[name]
     code = f"""
 import sys
@@ -54,7 +52,7 @@ print(check[1])
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_adaptor_says_what_it_cannot_do(name) -> None:
+def test_every_adaptor_says_what_it_cannot_do(name: str) -> None:
     out = run(f"import vramp.{name}; print(vramp.{name}.__doc__)")
     assert "What it cannot do:" in out
 

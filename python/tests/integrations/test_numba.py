@@ -10,9 +10,13 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from array_support import pool
+
 import vramp
 import vramp.numba as adaptor
 
@@ -31,6 +35,7 @@ class Context:
         self.synchronized = 0
         self.refuses = False
         self.streams = 0
+        self.memory_manager: Any = None
 
     def create_stream(self) -> SimpleNamespace:
         self.streams += 1
@@ -52,7 +57,7 @@ class Context:
 
 
 @pytest.fixture
-def context(pool, monkeypatch):
+def context(pool: vramp.Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     monkeypatch.setattr(adaptor, "device_pool", lambda device: pool)
     made = Context()
     made.memory_manager = adaptor.manager()(context=made)
@@ -63,7 +68,7 @@ def context(pool, monkeypatch):
     assert made.depth == 0
 
 
-def test_numba_accepts_the_plugin(monkeypatch) -> None:
+def test_numba_accepts_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_memory_manager", None)
     adaptor.install()
     adaptor.install()
@@ -83,16 +88,18 @@ def test_numba_finds_the_plugin_by_the_variable() -> None:
     assert ran.stdout.strip() == "VrampMemoryManager", ran.stderr
 
 
-def test_installing_after_a_context_exists_is_refused(monkeypatch) -> None:
+def test_installing_after_a_context_exists_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_memory_manager", None)
     device = SimpleNamespace(primary_context=object())
-    monkeypatch.setattr(adaptor, "load", lambda name, _: fake if "driver" in name else cuda)
     fake = SimpleNamespace(_memory_manager=None, driver=SimpleNamespace(devices={0: device}))
+    monkeypatch.setattr(adaptor, "load", lambda name, _: fake if "driver" in name else cuda)
     with pytest.raises(vramp.InUseError, match="NUMBA_CUDA_MEMORY_MANAGER"):
         adaptor.install()
 
 
-def test_a_pointer_frees_itself_after_the_context_was_synchronized(context, pool) -> None:
+def test_a_pointer_frees_itself_after_the_context_was_synchronized(
+    context: Context, pool: vramp.Pool
+) -> None:
     manager = context.memory_manager
     pointer = manager.memalloc(1000)
     assert isinstance(pointer, cuda.MemoryPointer) and pointer.size == 1000
@@ -106,7 +113,7 @@ def test_a_pointer_frees_itself_after_the_context_was_synchronized(context, pool
     assert pool.stats().live == 0 and context.synchronized == 1
 
 
-def test_frees_are_batched_by_numbas_own_setting(context, pool) -> None:
+def test_frees_are_batched_by_numbas_own_setting(context: Context, pool: vramp.Pool) -> None:
     manager = context.memory_manager
     most = driver.config.CUDA_DEALLOCS_COUNT
     for _ in range(20 * (most + 1)):
@@ -115,7 +122,7 @@ def test_frees_are_batched_by_numbas_own_setting(context, pool) -> None:
     assert pool.stats().live == 0
 
 
-def test_many_waiting_bytes_are_freed_at_once(context, pool) -> None:
+def test_many_waiting_bytes_are_freed_at_once(context: Context, pool: vramp.Pool) -> None:
     manager = context.memory_manager
     manager.memalloc(1)
     manager._frees.most_bytes = 1 << 20
@@ -123,7 +130,7 @@ def test_many_waiting_bytes_are_freed_at_once(context, pool) -> None:
     assert context.synchronized == 1 and pool.stats().live == 0
 
 
-def test_cleanup_is_deferred_and_made_up_for(context, pool) -> None:
+def test_cleanup_is_deferred_and_made_up_for(context: Context, pool: vramp.Pool) -> None:
     manager = context.memory_manager
     with manager.defer_cleanup(), manager.defer_cleanup():
         for _ in range(100):
@@ -133,7 +140,9 @@ def test_cleanup_is_deferred_and_made_up_for(context, pool) -> None:
     assert context.synchronized == 1 and pool.stats().live == 0
 
 
-def test_waiting_memory_is_freed_before_an_allocation_fails(context, pool) -> None:
+def test_waiting_memory_is_freed_before_an_allocation_fails(
+    context: Context, pool: vramp.Pool
+) -> None:
     manager = context.memory_manager
     with manager.defer_cleanup():
         manager.memalloc(800 << 20)
@@ -142,7 +151,7 @@ def test_waiting_memory_is_freed_before_an_allocation_fails(context, pool) -> No
     del pointer
 
 
-def test_out_of_memory_is_numbas_error_with_the_report(context, pool) -> None:
+def test_out_of_memory_is_numbas_error_with_the_report(context: Context, pool: vramp.Pool) -> None:
     with pytest.raises(driver.CudaAPIError) as caught:
         context.memory_manager.memalloc(4 << 30)
     assert caught.value.code == 2
@@ -151,7 +160,9 @@ def test_out_of_memory_is_numbas_error_with_the_report(context, pool) -> None:
     del pointer
 
 
-def test_a_context_that_cannot_be_synchronized_frees_nothing(context, pool) -> None:
+def test_a_context_that_cannot_be_synchronized_frees_nothing(
+    context: Context, pool: vramp.Pool
+) -> None:
     manager = context.memory_manager
     context.refuses = True
     for _ in range(30):
@@ -161,7 +172,7 @@ def test_a_context_that_cannot_be_synchronized_frees_nothing(context, pool) -> N
     assert manager.flush() == 30
 
 
-def test_reset_frees_everything_once(context, pool) -> None:
+def test_reset_frees_everything_once(context: Context, pool: vramp.Pool) -> None:
     manager = context.memory_manager
     kept = [manager.memalloc(4096) for _ in range(5)]
     manager.reset()
@@ -174,7 +185,7 @@ def test_reset_frees_everything_once(context, pool) -> None:
     del again
 
 
-def test_memory_info_counts_free_memory_of_the_pool(context, pool) -> None:
+def test_memory_info_counts_free_memory_of_the_pool(context: Context, pool: vramp.Pool) -> None:
     manager = context.memory_manager
     manager.initialize()
     free, total = manager.get_memory_info()
@@ -187,14 +198,14 @@ def test_memory_info_counts_free_memory_of_the_pool(context, pool) -> None:
     assert manager.get_memory_info().free == 1 << 30
 
 
-def test_an_ipc_handle_is_refused_with_a_reason(context) -> None:
+def test_an_ipc_handle_is_refused_with_a_reason(context: Context) -> None:
     pointer = context.memory_manager.memalloc(4096)
     with pytest.raises(vramp.UnsupportedError, match="IPC"):
         context.memory_manager.get_ipc_handle(pointer)
     del pointer
 
 
-def test_ten_thousand_arrays_leave_nothing(context, pool) -> None:
+def test_ten_thousand_arrays_leave_nothing(context: Context, pool: vramp.Pool) -> None:
     manager = context.memory_manager
     for index in range(10_000):
         manager.memalloc(1 + 37 * index % 100_000)

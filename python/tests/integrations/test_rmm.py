@@ -9,13 +9,15 @@ from __future__ import annotations
 import threading
 
 import pytest
+from array_support import pool
+
 import vramp
 import vramp.rmm as adaptor
 
 rmm = pytest.importorskip("rmm", reason="RMM is not installed: pip install rmm-cu13")
 
 
-def test_memory_goes_through_rmms_resource(pool) -> None:
+def test_memory_goes_through_rmms_resource(pool: vramp.Pool) -> None:
     resource = adaptor.resource(pool)
     assert isinstance(resource, rmm.mr.CallbackMemoryResource)
     address = resource.allocate(1000)
@@ -24,7 +26,7 @@ def test_memory_goes_through_rmms_resource(pool) -> None:
     assert pool.stats().live == 0
 
 
-def test_the_stream_of_rmm_reaches_the_pool(pool) -> None:
+def test_the_stream_of_rmm_reaches_the_pool(pool: vramp.Pool) -> None:
     class Stream:
         def __cuda_stream__(self) -> tuple[int, int]:
             return (0, 0x5000)
@@ -38,13 +40,13 @@ def test_the_stream_of_rmm_reaches_the_pool(pool) -> None:
     adaptor.forget_stream(stream, pool)
 
 
-def test_zero_bytes_can_be_allocated_and_freed(pool) -> None:
+def test_zero_bytes_can_be_allocated_and_freed(pool: vramp.Pool) -> None:
     resource = adaptor.resource(pool)
     resource.deallocate(resource.allocate(0), 0)
     assert pool.stats().allocated == pool.stats().freed
 
 
-def test_out_of_memory_is_a_memory_error_with_the_report(pool) -> None:
+def test_out_of_memory_is_a_memory_error_with_the_report(pool: vramp.Pool) -> None:
     resource = adaptor.resource(pool)
     with pytest.raises(MemoryError) as caught:
         resource.allocate(4 << 30)
@@ -52,7 +54,7 @@ def test_out_of_memory_is_a_memory_error_with_the_report(pool) -> None:
     resource.deallocate(resource.allocate(512 << 20), 512 << 20)
 
 
-def test_a_handler_spills_until_the_allocation_succeeds(pool) -> None:
+def test_a_handler_spills_until_the_allocation_succeeds(pool: vramp.Pool) -> None:
     resource = adaptor.resource(pool)
     kept = [(resource.allocate(250 << 20), 250 << 20) for _ in range(4)]
     asked: list[int] = []
@@ -70,17 +72,20 @@ def test_a_handler_spills_until_the_allocation_succeeds(pool) -> None:
         resource.deallocate(*block)
 
 
-def test_a_handler_that_gives_up_fails_the_allocation(pool) -> None:
+def test_a_handler_that_gives_up_fails_the_allocation(pool: vramp.Pool) -> None:
     asked: list[int] = []
-    spilling = adaptor.spill_on_failure(
-        lambda nbytes: asked.append(nbytes) is not None, adaptor.resource(pool)
-    )
+
+    def give_up(nbytes: int) -> bool:
+        asked.append(nbytes)
+        return False
+
+    spilling = adaptor.spill_on_failure(give_up, adaptor.resource(pool))
     with pytest.raises(MemoryError):
         spilling.allocate(4 << 30)
     assert asked == [4 << 30]
 
 
-def test_an_exception_of_a_handler_fails_the_allocation_with_its_text(pool) -> None:
+def test_an_exception_of_a_handler_fails_the_allocation_with_its_text(pool: vramp.Pool) -> None:
     def spill(nbytes: int) -> bool:
         raise ValueError("the disk is full")
 
@@ -91,19 +96,19 @@ def test_an_exception_of_a_handler_fails_the_allocation_with_its_text(pool) -> N
         adaptor.spill_on_failure(None, adaptor.resource(pool))  # type: ignore[arg-type]
 
 
-def test_other_failures_are_runtime_errors(pool) -> None:
+def test_other_failures_are_runtime_errors(pool: vramp.Pool) -> None:
     resource = adaptor.resource(pool)
     with pytest.raises(RuntimeError, match="[Tt]hread"):
         resource.allocate(100, rmm.pylibrmm.stream.PER_THREAD_DEFAULT_STREAM)
 
 
-def test_a_failed_free_is_a_warning_and_does_not_end_the_process(pool) -> None:
+def test_a_failed_free_is_a_warning_and_does_not_end_the_process(pool: vramp.Pool) -> None:
     resource = adaptor.resource(pool)
     with pytest.warns(RuntimeWarning, match="0x1234"):
         resource.deallocate(0x1234, 10)
 
 
-def test_a_free_on_the_per_thread_stream_waits_for_it(pool) -> None:
+def test_a_free_on_the_per_thread_stream_waits_for_it(pool: vramp.Pool) -> None:
     waited: list[bool] = []
 
     class Stream:
@@ -118,7 +123,9 @@ def test_a_free_on_the_per_thread_stream_waits_for_it(pool) -> None:
     assert waited == [True]
 
 
-def test_install_and_uninstall_are_per_device(pool, monkeypatch) -> None:
+def test_install_and_uninstall_are_per_device(
+    pool: vramp.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(adaptor, "device_pool", lambda device: pool)
     monkeypatch.setattr(adaptor, "_current_device", lambda: 0)
     before = rmm.mr.get_per_device_resource(0)
@@ -130,13 +137,13 @@ def test_install_and_uninstall_are_per_device(pool, monkeypatch) -> None:
     assert rmm.mr.get_per_device_resource(0) is before
 
 
-def test_a_simulated_device_is_refused(monkeypatch) -> None:
+def test_a_simulated_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptor, "_current_device", lambda: 0)
     with pytest.raises(vramp.UnsupportedError, match="simulated"):
         adaptor.install()
 
 
-def test_ten_thousand_cycles_in_four_threads_leave_nothing(pool) -> None:
+def test_ten_thousand_cycles_in_four_threads_leave_nothing(pool: vramp.Pool) -> None:
     resource = adaptor.resource(pool)
     failures: list[BaseException] = []
 

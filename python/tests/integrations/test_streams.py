@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 
 import pytest
+from array_support import FakeStream, destroyed, pool
+
 import vramp
-from fake_stream import FakeStream
 from vramp import _adaptors
 from vramp._adaptors import StreamTable, forget_stream, streams_of
 
 
-def test_a_stream_that_only_the_table_refers_to_is_ended(pool, destroyed) -> None:
+def test_a_stream_that_only_the_table_refers_to_is_ended(
+    pool: vramp.Pool, destroyed: list[int]
+) -> None:
     table = StreamTable(pool)
     stream = FakeStream(0x1000)
     table.add(0x1000, stream)
@@ -22,7 +25,9 @@ def test_a_stream_that_only_the_table_refers_to_is_ended(pool, destroyed) -> Non
     assert destroyed == [0x1000]
 
 
-def test_a_stream_is_forgotten_before_it_is_destroyed(pool, monkeypatch) -> None:
+def test_a_stream_is_forgotten_before_it_is_destroyed(
+    pool: vramp.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
 
     class Watched(FakeStream):
@@ -36,7 +41,9 @@ def test_a_stream_is_forgotten_before_it_is_destroyed(pool, monkeypatch) -> None
     assert order == ["forgotten", "destroyed"]
 
 
-def test_ten_thousand_streams_leave_few_in_the_table(pool, destroyed) -> None:
+def test_ten_thousand_streams_leave_few_in_the_table(
+    pool: vramp.Pool, destroyed: list[int]
+) -> None:
     table = StreamTable(pool)
     for index in range(10_000):
         raw = 0x1000 + 16 * index
@@ -50,7 +57,9 @@ def test_ten_thousand_streams_leave_few_in_the_table(pool, destroyed) -> None:
     pool.audit()
 
 
-def test_a_stream_that_cannot_be_forgotten_is_kept_and_tried_again(pool, monkeypatch) -> None:
+def test_a_stream_that_cannot_be_forgotten_is_kept_and_tried_again(
+    pool: vramp.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(pool: vramp.Pool, raw: int) -> None:
         raise vramp.CaptureError("the stream captures")
 
@@ -62,7 +71,7 @@ def test_a_stream_that_cannot_be_forgotten_is_kept_and_tried_again(pool, monkeyp
     assert table.sweep() == 1
 
 
-def test_streams_of_a_closed_pool_are_ended(destroyed) -> None:
+def test_streams_of_a_closed_pool_are_ended(destroyed: list[int]) -> None:
     closed = vramp.open("sim:h200")
     table = streams_of(closed)
     table.add(0x1000, FakeStream(0x1000))
@@ -71,7 +80,7 @@ def test_streams_of_a_closed_pool_are_ended(destroyed) -> None:
     assert destroyed == [0x1000]
 
 
-def test_a_table_ends_with_its_pool(destroyed) -> None:
+def test_a_table_ends_with_its_pool(destroyed: list[int]) -> None:
     dropped = vramp.open("sim:h200")
     streams_of(dropped).add(0x1000, FakeStream(0x1000))
     count = len(_adaptors._tables)
@@ -80,7 +89,7 @@ def test_a_table_ends_with_its_pool(destroyed) -> None:
     assert destroyed == [0x1000]
 
 
-def test_memory_of_a_forgotten_stream_can_be_freed_and_reused(pool) -> None:
+def test_memory_of_a_forgotten_stream_can_be_freed_and_reused(pool: vramp.Pool) -> None:
     block = pool.malloc(8 << 20, 0x1000)
     forget_stream(pool, 0x1000)
     block.free(0)
@@ -88,27 +97,14 @@ def test_memory_of_a_forgotten_stream_can_be_freed_and_reused(pool) -> None:
         assert pool.stats().live == 8 << 20
 
 
-def test_the_default_streams_are_never_forgotten(pool) -> None:
+def test_the_default_streams_are_never_forgotten(pool: vramp.Pool) -> None:
     for raw in (0, 1, 2):
         forget_stream(pool, raw)
     with pool.malloc(4096, 0):
         pass
 
 
-def test_forgetting_through_the_c_interface_works_too(pool, monkeypatch) -> None:
-    class Old:
-        """A pool without the method forget_stream."""
-
-        handle = pool.handle
-
-    pool.malloc(4096, 0x2000).free()
-    forget_stream(Old(), 0x2000)
-    Old.handle = 2**40
-    with pytest.raises(vramp.VrampError, match="."):
-        forget_stream(Old(), 0x3000)
-
-
-def test_threads_add_and_sweep_at_the_same_time(pool) -> None:
+def test_threads_add_and_sweep_at_the_same_time(pool: vramp.Pool) -> None:
     table = StreamTable(pool)
     failures: list[BaseException] = []
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 import vramp
-from fake_stream import FakeStream
 
 
 @pytest.fixture
@@ -22,6 +22,22 @@ def pool() -> Iterator[vramp.Pool]:
         gc.collect()
         assert opened.stats().live == 0
         opened.audit()
+
+
+class FakeStream:
+    """A stream as cupy.cuda.Stream 13.6 and 14.2 has it: destroyed with its last reference."""
+
+    destroyed: ClassVar[list[int]] = []
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+        self.device_id = 0
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.ptr)
+
+    def __del__(self) -> None:
+        FakeStream.destroyed.append(self.ptr)
 
 
 @pytest.fixture
