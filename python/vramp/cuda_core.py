@@ -83,7 +83,7 @@ else:
 
 
 def _build(core: Any) -> Any:
-    # Early versions: a buffer did not take the stream of its end, and passed None there.
+    # Before 1.2 a buffer did not take its stream. It passes None at its end, or the default stream.
     takes_stream = "stream" in inspect.signature(core.Buffer.from_handle).parameters
 
     class MemoryResource(core.MemoryResource):  # type: ignore[misc]
@@ -96,8 +96,8 @@ def _build(core: Any) -> Any:
         def __init__(self, device_id: int = 0, *, pool: Pool | None = None) -> None:
             self._device_id = int(device_id)
             self._pool = device_pool(self._device_id) if pool is None else pool
-            # Streams of the live buffers, by address, where cuda.core does not keep them.
-            self._streams: dict[int, int] = {}
+            # Streams of live buffers by address, where cuda.core does not keep them.
+            self._streams: dict[int, tuple[int, Any]] = {}
 
         @property
         def pool(self) -> Pool:
@@ -111,26 +111,28 @@ def _build(core: Any) -> Any:
             """
             stream, raw = _stream(stream)
             address = self._pool.allocate(size, raw)
-            if takes_stream:
-                if stream is None:
-                    stream = core.LEGACY_DEFAULT_STREAM
-                # From here on the buffer owns the memory: if this fails, it calls deallocate.
+            # From here on the buffer owns the memory: if this fails, it calls deallocate.
+            if takes_stream and stream is not None:
                 return core.Buffer.from_handle(address, size, self, stream=stream)
-            self._streams[address] = raw
+            self._streams[address] = (raw, stream)
             return core.Buffer.from_handle(address, size, self)
 
         def deallocate(self, ptr: Any, size: int, stream: Any = None) -> None:
             """Frees memory of `allocate` on `stream`. A buffer calls it at its end. Never waits,
             except for a per-thread default stream."""
             address = int(ptr)
-            allocated = self._streams.pop(address, 0)
+            kept = self._streams.pop(address, None)
             stream, raw = _stream(stream)
-            if stream is None:
-                raw = allocated
             if raw == PER_THREAD_STREAM:
                 stream.sync()
-                raw = 0
-            self._pool.deallocate(address, raw)
+                stream, raw = None, 0
+            if kept is None:
+                self._pool.deallocate(address, raw)
+                return
+            # The stream that is passed may be the default one, for want of the right one.
+            if stream is not None and raw != kept[0]:
+                self._pool.record_use(address, raw)
+            self._pool.deallocate(address, kept[0])
 
         def record_use(self, buffer: Any, stream: Any) -> None:
             """Records that work queued on `stream` so far uses a buffer. No driver call."""
@@ -171,7 +173,8 @@ def _stream(stream: Any) -> tuple[Any, int]:
         stream = getattr(stream, "stream", stream)
     if not hasattr(stream, "__cuda_stream__"):
         raise TypeError(f"a stream is a cuda.core.Stream, and not {type(stream).__name__}")
-    return stream, handle_of(stream)
+    raw = handle_of(stream)
+    return stream, 0 if raw == 1 else raw
 
 
 def doctor() -> list[Check]:

@@ -19,6 +19,9 @@ import vramp.cuda_core as adaptor
 
 core = pytest.importorskip("cuda.core", reason="cuda.core is not installed: pip install cuda-core")
 
+# Before 1.0 the module had no name for it.
+DEFAULT_STREAM = getattr(core, "LEGACY_DEFAULT_STREAM", None)
+
 
 class HostSide(adaptor.MemoryResource):
     """The resource, with buffers that record no stream."""
@@ -36,7 +39,7 @@ def resource(pool: vramp.Pool) -> HostSide:
 def test_a_buffer_is_vramps_memory_and_is_freed_on_close(
     resource: HostSide, pool: vramp.Pool
 ) -> None:
-    buffer = resource.allocate(1000, stream=core.LEGACY_DEFAULT_STREAM)
+    buffer = resource.allocate(1000, stream=DEFAULT_STREAM)
     assert isinstance(buffer, core.Buffer)
     assert buffer.size == 1000 and buffer.memory_resource is resource
     assert int(buffer.handle) % 512 == 0 and pool.stats().live == 1000
@@ -93,13 +96,33 @@ def test_memory_is_allocated_and_freed_on_the_streams_that_are_passed(pool: vram
     assert [stream for what, stream in seen if what == "deallocate"] == [0x6000, 0x7000]
 
 
+def test_a_buffer_that_does_not_keep_its_stream_is_freed_on_it(pool: vramp.Pool) -> None:
+    """Before 1.2, from_handle took no stream, and 1.0 passes the default stream at the end."""
+
+    class Buffer:
+        @staticmethod
+        def from_handle(ptr: int, size: int, mr: HostSide) -> tuple[int, int, HostSide]:
+            return ptr, size, mr
+
+    old = SimpleNamespace(Buffer=Buffer, MemoryResource=object)
+    resource = adaptor._build(old)(pool=pool)
+    default = SimpleNamespace(__cuda_stream__=lambda: (0, 1))
+    mine = SimpleNamespace(__cuda_stream__=lambda: (0, 0x9000))
+    for passed in (None, mine, default):
+        address, size, _ = resource.allocate(4 << 20, stream=mine)
+        resource.deallocate(address, size, stream=passed)
+        assert resource._streams == {}
+        with pool.malloc(4 << 20, 0x9000) as block:
+            assert block.ptr == address, "that stream reuses it at once"
+
+
 def test_a_free_on_the_per_thread_stream_waits_for_it(resource: HostSide, pool: vramp.Pool) -> None:
     waited: list[bool] = []
     stream = SimpleNamespace(__cuda_stream__=lambda: (0, 2), sync=lambda: waited.append(True))
     resource.deallocate(pool.allocate(100), 100, stream=stream)
     assert waited == [True]
     with pytest.raises(vramp.VrampError, match="[Tt]hread"):
-        resource.allocate(100, stream=core.PER_THREAD_DEFAULT_STREAM)
+        resource.allocate(100, stream=stream)
 
 
 def test_what_is_no_stream_is_refused_before_anything_is_allocated(
