@@ -862,7 +862,7 @@ def exit_in_several_orders():
         "a stream": "s = cupy.cuda.Stream(); s.use(); a = cupy.zeros(10); b = cupy.arange(5)",
         "atexit": "import atexit; a = cupy.zeros(10); atexit.register(lambda: cupy.zeros(20))",
         "a thread": "import threading, time\n"
-        "def work():\n  while True: cupy.zeros(100)\n"
+        "def work():\n  while True: cupy.zeros(100); vramp.pool(0).stats()\n"
         "threading.Thread(target=work, daemon=True).start(); time.sleep(0.5)",
         "in sys": "import sys; sys.kept = [cupy.zeros(10), cuda.device_array(10)]",
         "uninstalled": "a = cupy.zeros(10); vramp.cupy.uninstall()",
