@@ -33,6 +33,11 @@ def test_the_backend_is_pytorchs_own():
 def test_sizes_are_rounded_as_the_setting_says():
     size = 84 * MIB + 512
     assert active_bytes_of(size) == size
+    if VRAMP:
+        # vramp remaps free memory of any size, so sizes need no rounding to be reused.
+        with settings("roundup_power2_divisions:4"):
+            assert active_bytes_of(size) == size
+        return
     with settings("roundup_power2_divisions:4"):
         assert active_bytes_of(size) == power_of_two_part(size, 4)
     assert active_bytes_of(size) == size

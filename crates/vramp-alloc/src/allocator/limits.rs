@@ -72,6 +72,17 @@ impl Allocator {
         self.trim(Bytes::ZERO)
     }
 
+    /// Waits on the host for queued work that uses freed memory of this pool, so that a trim can
+    /// release that memory. Returns true if some work was found to be over. No lock is held during the
+    /// wait. Work of streams that capture graphs is not waited for.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn wait_for_freed_memory(&self) -> Result<bool, AllocError> {
+        Unusable::check_fork()?;
+        self.shared.wait_until_idle()
+    }
+
     /// Returns idle memory above the garbage collection threshold.
     pub(super) fn collect_garbage(&self, inner: &mut Inner) {
         let Some(threshold) = self.config.garbage_collection_threshold else { return };

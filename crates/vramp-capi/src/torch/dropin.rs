@@ -253,10 +253,9 @@ fn parts_of(
                 BlockState::PendingFree => 2,
                 _ => 0,
             };
-            let requested = match (state, block.requested_size) {
-                (1 | 2, Some(requested)) => requested.count(),
-                _ => 0,
-            };
+            // A thread's cache may have served the block to a request of another size.
+            let live = (state == 1).then(|| context.block(address)).flatten();
+            let requested = live.map_or(0, |(_, requested, _)| requested);
             let is_small_block = (1..=2).contains(&state) && size <= SMALL_MAX;
             let is_small = u32::from(is_small_block || is_small_segment);
             parts.push(vramp_torch_part_t { address, size, requested, stream, state, is_small });
@@ -504,12 +503,16 @@ pub extern "C" fn vramp_torch_reset_peaks(device: c_int) -> vramp_status_t {
     })
 }
 
-/// Releases idle memory of all open devices to the driver.
+/// Releases idle memory of all open devices to the driver. Waits on the host for queued work that uses
+/// freed memory, as PyTorch does.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_trim() -> vramp_status_t {
     status_of(|| {
         check_fork()?;
-        TORCH.opened().try_for_each(|context| context.trim(0))
+        TORCH.opened().try_for_each(|context| {
+            context.allocator().wait_for_freed_memory()?;
+            context.trim(0)
+        })
     })
 }
 

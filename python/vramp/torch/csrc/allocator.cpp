@@ -19,6 +19,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <c10/util/ScopeExit.h>
 #include <c10/util/env.h>
@@ -60,6 +61,8 @@ struct Device {
   History history;
   // What PyTorch's allocator has of vramp.
   SegmentTotals segments;
+  // What it has besides, in pools with an allocator of their own, in bytes.
+  int64_t foreign = 0;
 
   std::mutex pools_mutex;
   std::vector<OpenPool> open_pools;
@@ -225,7 +228,7 @@ class Allocator : public CUDAAllocator {
 
   double getMemoryFraction(DeviceIndex device) override {
     check_device(device);
-    return fractions_[device].load();
+    return fractions_[static_cast<size_t>(device)].load();
   }
 
   void setMemoryFraction(double fraction, DeviceIndex device) override {
@@ -881,8 +884,17 @@ class Allocator : public CUDAAllocator {
   // Takes over the statistics of PyTorch's own allocator.
   void follow_native(Device& device) {
     DeviceStats native = native_->getDeviceStats(device.index);
-    std::lock_guard<std::mutex> lock(device.mutex);
-    device.statistics.update_native(native);
+    int64_t foreign;
+    bool is_changed;
+    {
+      std::lock_guard<std::mutex> lock(device.mutex);
+      device.statistics.update_native(native);
+      foreign = device.statistics.native_reserved() - device.segments.current;
+      is_changed = foreign != std::exchange(device.foreign, foreign);
+    }
+    if (is_changed && fractions_[static_cast<size_t>(device.index)].load() < 1.0) {
+      limit_vramp(device.index, fractions_[static_cast<size_t>(device.index)].load(), foreign);
+    }
   }
 
   PoolAllocator segment_source();
@@ -898,10 +910,24 @@ class Allocator : public CUDAAllocator {
   }
 
   void set_vramp_fraction(DeviceIndex device, double fraction) {
+    int64_t foreign;
+    {
+      std::lock_guard<std::mutex> lock(at(device).mutex);
+      foreign = at(device).foreign;
+    }
+    limit_vramp(device, fraction, foreign);
+    fractions_[static_cast<size_t>(device)].store(fraction);
+  }
+
+  // Limits vramp to a fraction of the device less what pools with an allocator of their own have.
+  void limit_vramp(DeviceIndex device, double fraction, int64_t foreign) {
+    if (foreign != 0) {
+      double total = static_cast<double>(memory_of(device).device_total);
+      fraction = std::clamp(fraction - static_cast<double>(foreign) / total, 0.0, 1.0);
+    }
     if (vramp_.set_fraction(device, fraction) != VRAMP_OK) {
       fail("cannot set the memory fraction");
     }
-    fractions_[device].store(fraction);
   }
 
   static c10::Device cuda(const Device& device) {

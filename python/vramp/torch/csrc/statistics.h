@@ -124,6 +124,10 @@ class Statistics {
     retries_ = 0;
     base_ = memory;
     base_segments_ = segments;
+    small_.reset_accumulated();
+    large_.reset_accumulated();
+    allocated_ = 0;
+    freed_ = 0;
   }
 
   void reset_peaks() {
@@ -190,10 +194,35 @@ class Statistics {
     set(StatType::SMALL_POOL, small, 0);
     set(StatType::LARGE_POOL, total - small, 0);
     set(StatType::AGGREGATE, total, static_cast<int64_t>(memory.reserved_peak) + foreign);
-    sum.allocated += static_cast<int64_t>(memory.reserved_total - base_.reserved_total) -
-        (segments.added - base_segments_.added);
-    sum.freed += static_cast<int64_t>(memory.released_total - base_.released_total) -
-        (segments.removed - base_segments_.removed);
+    int64_t allocated = sum.allocated - segments.added + base_segments_.added +
+        static_cast<int64_t>(memory.reserved_total - base_.reserved_total);
+    int64_t freed = sum.freed - segments.removed + base_segments_.removed +
+        static_cast<int64_t>(memory.released_total - base_.released_total);
+    attribute(allocated, freed, small);
+    of(StatType::SMALL_POOL).allocated = small_.allocated;
+    of(StatType::SMALL_POOL).freed = small_.freed;
+    of(StatType::LARGE_POOL).allocated = large_.allocated;
+    of(StatType::LARGE_POOL).freed = large_.freed;
+    sum.allocated = small_.allocated + large_.allocated;
+    sum.freed = small_.freed + large_.freed;
+  }
+
+  // Attributes to the two pools what was allocated and freed since the last call. Memory that went from
+  // one pool to the other counts as freed there and as allocated here.
+  void attribute(int64_t allocated, int64_t freed, int64_t small) {
+    int64_t grown = std::max<int64_t>(allocated - allocated_, 0);
+    int64_t shrunk = std::max<int64_t>(freed - freed_, 0);
+    int64_t change = small - small_.current;
+    int64_t small_grown = std::clamp<int64_t>(change, 0, grown);
+    int64_t small_shrunk = std::clamp<int64_t>(-change, 0, shrunk);
+    int64_t moved = change - small_grown + small_shrunk;
+    small_.allocated += small_grown + std::max<int64_t>(moved, 0);
+    small_.freed += small_shrunk + std::max<int64_t>(-moved, 0);
+    large_.allocated += grown - small_grown + std::max<int64_t>(-moved, 0);
+    large_.freed += shrunk - small_shrunk + std::max<int64_t>(moved, 0);
+    small_.current = small;
+    allocated_ = allocated;
+    freed_ = freed;
   }
 
   StatArray allocation_;
@@ -205,6 +234,11 @@ class Statistics {
   int64_t ooms_ = 0;
   int64_t retries_ = 0;
   DeviceStats native_;
+  // Reserved memory by pool: `current` of the small one, and what was allocated and freed in total.
+  Stat small_;
+  Stat large_;
+  int64_t allocated_ = 0;
+  int64_t freed_ = 0;
   // Totals at the last reset.
   vramp_torch_memory_t base_{};
   SegmentTotals base_segments_;
