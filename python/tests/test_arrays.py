@@ -23,6 +23,11 @@ def test_numpy_reads_and_writes_the_memory_itself(pool: vramp.Pool) -> None:
     assert ctypes.cast(block.ptr + 4 * 999, ctypes.POINTER(ctypes.c_float))[0] == 999.0
     assert np.asarray(block.array(1000, np.dtype("f4")))[999] == 999.0
     assert np.asarray(block).nbytes == 4000
+    assert np.asarray(block).__array_interface__["data"][0] == block.ptr
+    assert np.array(block, copy=True).__array_interface__["data"][0] != block.ptr
+    assert np.asarray(block, dtype="uint16").dtype == np.uint16
+    with pytest.raises(ValueError, match="needs a copy"):
+        np.asarray(block, dtype="uint16", copy=False)
     assert (len(array), array.nbytes, array.dtype) == (10, 4000, "float32")
 
 
@@ -158,7 +163,7 @@ def test_what_dlpack_cannot_do_is_a_buffer_error(pool: vramp.Pool) -> None:
     array = pool.malloc(MIB).array()
     for wrong in ({"copy": True}, {"dl_device": (2, 0)}, {"stream": 1}):
         with pytest.raises(BufferError):
-            array.__dlpack__(**wrong)  # type: ignore[arg-type]
+            array.__dlpack__(**wrong)
     del array
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def test_checks_of_integrations_are_added(monkeypatch: pytest.MonkeyPatch) -> No
         (Module, ("numpy streams", False, "none")),
         (Broken, ("numpy", False, "its check failed: ValueError: no card")),
     ):
-        monkeypatch.setattr(_doctor.importlib, "import_module", lambda _, module=module: module)
+        monkeypatch.setattr(importlib, "import_module", lambda _, module=module: module)
         checks = list(_doctor._library("numpy", ("numpy",), "vramp._doctor"))
         assert checks[1] == expected
 

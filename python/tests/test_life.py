@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import resource
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -194,6 +196,49 @@ def test_python_that_runs_inside_collections_may_allocate(pool: vramp.Pool) -> N
     gc.collect()
     assert failures == []
     assert pool.stats().live == 0
+
+
+def test_a_callback_in_python_may_wait_for_the_interpreter(pool: vramp.Pool) -> None:
+    """An observer of the C interface that is Python code, which needs the interpreter's lock inside
+    each allocation, while other threads that hold the lock allocate too."""
+    library = ctypes.CDLL(vramp.library_path())
+    seen: list[int] = []
+
+    def observe(event: int, user: object) -> None:
+        seen.append(ctypes.c_int.from_address(event).value)
+        time.sleep(0)  # gives the interpreter to another thread
+
+    observer = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(observe)
+
+    class Handle(ctypes.Structure):
+        _fields_ = [("id", ctypes.c_uint64)]
+
+    held = [pool.malloc(MIB) for _ in range(10)]
+    number = ctypes.c_uint64()
+    handle = Handle(pool.handle)
+    assert library.vramp_observe(handle, observer, None, ctypes.byref(number)) == 0
+
+    def work() -> None:
+        for step in range(300):
+            block = pool.malloc((step % 7 + 1) * MIB)
+            pool.deallocate(pool.allocate(4096))
+            block.free()
+            if step % 50 == 0:
+                pool.trim()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        held.append(pool.malloc(512))
+        held.pop(0).free()
+        if len(seen) > 100_000:
+            break
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a thread hangs"
+    assert library.vramp_unobserve(handle, number) == 0
+    assert len(seen) >= 4 * 300 * 4
 
 
 def test_a_close_waits_for_calls_of_other_threads_without_a_hang() -> None:

@@ -52,7 +52,7 @@ def _device() -> Iterator[Check]:
         text = f"CUDA_VISIBLE_DEVICES={visible}{' hides every card' if hidden else ''}"
         yield "visible devices", None, text
     for name in ("VRAMP_CONF", "VRAMP_DEVICE"):
-        if name in os.environ:
+        if os.environ.get(name):
             yield name, None, os.environ[name]
     try:
         pool = vramp.pool()

@@ -7,6 +7,21 @@ from typing import Any, Protocol, SupportsIndex, TypeAlias, final
 
 from ._types import DeviceInfo, Stats
 
+__all__ = [
+    "Allocation",
+    "Array",
+    "Measure",
+    "Pool",
+    "Stream",
+    "advise",
+    "explain",
+    "library_version",
+    "missing_card",
+    "open",
+    "pool",
+    "replay",
+]
+
 class _HasCudaStream(Protocol):
     def __cuda_stream__(self) -> tuple[int, int]: ...
 

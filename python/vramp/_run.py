@@ -126,14 +126,14 @@ class _Recorder:
         from . import replay
 
         events = pool(device).stats()
-        made = events.placed + events.freed
+        made = events.allocated + events.freed
         if made > self.events:
             return f"no comparison with PyTorch: {made} events, and --events kept {self.events}"
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "run.pickle")
             pool(device).snapshot(path)
-            result = replay(path, allocators=["torch"])
-        native = result.rows[0].peak_reserved
+            (result,) = replay(path, allocators=["torch"])
+        native = result.peak_reserved_bytes
         saved = native - reserved
         if saved <= 0:
             return f"PyTorch's allocator would have reserved {_size(native)} (replayed)"

@@ -85,8 +85,9 @@ fn oldest(root: &Path) -> Result<()> {
     let mut check = Command::new("rustup");
     // The variables with which cargo started this program choose its own toolchain.
     check.current_dir(root).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
-    let args = ["cargo", "check", "-p", "vramp", "-p", "vramp-capi", "--lib"];
-    shell::run(check.args(["run", "--install", version]).args(args).arg("--locked"))
+    let crates = ["-p", "vramp", "-p", "vramp-capi", "-p", "vramp-python"];
+    check.args(["run", "--install", version, "cargo", "check", "--lib", "--locked"]);
+    shell::run(check.args(crates))
 }
 
 /// Builds the examples with the features of the whole workspace, as the tests are, and runs them.

@@ -52,9 +52,15 @@ pub fn check(root: &Path) -> Result<()> {
     let tests = ["-m", "pytest", "--quiet", "-rs", "-p", "no:cacheprovider", "python/tests"];
     shell::run(program("python").args(tests))?;
     // The stub says what the native module has, and mypy takes its word.
-    shell::run(program("stubtest").args(["vramp._native", "vramp"]))?;
+    shell::run(program("stubtest").arg("vramp._native"))?;
     shell::run(program("mypy").args(["--no-incremental", "-p", "vramp"]))?;
-    shell::run(program("mypy").args(["--no-incremental", "python/tests"]))
+    shell::run(program("mypy").args([
+        "--no-incremental",
+        "--exclude",
+        "/torch/",
+        "python/tests",
+        "python/tests_card",
+    ]))
 }
 
 /// Builds a wheel and returns its path.

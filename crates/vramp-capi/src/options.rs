@@ -208,6 +208,15 @@ pub(crate) fn arena_config(text: &str) -> Result<ArenaConfig, OptionError> {
     Ok(config)
 }
 
+/// Splits a device off options: `device=sim:h200,limit=1GiB`. Returns it and the other options.
+pub(crate) fn take_device(text: &str) -> Result<(Option<&str>, String), OptionError> {
+    let (device, others): (Vec<Pair>, Vec<Pair>) =
+        pairs(text)?.into_iter().partition(|pair| pair.key == "device");
+    let others: Vec<String> =
+        others.iter().map(|pair| format!("{}={}", pair.key, pair.value)).collect();
+    Ok((device.first().map(|pair| pair.value), others.join(",")))
+}
+
 /// One option.
 #[derive(Clone, Copy)]
 struct Pair<'a> {

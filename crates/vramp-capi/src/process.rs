@@ -390,3 +390,79 @@ impl Error {
         self.status == VRAMP_ERROR_OUT_OF_MEMORY
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEFAULT: StreamName = StreamName::Raw(0);
+
+    fn malloc(allocator: OpenAllocator, size: u64) -> CallResult<Block> {
+        // SAFETY: on the simulator any value is a stream.
+        unsafe { allocator.malloc(size, DEFAULT) }
+    }
+
+    fn free(allocator: OpenAllocator, addr: u64) -> CallResult<()> {
+        // SAFETY: on the simulator any value is a stream.
+        unsafe { allocator.free(addr, DEFAULT) }
+    }
+
+    #[test]
+    fn what_is_at_hand_is_in_the_same_map_of_addresses() {
+        let allocator = OpenAllocator::open("sim", "").unwrap();
+        assert_eq!(allocator.malloc_at_hand(4096, DEFAULT), None, "the stream was not used yet");
+        let first = malloc(allocator, 4096).unwrap();
+        assert!(allocator.free_at_hand(first.addr, DEFAULT));
+        assert!(!allocator.free_at_hand(first.addr, DEFAULT), "it was freed before");
+        let again = allocator.malloc_at_hand(4096, DEFAULT).unwrap();
+        assert_eq!(again, first);
+        free(allocator, again.addr).unwrap();
+        let error = free(allocator, again.addr).unwrap_err();
+        assert_eq!(error.status, VRAMP_ERROR_UNKNOWN_POINTER);
+        let stats = allocator.stats().unwrap();
+        assert_eq!((stats.live.count(), stats.placed, stats.freed), (0, 2, 2));
+        allocator.close().unwrap();
+        assert_eq!(allocator.malloc_at_hand(4096, DEFAULT), None);
+        assert_eq!(allocator.close().unwrap_err().status, VRAMP_ERROR_UNKNOWN_ALLOCATOR);
+    }
+
+    #[test]
+    fn a_failure_carries_the_report_and_a_limit_is_a_size_or_a_part() {
+        let allocator = OpenAllocator::open("sim:h200", "limit=1GiB").unwrap();
+        let error = malloc(allocator, 2 << 30).unwrap_err();
+        assert!(error.is_out_of_memory());
+        assert_eq!(error.report.unwrap().shortage.requested.count(), 2 << 30);
+        for (text, expected) in [(Some("3GiB"), Some(3 << 30)), (None, None)] {
+            allocator.set_limit(text).unwrap();
+            assert_eq!(allocator.limit().unwrap(), expected);
+        }
+        allocator.set_limit(Some("50%")).unwrap();
+        let memory = allocator.device().unwrap().limits.memory.count();
+        assert_eq!(allocator.limit().unwrap(), Some(memory / 2));
+        for wrong in ["", "0%", "101%", "1KiB", "many"] {
+            let error = allocator.set_limit(Some(wrong)).unwrap_err();
+            assert_eq!(error.status, VRAMP_ERROR_OPTION, "{wrong}");
+        }
+        allocator.close().unwrap();
+    }
+
+    #[test]
+    fn streams_are_ordered_and_forgotten_by_name() {
+        let allocator = OpenAllocator::open("sim", "").unwrap();
+        let created = StreamName::Created(allocator.create_stream().unwrap());
+        let raw = StreamName::Raw(0x7000);
+        // SAFETY: on the simulator any value is a stream.
+        unsafe { allocator.order(raw, created) }.unwrap();
+        // SAFETY: as above.
+        unsafe { allocator.order(created, created) }.unwrap();
+        allocator.forget_raw(0x7000).unwrap();
+        allocator.forget_raw(0x8000).unwrap();
+        let StreamName::Created(handle) = created else { unreachable!("it was created") };
+        assert_eq!(allocator.stream_number(handle).unwrap(), None, "it is simulated");
+        allocator.forget_stream(handle).unwrap();
+        // SAFETY: as above.
+        let error = unsafe { allocator.order(raw, created) }.unwrap_err();
+        assert_eq!(error.status, VRAMP_ERROR_UNKNOWN_STREAM);
+        allocator.close().unwrap();
+    }
+}

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use vramp_capi::process::{Block, StreamName};
@@ -207,11 +208,17 @@ impl Allocation {
         // Fails with a reason on a card.
         array.getattr(intern!(py, "__array_interface__"))?;
         let made = py.import("numpy")?.call_method1("asarray", (array,))?;
-        let made = match dtype {
-            Some(dtype) => made.call_method1("astype", (dtype,))?,
-            None => made,
+        let wanted = match dtype {
+            Some(dtype) => py.import("numpy")?.call_method1("asarray", (&made, dtype))?,
+            None => made.clone(),
         };
-        if copy == Some(true) { made.call_method0("copy") } else { Ok(made) }
+        match copy {
+            Some(true) if wanted.is(&made) => wanted.call_method0("copy"),
+            Some(false) if !wanted.is(&made) => Err(PyValueError::new_err(
+                "the memory has bytes, so another type needs a copy: use array(shape, dtype)",
+            )),
+            _ => Ok(wanted),
+        }
     }
 
     /// Records that work queued on a stream so far uses the memory.

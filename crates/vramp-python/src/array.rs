@@ -356,7 +356,9 @@ impl Array {
             StreamName::Raw(0) => Some(1),
             StreamName::Raw(raw) => Some(raw),
             StreamName::Created(handle) => {
-                self.allocator().stream_number(handle).map_err(|error| raise(py, error))?
+                let allocator = self.allocator();
+                let number = py.detach(|| allocator.stream_number(handle));
+                number.map_err(|error| raise(py, error))?
             }
         };
         entries.set_item("stream", stream)?;

@@ -51,13 +51,15 @@ impl Measure {
 
     /// Returns what was measured so far.
     fn read<R>(&self, py: Python<'_>, read: impl FnOnce(&Measured) -> R) -> PyResult<R> {
-        let (scope, start) = match &*self.state() {
+        // No Python code runs while the state is locked, not even to make an exception.
+        let open = match &*self.state() {
             State::Over(measured) => return Ok(read(measured)),
-            State::Open { scope, start } => (*scope, **start),
-            State::Fresh => {
-                let text = "nothing was measured: use it as `with pool.measure() as m:`";
-                return Err(refuse(py, "VrampError", text));
-            }
+            State::Open { scope, start } => Some((*scope, **start)),
+            State::Fresh => None,
+        };
+        let Some((scope, start)) = open else {
+            let text = "nothing was measured: use it as `with pool.measure() as m:`";
+            return Err(refuse(py, "VrampError", text));
         };
         let so_far = self.pool.get().call(py, |allocator| {
             Measured::of(allocator, start, |allocator| allocator.scope_peaks(scope))
@@ -90,13 +92,16 @@ impl Measure {
         _error: &Bound<'_, PyAny>,
         _trace: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let State::Open { scope, start } = std::mem::replace(&mut *self.state(), State::Fresh)
-        else {
-            return Ok(());
+        let (scope, start) = {
+            let mut state = self.state();
+            let State::Open { scope, start } = &*state else { return Ok(()) };
+            let open = (*scope, **start);
+            *state = State::Fresh;
+            open
         };
         let allocator = self.pool.get().allocator();
-        let measured =
-            py.detach(|| Measured::of(allocator, *start, |allocator| allocator.end_scope(scope)));
+        let end = |allocator: OpenAllocator| allocator.end_scope(scope);
+        let measured = py.detach(|| Measured::of(allocator, start, end));
         let measured = measured.map_err(|error| raise(py, error))?;
         *self.state() = State::Over(Box::new(measured));
         Ok(())

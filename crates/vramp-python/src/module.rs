@@ -26,7 +26,7 @@ mod _native {
     }
 }
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use vramp_capi::process::{self, OpenAllocator};
 
@@ -50,17 +50,16 @@ fn pool(py: Python<'_>, device: i64) -> PyResult<Py<Pool>> {
         .map_err(|_| refuse(py, "RangeError", &format!("there is no device number {device}")))?;
     // The first call opens the device, which takes 100 ms.
     let allocator = py.detach(|| OpenAllocator::shared(ordinal)).map_err(|e| raise(py, e))?;
-    // Never waits for the interpreter: nothing inside makes Python code run.
-    let mut shared = SHARED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // Made before the lock is taken: making it may run a collection, and so any Python code. What
+    // happens while the lock is held runs none.
+    let made = Py::new(py, Pool::shared(allocator))?;
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     let slot = ordinal as usize;
     if shared.len() <= slot {
         shared.resize_with(slot + 1, || None);
     }
-    if let Some(pool) = &shared[slot] {
-        return Ok(pool.clone_ref(py));
-    }
-    let pool = Py::new(py, Pool::shared(allocator))?;
-    shared[slot] = Some(pool.clone_ref(py));
+    let pool = shared[slot].get_or_insert_with(|| made.clone_ref(py)).clone_ref(py);
+    drop(shared);
     Ok(pool)
 }
 

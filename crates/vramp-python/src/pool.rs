@@ -30,9 +30,13 @@ const CLOSED: usize = usize::MAX;
 /// ends.
 pub fn detached(work: impl FnOnce() + Send) {
     let mut work = Some(work);
-    let ran = Python::try_attach(|py| py.detach(|| work.take().map(|work| work())));
-    if ran.is_none() {
-        work.take().map(|work| work());
+    let mut run = || {
+        if let Some(work) = work.take() {
+            work();
+        }
+    };
+    if Python::try_attach(|py| py.detach(&mut run)).is_none() {
+        run();
     }
 }
 
@@ -315,7 +319,7 @@ impl Pool {
             return Err(refuse(py, "InUseError", &text));
         }
         let closed = self.call(py, OpenAllocator::close);
-        if claimed.is_ok() && closed.is_err() && self.allocator.limit().is_ok() {
+        if claimed.is_ok() && closed.is_err() && !self.is_closed(py) {
             self.exports.store(0, Ordering::Release);
         }
         closed

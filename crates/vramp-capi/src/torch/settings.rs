@@ -1,7 +1,8 @@
 //! Environment variables for PyTorch.
 //!
-//! - `VRAMP_CONF`: options as of `vramp_open`, such as `limit=80GiB,preset=vramp`.
-//! - `VRAMP_DEVICE`: `cuda` (the default), or `sim` or `sim:CARD` for tests without a GPU.
+//! - `VRAMP_CONF`: options as of `vramp_open`, such as `limit=80GiB,preset=vramp`, and `device`.
+//! - `VRAMP_DEVICE`: `cuda` (the default), or `sim` or `sim:CARD` for tests without a GPU. The option
+//!   `device` of `VRAMP_CONF` takes precedence.
 //!
 //! With a preset of another project that project's own variables count too (`environment.rs`).
 
@@ -9,7 +10,7 @@ use vramp_core::Bytes;
 
 use crate::abi::vramp_status_t::*;
 use crate::environment::raw_variable;
-use crate::options::Options;
+use crate::options::{OptionError, Options, take_device};
 use crate::status::{Failure, Result};
 
 /// Settings of all devices, read once.
@@ -36,16 +37,21 @@ impl Settings {
                 Err(Failure::new(VRAMP_ERROR_TEXT, text))
             }
         };
-        let device = text("VRAMP_DEVICE")?;
+        let conf = text("VRAMP_CONF")?;
+        let invalid = |error: OptionError| {
+            Failure::new(VRAMP_ERROR_OPTION, format!("VRAMP_CONF is invalid: {error}"))
+        };
+        let (named, others) = take_device(&conf).map_err(invalid)?;
+        let (origin, device) = match named {
+            Some(device) => ("VRAMP_CONF: device", device.to_owned()),
+            None => ("VRAMP_DEVICE", text("VRAMP_DEVICE")?),
+        };
         let known = ["", "cuda", "sim"].contains(&device.as_str()) || device.starts_with("sim:");
         if !known {
-            let text = format!("VRAMP_DEVICE={device} is invalid: use cuda, sim or sim:CARD");
+            let text = format!("{origin}={device} is invalid: use cuda, sim or sim:CARD");
             return Err(Failure::new(VRAMP_ERROR_DEVICE, text));
         }
-        let options = Options::parse(&text("VRAMP_CONF")?);
-        let options = options.map_err(|error| {
-            Failure::new(VRAMP_ERROR_OPTION, format!("VRAMP_CONF is invalid: {error}"))
-        })?;
+        let options = Options::parse(&others).map_err(invalid)?;
         // Smaller than a page of any device, so a unit is probably missing.
         if options.config(Bytes::tib(1), None).limit.is_some_and(|limit| limit < Bytes::mib(2)) {
             let text = "VRAMP_CONF is invalid: the limit is below 2 MiB; write a unit, such \
@@ -87,6 +93,17 @@ mod tests {
         assert_eq!(Settings::of("", "").unwrap().device(3), "cuda:3");
         assert_eq!(Settings::of("cuda", "").unwrap().device(0), "cuda:0");
         assert_eq!(Settings::of("sim:a100-80g", "").unwrap().device(3), "sim:a100-80g");
+    }
+
+    #[test]
+    fn the_options_may_name_the_device() {
+        let of = |device, conf| Settings::of(device, conf).unwrap().device(3);
+        assert_eq!(of("", "limit=1GiB, device = sim:a100-80g,preset=torch"), "sim:a100-80g");
+        assert_eq!(of("sim", "device=cuda"), "cuda:3");
+        let settings = Settings::of("", "preset=torch,torch=[a:b],device=sim");
+        assert!(settings.unwrap_err().to_string().contains("torch"));
+        let message = Settings::of("", "device=gpu").unwrap_err().to_string();
+        assert_eq!(message, "VRAMP_CONF: device=gpu is invalid: use cuda, sim or sim:CARD");
     }
 
     #[test]
