@@ -655,7 +655,8 @@ class Allocator : public CUDAAllocator {
                 static_cast<int>(device), ": did you call init?");
   }
 
-  [[noreturn]] void fail(const char* what) const {
+  // Always throws.
+  void fail(const char* what) const {
     TORCH_CHECK(false, "vramp ", what, ": ", vramp_.last_error());
   }
 
@@ -758,9 +759,11 @@ class Allocator : public CUDAAllocator {
       }
     }
     out_of_memory(device, size, stream, report);
+    return nullptr;
   }
 
-  [[noreturn]] void out_of_memory(Device& device, size_t size, cudaStream_t stream,
+  // Always throws.
+  void out_of_memory(Device& device, size_t size, cudaStream_t stream,
                                   const std::string& report) {
     vramp_torch_memory_t memory{};
     (void)vramp_.memory(device.index, &memory);
@@ -810,7 +813,7 @@ class Allocator : public CUDAAllocator {
 
   void* malloc_in_pool(Device& device, size_t size, cudaStream_t stream) {
     segment_failure.clear();
-    void* address;
+    void* address = nullptr;
     try {
       c10::cuda::CUDAGuard guard(device.index);
       address = native_->raw_alloc_with_stream(size, stream);
@@ -1210,6 +1213,25 @@ void delete_block(void* address) {
 } // namespace vramp
 
 extern "C" {
+
+// Returns 0 if exceptions pass between this file and PyTorch's libraries, both ways. A compiler of another
+// kind than PyTorch's may link an unwinder of its own.
+__attribute__((visibility("default"))) int vramp_torch_self_test() {
+  using namespace vramp;
+  int caught = 0;
+  try {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "thrown here");
+  } catch (const c10::OutOfMemoryError& error) {
+    caught += std::string(error.what_without_backtrace()) == "thrown here" ? 1 : 0;
+  }
+  try {
+    // No device has this index.
+    (void)torch_api::allocator.load()->getDeviceStats(127);
+  } catch (const c10::Error&) {
+    ++caught;
+  }
+  return caught == 2 ? 0 : 1;
+}
 
 // Makes vramp the CUDA allocator of this process, with the functions of the loaded library at this
 // path. Returns null, or why it cannot. The text is valid until the thread's next call.
