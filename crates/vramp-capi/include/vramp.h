@@ -946,7 +946,10 @@ vramp_status_t vramp_torch_visit(int device, vramp_torch_visitor_t visitor, void
 /* Resets the peaks of a device. */
 vramp_status_t vramp_torch_reset_peaks(int device);
 
-/* Releases idle memory of all open devices to the driver. */
+/*
+ * Releases idle memory of all open devices to the driver. Waits on the host for queued work that uses
+ * freed memory, as PyTorch does.
+ */
 vramp_status_t vramp_torch_trim(void);
 
 /* Limits the allocator of a device to this fraction of the device's memory, from 0 to 1. */
