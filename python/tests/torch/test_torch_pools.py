@@ -9,6 +9,7 @@ import torch
 from support import (
     EXPANDABLE,
     MIB,
+    VRAMP,
     Pluggable,
     address,
     allocated,
@@ -418,3 +419,18 @@ def test_the_current_allocator_cannot_be_changed_once_memory_was_used(built):
         torch.cuda.memory.change_current_allocator(built.python)
     more = block(MIB)
     del kept, more
+
+
+def test_a_pool_deleted_while_another_is_open_is_freed_when_that_is_closed():
+    if not VRAMP:
+        pytest.skip("PyTorch's own allocator ends the process here")
+    outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(outer):
+        made = used(inner, 8 * MIB)
+        kept = segments(inner.id)
+        assert len(kept) == 1
+        del made, inner
+        gc.collect()
+        assert kept[0]["address"] in {segment["address"] for segment in segments()}
+    assert kept[0]["address"] not in {segment["address"] for segment in private_segments()}
+    del outer

@@ -178,6 +178,12 @@ class Allocator : public CUDAAllocator {
   }
 
   void emptyCache(PoolId pool) override {
+    // The destructor of a pool calls this. PyTorch's allocator ends the process if any pool is open then.
+    if (pool != PoolId{0, 0} && any_open()) {
+      std::lock_guard<std::mutex> lock(deleted_mutex_);
+      deleted_pools_.push_back(pool);
+      return;
+    }
     native_->emptyCache(pool);
     for_each_device([&](Device& device) {
       if (device.has_pools.load(std::memory_order_relaxed)) {
@@ -288,13 +294,26 @@ class Allocator : public CUDAAllocator {
   void endAllocateToPool(DeviceIndex device, PoolId pool) override {
     check_device(device);
     Device& state = at(device);
-    std::lock_guard<std::mutex> lock(state.pools_mutex);
-    native_->endAllocateToPool(device, pool);
-    auto& open = state.open_pools;
-    auto found = std::find_if(open.begin(), open.end(), [&](auto& one) { return one.id == pool; });
-    if (found != open.end()) {
-      open.erase(found);
-      state.open_count.fetch_sub(1, std::memory_order_release);
+    {
+      std::lock_guard<std::mutex> lock(state.pools_mutex);
+      native_->endAllocateToPool(device, pool);
+      auto& open = state.open_pools;
+      auto found =
+          std::find_if(open.begin(), open.end(), [&](auto& one) { return one.id == pool; });
+      if (found != open.end()) {
+        open.erase(found);
+        state.open_count.fetch_sub(1, std::memory_order_release);
+      }
+    }
+    if (!any_open()) {
+      std::vector<PoolId> deleted;
+      {
+        std::lock_guard<std::mutex> lock(deleted_mutex_);
+        deleted.swap(deleted_pools_);
+      }
+      for (const PoolId& one : deleted) {
+        emptyCache(one);
+      }
     }
   }
 
@@ -648,6 +667,12 @@ class Allocator : public CUDAAllocator {
     for (int device = 0; device < count_; ++device) {
       f(devices_[static_cast<size_t>(device)]);
     }
+  }
+
+  bool any_open() const {
+    return std::any_of(devices_.begin(), devices_.end(), [](const Device& device) {
+      return device.open_count.load(std::memory_order_acquire) > 0;
+    });
   }
 
   void check_device(DeviceIndex device) const {
@@ -1177,6 +1202,10 @@ class Allocator : public CUDAAllocator {
   std::atomic<bool> enabled_{true};
   bool caching_allowed_ = true;
   PoolAllocator segments_{};
+
+  std::mutex deleted_mutex_;
+  // Pools that were deleted while a pool was open, whose memory is freed once none is.
+  std::vector<PoolId> deleted_pools_;
 
   std::mutex observers_mutex_;
   std::vector<torch_api::OutOfMemoryObserver> observers_;
