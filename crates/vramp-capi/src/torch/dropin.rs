@@ -105,7 +105,7 @@ pub type vramp_torch_visitor_t =
 impl Torch {
     /// # Safety
     /// As for [`Torch::malloc`].
-    unsafe fn malloc_block(
+    pub(super) unsafe fn malloc_block(
         &self,
         size: u64,
         device: c_int,
@@ -130,7 +130,7 @@ impl Torch {
     }
 
     /// Frees a block of any device on its own stream.
-    fn free_block(&self, addr: u64) -> Result<vramp_torch_block_t> {
+    pub(super) fn free_block(&self, addr: u64) -> Result<vramp_torch_block_t> {
         check_fork()?;
         for (device, context) in self.opened_by_device() {
             if let Some((size, requested, stream)) = context.free_on_own_stream(addr)? {
@@ -142,7 +142,7 @@ impl Torch {
         Err(Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text))
     }
 
-    fn find(&self, addr: u64) -> Result<vramp_torch_block_t> {
+    pub(super) fn find(&self, addr: u64) -> Result<vramp_torch_block_t> {
         check_fork()?;
         let mut opened = self.opened_by_device();
         let found = opened.find(|(_, context)| context.has(addr)).map(|(device, _)| device);
@@ -153,7 +153,7 @@ impl Torch {
         self.block(found.ok_or_else(unknown)?, DeviceAddr::new(addr))
     }
 
-    fn segment_malloc(&self, device: c_int, size: u64) -> Result<DeviceAddr> {
+    pub(super) fn segment_malloc(&self, device: c_int, size: u64) -> Result<DeviceAddr> {
         let context = self.context(device)?;
         let allocator = context.allocator();
         let stream = self.segments(device).stream(|| context.create_stream())?;
@@ -174,7 +174,7 @@ impl Torch {
     }
 
     /// Frees a segment of any device and returns its size.
-    fn segment_free(&self, addr: u64, may_be_in_use: bool) -> Result<u64> {
+    pub(super) fn segment_free(&self, addr: u64, may_be_in_use: bool) -> Result<u64> {
         check_fork()?;
         for (device, context) in self.opened_by_device() {
             let removed = self.segments(device).lock().live.remove(&addr);
@@ -194,13 +194,13 @@ impl Torch {
     }
 
     /// Returns the device of a segment.
-    fn segment_device(&self, addr: u64) -> Option<c_int> {
+    pub(super) fn segment_device(&self, addr: u64) -> Option<c_int> {
         let mut opened = self.opened_by_device().map(|(device, _)| device);
         opened.find(|&device| self.segments(device).lock().live.contains_key(&addr))
     }
 
     /// Returns statistics of a device. Two driver calls at most; O(n) in the parts of the pool.
-    fn memory(&self, device: c_int) -> Result<vramp_torch_memory_t> {
+    pub(super) fn memory(&self, device: c_int) -> Result<vramp_torch_memory_t> {
         let context = self.context(device)?;
         let stats = context.allocator().memory_stats()?;
         let card = context.allocator().driver().memory_info()?;
@@ -225,7 +225,7 @@ impl Torch {
     }
 
     /// Returns all memory of a device by address.
-    fn parts(&self, device: c_int) -> Result<Vec<vramp_torch_part_t>> {
+    pub(super) fn parts(&self, device: c_int) -> Result<Vec<vramp_torch_part_t>> {
         let context = self.context(device)?;
         let trace = context.allocator().snapshot(None);
         let segments = self.segments(device).lock();
@@ -278,6 +278,12 @@ struct SegmentTable {
 impl Segments {
     pub(super) const fn new() -> Segments {
         Segments(Mutex::new(SegmentTable { stream: None, live: BTreeMap::new() }))
+    }
+
+    /// Returns the number of segments.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.lock().live.len()
     }
 
     fn lock(&self) -> MutexGuard<'_, SegmentTable> {

@@ -2,6 +2,8 @@
 
 use std::ptr::null_mut;
 
+use vramp_alloc::Bytes;
+use vramp_alloc::device::AddrRange;
 use vramp_driver::{CaptureMode, Driver, Stream};
 
 use super::*;
@@ -138,6 +140,108 @@ fn devices_have_an_allocator_each_that_cannot_be_closed() {
     assert_eq!(handles::with(handles[1], Context::stats).unwrap().live, 0);
     assert_eq!(handles::close(handles[0]).unwrap_err().status, VRAMP_ERROR_IN_USE);
     handles::with(handles[0], Context::audit).unwrap();
+}
+
+// --- the class of PyTorch's allocator ---
+
+impl Torch {
+    fn block_of(&self, size: u64, stream: usize) -> dropin::vramp_torch_block_t {
+        // SAFETY: on the simulator any value is a stream.
+        unsafe { self.malloc_block(size, 0, raw(stream)) }.unwrap()
+    }
+}
+
+#[test]
+fn a_block_is_freed_by_its_address_alone_and_described() {
+    let torch = torch("");
+    let block = torch.block_of(5000, SIDE);
+    assert_eq!((block.requested, block.stream, block.device), (5000, SIDE as u64, 0));
+    assert!(block.size >= 5000 && block.size % 512 == 0);
+    let freed = torch.free_block(block.address).unwrap();
+    assert_eq!(format!("{freed:?}"), format!("{block:?}"));
+    assert_eq!(status(torch.free_block(block.address)), VRAMP_ERROR_UNKNOWN_POINTER);
+    let other = torch.block_of(5000, SIDE);
+    assert_eq!(other.address, block.address, "the stream gets its own memory again");
+}
+
+#[test]
+fn a_segment_is_no_block_and_may_begin_where_a_pools_block_begins() {
+    let torch = torch("");
+    let segment = torch.segment_malloc(0, 2 << 20).unwrap().number();
+    assert_eq!(status(torch.find(segment)), VRAMP_ERROR_UNKNOWN_POINTER);
+    assert_eq!(status(torch.free_block(segment)), VRAMP_ERROR_UNKNOWN_POINTER);
+    assert_eq!(torch.segment_device(segment), Some(0));
+    let states: Vec<u32> = torch.parts(0).unwrap().iter().map(|part| part.state).collect();
+    assert!(states.contains(&3) && !states.contains(&1), "{states:?}");
+    for may_be_in_use in [false, true] {
+        let segment = torch.segment_malloc(0, 4 << 20).unwrap().number();
+        assert_eq!(torch.segment_free(segment, may_be_in_use).unwrap(), 4 << 20);
+        assert_eq!(status(torch.segment_free(segment, false)), VRAMP_ERROR_UNKNOWN_POINTER);
+    }
+    torch.segment_free(segment, false).unwrap();
+    assert_eq!(torch.segment_device(segment), None);
+    assert_eq!(torch.context(0).unwrap().stats().unwrap().live, 0);
+}
+
+#[test]
+fn a_segment_is_handed_out_after_the_work_on_its_memory() {
+    let torch = torch("limit=64MiB");
+    let block = torch.block_of(60 << 20, SIDE);
+    let (driver, queue) = (torch.driver(), torch.queue(SIDE));
+    let range = AddrRange::new(DeviceAddr::new(block.address), Bytes::new(block.size));
+    let event = driver.create_event().unwrap();
+    driver.fill(queue, range, 7).unwrap();
+    driver.record(event, queue).unwrap();
+    torch.free_block(block.address).unwrap();
+    assert!(!driver.query(event).unwrap(), "the fill takes longer than a free");
+    torch.segment_malloc(0, 60 << 20).unwrap();
+    assert!(driver.query(event).unwrap());
+}
+
+/// The parts of memory add up to the statistics, after random requests of sizes of both pools.
+#[test]
+fn the_parts_of_memory_add_up_to_the_statistics() {
+    let torch = torch("");
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut live: Vec<dropin::vramp_torch_block_t> = Vec::new();
+    let segment = torch.segment_malloc(0, 20 << 20).unwrap().number();
+    for step in 0..2000 {
+        if live.is_empty() || random.u32(0..5) < 3 {
+            let size = 1u64 << random.u32(0..24);
+            live.push(torch.block_of(random.u64(0..size), 0x1000 * random.usize(0..4)));
+        } else {
+            let block = live.swap_remove(random.usize(0..live.len()));
+            if random.bool() {
+                torch.note(block.address, 0x1000 * random.usize(0..4)).unwrap();
+            }
+            torch.free_block(block.address).unwrap();
+        }
+        if step % 100 != 0 {
+            continue;
+        }
+        let (parts, memory) = (torch.parts(0).unwrap(), torch.memory(0).unwrap());
+        let sum = |of: &dyn Fn(&dropin::vramp_torch_part_t) -> bool| -> u64 {
+            parts.iter().filter(|part| of(part)).map(|part| part.size).sum()
+        };
+        assert_eq!(sum(&|_| true), memory.reserved);
+        assert_eq!(sum(&|part| part.is_small == 1), memory.reserved_small);
+        assert_eq!(sum(&|part| part.state == 1), live.iter().map(|block| block.size).sum::<u64>());
+        assert_eq!(sum(&|part| part.state == 2), memory.waiting_bytes.iter().sum::<u64>());
+        assert_eq!(sum(&|part| part.state == 3), 20 << 20);
+        let requested: u64 = parts.iter().map(|part| part.requested).sum();
+        assert_eq!(requested, live.iter().map(|block| block.requested).sum::<u64>());
+    }
+    torch.segment_free(segment, false).unwrap();
+}
+
+#[test]
+fn a_table_of_segments_keeps_nothing_of_those_that_ended() {
+    let torch = torch("");
+    for _ in 0..10_000 {
+        let segment = torch.segment_malloc(0, 2 << 20).unwrap().number();
+        torch.segment_free(segment, false).unwrap();
+    }
+    assert_eq!(torch.segments(0).count(), 0);
 }
 
 // --- graphs ---
