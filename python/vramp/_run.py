@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import importlib.util
 import os
 import runpy
 import sys
@@ -27,7 +28,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m vramp run",
         description="Runs a PyTorch program on vramp. VRAMP_CONF sets options, such as limit=80GiB.",
-        usage="python -m vramp run [--events N] [--quiet] (PROGRAM | -m MODULE) [ARGUMENTS]",
+        usage="python -m vramp run [--events N] [--quiet] [--route R] (PROGRAM | -m MODULE) [ARGUMENTS]",
+        allow_abbrev=False,
     )
     made.add_argument("-m", dest="module", action="store_true", help="PROGRAM is the name of a module")
     made.add_argument(
@@ -38,6 +40,12 @@ def parser() -> argparse.ArgumentParser:
         help=f"keep the last N events for the comparison with PyTorch; 0 makes none (default {EVENTS})",
     )
     made.add_argument("--quiet", action="store_true", help="print nothing at the end")
+    made.add_argument(
+        "--route",
+        choices=("auto", "compiled", "pluggable"),
+        default="auto",
+        help="how PyTorch uses vramp: see vramp.torch.enable (default auto)",
+    )
     made.add_argument("program", help="a file, or a module with -m")
     made.add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
     return made
@@ -49,13 +57,14 @@ def main(arguments: Sequence[str]) -> int:
     if options.events < 0:
         print("vramp run: --events must not be negative", file=sys.stderr)
         return 2
-    if not options.module and not os.path.isfile(options.program) and not os.path.isdir(options.program):
-        print(f"vramp run: there is no file {options.program}", file=sys.stderr)
+    if not _is_there(options.program, options.module):
+        kind = "module" if options.module else "file"
+        print(f"vramp run: there is no {kind} {options.program}", file=sys.stderr)
         return 2
     from . import torch as drop_in
 
     try:
-        drop_in.enable()
+        drop_in.enable(options.route)
     except VrampError as error:
         print(f"vramp run: {error}", file=sys.stderr)
         return 1
@@ -65,12 +74,34 @@ def main(arguments: Sequence[str]) -> int:
     recorder.start()
     sys.argv = [options.program, *options.arguments]
     if options.module:
-        sys.path.insert(0, os.getcwd())
         runpy.run_module(options.program, run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(options.program)))
+        _begin_path(os.path.dirname(os.path.abspath(options.program)))
         runpy.run_path(options.program, run_name="__main__")
     return 0
+
+
+def _is_there(program: str, is_module: bool) -> bool:
+    if not is_module:
+        return os.path.isfile(program) or os.path.isdir(program)
+    try:
+        # Of a package alone: to look for what is inside would import it.
+        return importlib.util.find_spec(program.split(".")[0]) is not None
+    except ValueError:
+        return False
+
+
+def _begin_path(folder: str) -> None:
+    """Makes the program's folder the first one of the path, in place of the current one.
+
+    `python program.py` does the same. With `python -P` neither is in the path.
+    """
+    if getattr(sys.flags, "safe_path", False):
+        return
+    if sys.path and sys.path[0] in ("", os.getcwd()):
+        sys.path[0] = folder
+    else:
+        sys.path.insert(0, folder)
 
 
 class _Recorder:
@@ -92,7 +123,11 @@ class _Recorder:
         import torch
 
         for device in range(torch.cuda.device_count()):
-            pool(device).record_history(self.events)
+            try:
+                pool(device).record_history(self.events)
+            except VrampError as error:
+                # The program may never use this device.
+                print(f"vramp: device {device} is not recorded: {error}", file=sys.stderr)
 
     def print(self) -> None:
         """Prints what each device reserved, and what PyTorch's allocator would have."""
@@ -104,7 +139,7 @@ class _Recorder:
             try:
                 for line in self._lines(device):
                     print(line, file=sys.stderr)
-            except VrampError as error:
+            except (RuntimeError, OSError) as error:
                 print(f"vramp: device {device}: {error}", file=sys.stderr)
 
     def _lines(self, device: int) -> list[str]:

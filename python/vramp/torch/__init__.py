@@ -47,6 +47,11 @@ __all__ = [
 
 Route = Literal["compiled", "pluggable"]
 
+_TOO_LATE = (
+    "PyTorch uses CUDA already: call vramp.torch.enable() before anything uses it, or run the program with "
+    "`python -m vramp run`"
+)
+
 _lock = threading.Lock()
 _route: Route | None = None
 # PyTorch keeps only the addresses of these, so they live until the process ends.
@@ -78,10 +83,7 @@ def enable(route: Literal["auto", "compiled", "pluggable"] = "auto") -> None:
         torch = _torch()
         _check_settings()
         if torch.cuda.is_initialized():
-            raise InUseError(
-                "PyTorch uses CUDA already: call vramp.torch.enable() before anything uses it, or run "
-                "the program with `python -m vramp run`"
-            )
+            raise InUseError(_TOO_LATE)
         _route = _install(torch, route)
 
 
@@ -113,7 +115,7 @@ def mem_pool() -> Any:
     if _settings.read().get("expandable_segments", "").lower() == "true":
         raise OptionError(
             "expandable segments bypass memory pools: remove expandable_segments:True from "
-            "PYTORCH_CUDA_ALLOC_CONF"
+            f"{_settings.variable()}"
         )
     with _lock:
         if _pool_allocator is None:
@@ -153,32 +155,51 @@ def doctor() -> list[tuple[str, bool | None, str]]:
     found: list[tuple[str, bool | None, str]] = [
         ("PyTorch", True, f"{torch.__version__} with CUDA {torch.version.cuda}")
     ]
-    try:
-        _build.compiler()
-        _build.cuda_headers()
-        is_cached = (_build.cache_folder() / f"{_build.key(torch, _vramp_version)}.so").is_file()
-        state = "compiled already" if is_cached else "compiles at the first enable()"
-        found.append(("vramp.torch.enable()", True, f"route compiled: all of PyTorch works; {state}"))
-    except VrampError as error:
-        text = f"route pluggable: statistics work; memory pools, history and graph trees do not. {error}"
-        found.append(("vramp.torch.enable()", None, text))
+    found.append(("vramp.torch.enable()", *_prospect(torch)))
     try:
         _check_settings()
         ignored = _settings.without_effect(_settings.read())
         if ignored:
             text = f"no effect on ordinary tensors: {', '.join(ignored)}"
-            found.append(("PYTORCH_CUDA_ALLOC_CONF", True, text))
+            found.append((_settings.variable(), True, text))
     except VrampError as error:
         found.append(("settings", False, str(error)))
     return found
+
+
+def _prospect(torch: Any) -> tuple[bool | None, str]:
+    """Returns whether enable() works, and by which route."""
+    if _route is not None:
+        return True, f"called: route {_route}"
+    if torch.cuda.is_initialized():
+        return False, _TOO_LATE
+    if _build.cached(torch, _vramp_version):
+        return True, "route compiled: all of PyTorch works; compiled already"
+    try:
+        _build.compiler()
+        _build.cuda_headers(torch)
+    except NoCompilerError as error:
+        limits = "statistics work; memory pools, history and graph trees do not"
+        return None, f"route pluggable: {limits}. {error}"
+    except VrampError as error:
+        return False, str(error)
+    if not _build.is_cache_writable():
+        text = "compiles in every process, because the cache cannot be written: set VRAMP_CACHE_DIR"
+        return True, f"route compiled: all of PyTorch works; {text}"
+    return True, "route compiled: all of PyTorch works; compiles at the first enable()"
 
 
 def _torch() -> Any:
     """Returns the module torch, if it can be used."""
     try:
         import torch
-    except ImportError as error:
+    except (ImportError, OSError) as error:
+        # OSError: a library that PyTorch needs is missing.
         raise UnsupportedError(f"PyTorch cannot be imported ({error}): pip install torch") from error
+    if not hasattr(torch, "version"):
+        # A folder of that name is imported where PyTorch is not installed.
+        where = getattr(torch, "__file__", None) or next(iter(torch.__path__), "?")
+        raise UnsupportedError(f"the module torch at {where} is not PyTorch: pip install torch")
     if torch.version.cuda is None:
         raise UnsupportedError(
             f"PyTorch {torch.__version__} is built without CUDA: install a build with CUDA"
@@ -215,9 +236,14 @@ def _pool(device: int) -> Pool:
 
 
 def _install(torch: Any, wanted: str) -> Route:
+    from . import _sharing
+
+    share = _sharing.prepared()
+    made: Route = "pluggable"
     if wanted != "pluggable":
         try:
             _install_compiled(torch)
+            made = "compiled"
         except NoCompilerError as error:
             if wanted == "compiled":
                 raise
@@ -225,18 +251,14 @@ def _install(torch: Any, wanted: str) -> Route:
                 f"{error}. vramp uses PyTorch's pluggable allocator instead: memory pools, history and "
                 "graph trees do not work (`python -m vramp doctor`)",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
-        else:
-            from . import _sharing
+    if made == "pluggable":
+        from . import _pluggable
 
-            _sharing.install()
-            return "compiled"
-    from . import _pluggable, _sharing
-
-    _kept.append(_pluggable.install(torch, _library()))
-    _sharing.install()
-    return "pluggable"
+        _kept.append(_pluggable.install(torch, _library()))
+    share()
+    return made
 
 
 def _install_compiled(torch: Any) -> None:
@@ -244,8 +266,15 @@ def _install_compiled(torch: Any) -> None:
     try:
         extension = ctypes.PyDLL(str(path))
     except OSError:
-        # A file that another system wrote, or that was cut off.
-        extension = ctypes.PyDLL(str(_build.compiled(torch, _vramp_version, again=True)))
+        # A cache that another system wrote.
+        path = _build.compiled(torch, _vramp_version, again=True)
+        try:
+            extension = ctypes.PyDLL(str(path))
+        except OSError as error:
+            raise CompileError(
+                f"the compiled file cannot be loaded: {error}. If its folder is mounted without permission "
+                "to execute, set VRAMP_CACHE_DIR to another one"
+            ) from error
     extension.vramp_torch_install.restype = ctypes.c_char_p
     extension.vramp_torch_install.argtypes = [ctypes.c_char_p]
     failure: bytes | None = extension.vramp_torch_install(library_path().encode())

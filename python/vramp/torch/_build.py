@@ -2,16 +2,20 @@
 
 The class of allocators is C++ without a stable ABI, so each version of PyTorch needs its own build. The
 cache is `$VRAMP_CACHE_DIR`, or `$XDG_CACHE_HOME/vramp`, or `~/.cache/vramp`. Several processes may build
-at the same time: one compiles, the others wait for it.
+at the same time: one compiles, the others wait for it. A cached file ends with the digest of its contents,
+so that one that was cut off is compiled again and not loaded.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -29,6 +33,9 @@ OLDEST = (2, 9)
 
 _SOURCES = Path(__file__).parent / "csrc"
 _HEADERS = Path(__file__).parent.parent / "include"
+# What ends a whole file: this text, and the digest of all before it. The loader ignores both.
+_MARK = b"vramp:sha256:"
+_TRAILER_BYTES = len(_MARK) + hashlib.sha256().digest_size
 
 
 class NoCompilerError(VrampError):
@@ -49,7 +56,10 @@ def compiler() -> list[str]:
     """Returns the command of the C++ compiler: $CXX, or the first of c++, g++ and clang++."""
     named = os.environ.get("CXX")
     if named:
-        words = shlex.split(named)
+        try:
+            words = shlex.split(named)
+        except ValueError as error:
+            raise CompileError(f"CXX={named}: {error}; set CXX to a C++ compiler, or unset it") from error
         if not words or shutil.which(words[0]) is None:
             raise CompileError(f"CXX={named}: there is no such program; set CXX to a C++ compiler, or unset it")
         return words
@@ -61,38 +71,75 @@ def compiler() -> list[str]:
     )
 
 
-def cuda_headers() -> Path:
-    """Returns the folder of cuda_runtime_api.h: of PyTorch's own wheels, or of a CUDA toolkit."""
+def cuda_headers(torch: Any) -> Path:
+    """Returns the folder of cuda_runtime_api.h: of wheels, of $CUDA_HOME, or of another CUDA toolkit.
+
+    Headers of the CUDA version that PyTorch was built with are preferred to all others.
+    """
+    found = [folder for folder in _header_folders() if (folder / "cuda_runtime_api.h").is_file()]
+    if not found:
+        raise NoCompilerError(
+            "the headers of the CUDA runtime are missing: install the wheel nvidia-cuda-runtime, or set "
+            "CUDA_HOME to a CUDA toolkit"
+        )
+    wanted = int(torch.version.cuda.split(".")[0])
+    return next((folder for folder in found if _cuda_major(folder) == wanted), found[0])
+
+
+def _header_folders() -> list[Path]:
     folders: list[Path] = []
     nvidia = find_spec("nvidia")
     for root in (nvidia.submodule_search_locations or []) if nvidia else []:
         folders += sorted(Path(root).glob("cu[0-9]*/include"), reverse=True)
         folders.append(Path(root) / "cuda_runtime" / "include")
     for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if os.environ.get(variable):
-            folders.insert(0, Path(os.environ[variable]) / "include")
+        if toolkit := os.environ.get(variable):
+            folders.append(Path(toolkit) / "include")
     if nvcc := shutil.which("nvcc"):
         folders.append(Path(nvcc).resolve().parent.parent / "include")
     folders.append(Path("/usr/local/cuda/include"))
-    for folder in folders:
-        if (folder / "cuda_runtime_api.h").is_file():
-            return folder
-    raise NoCompilerError(
-        "the headers of the CUDA runtime are missing: install the wheel nvidia-cuda-runtime, or set "
-        "CUDA_HOME to a CUDA toolkit"
-    )
+    return folders
+
+
+def _cuda_major(folder: Path) -> int | None:
+    text = (folder / "cuda_runtime_api.h").read_text(errors="replace")
+    version = re.search(r"^#define\s+CUDART_VERSION\s+(\d+)", text, re.MULTILINE)
+    return int(version[1]) // 1000 if version else None
 
 
 def cache_folder() -> Path:
-    """Returns the folder of compiled files. It may not exist."""
+    """Returns the folder of compiled files. It may not exist. Raises OSError if there is no home."""
     if own := os.environ.get("VRAMP_CACHE_DIR"):
         return Path(own)
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared) / "vramp"
-    return Path.home() / ".cache" / "vramp"
+    try:
+        return Path.home() / ".cache" / "vramp"
+    except RuntimeError as error:
+        # A user without an entry in passwd, as in some containers.
+        raise FileNotFoundError(errno.ENOENT, "the user has no home directory", "~") from error
 
 
-def command(torch: Any, to: Path, vramp_version: str) -> list[str]:
+def cached(torch: Any, vramp_version: str) -> Path | None:
+    """Returns the compiled class if the cache has all of it."""
+    try:
+        file = cache_folder() / f"{key(torch, vramp_version)}.so"
+    except OSError:
+        return None
+    return file if _is_whole(file) else None
+
+
+def is_cache_writable() -> bool:
+    """Returns whether the folder of compiled files, or the first one above it, can be written to."""
+    try:
+        folder = cache_folder().absolute()
+    except OSError:
+        return False
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def command(torch: Any, to: Path) -> list[str]:
     """Returns the command that compiles the class into the shared object `to`."""
     root = Path(torch.__file__).parent
     major, minor = version_of(torch)
@@ -104,7 +151,7 @@ def command(torch: Any, to: Path, vramp_version: str) -> list[str]:
         f"-DVRAMP_TORCH={major * 100 + minor}",
         f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
         f"-I{_HEADERS}",
-        *("-isystem", str(root / "include"), "-isystem", str(cuda_headers())),
+        *("-isystem", str(root / "include"), "-isystem", str(cuda_headers(torch))),
         *("-idirafter", str(_SOURCES / "no_crt")),
         str(_SOURCES / "allocator.cpp"),
         *("-o", str(to), f"-L{libraries}", "-lc10", "-lc10_cuda", f"-Wl,-rpath,{libraries}"),
@@ -133,41 +180,77 @@ def compiled(torch: Any, vramp_version: str, *, again: bool = False) -> Path:
     """Returns the compiled class, after compiling it if the cache lacks it or `again` is set.
 
     Raises NoCompilerError and CompileError. A cache that cannot be written is replaced by a temporary
-    folder of this process.
+    folder, which is removed when the process exits.
     """
     name = f"{key(torch, vramp_version)}.so"
-    folder = cache_folder()
-    if not again and (folder / name).is_file():
-        return folder / name
     try:
+        folder = cache_folder()
+        if not again and _is_whole(folder / name):
+            return folder / name
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f"{name}.lock"):
-            if again or not (folder / name).is_file():
-                _compile(torch, folder / name, vramp_version)
+            if again or not _is_whole(folder / name):
+                # Left by compilations that were killed: the holder of the lock has none yet.
+                for draft in folder.glob(f".{name}.*"):
+                    draft.unlink()
+                _compile(torch, folder / name)
         return folder / name
     except OSError as error:
         own = Path(tempfile.mkdtemp(prefix="vramp-"))
-        print(f"vramp: cannot write to {folder} ({error.strerror}): compiling into {own}", file=sys.stderr)
-        _compile(torch, own / name, vramp_version)
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+        print(
+            f"vramp: cannot write to the cache ({error}): compiling into {own} for this process alone. "
+            "Set VRAMP_CACHE_DIR to a folder that can be written to",
+            file=sys.stderr,
+        )
+        try:
+            _compile(torch, own / name)
+        except OSError as failure:
+            raise CompileError(f"the compiled file cannot be written: {failure}") from failure
         return own / name
 
 
-def _compile(torch: Any, to: Path, vramp_version: str) -> None:
+def _compile(torch: Any, to: Path) -> None:
     """Compiles into a file of another name, which replaces `to` at once."""
     draft = to.with_name(f".{to.name}.{os.getpid()}")
-    arguments = command(torch, draft, vramp_version)
+    arguments = command(torch, draft)
+    advice = "Set CXX to another compiler (C++20: GCC 10 or newer), or use enable(route='pluggable')."
     try:
-        done = subprocess.run(arguments, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode != 0 or not draft.is_file():
-            end = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
-            raise CompileError(
-                f"the C++ compiler failed with status {done.returncode}:\n{shlex.join(arguments)}\n{end}\n"
-                "Set CXX to another compiler (C++20: GCC 10 or newer), or use enable(route='pluggable')."
+        try:
+            done = subprocess.run(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
             )
+        except OSError as error:
+            raise CompileError(f"the C++ compiler cannot be started: {error}. {advice}") from error
+        if done.returncode != 0 or not draft.is_file():
+            failure = f"failed with status {done.returncode}" if done.returncode else "wrote no file"
+            end = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
+            raise CompileError(f"the C++ compiler {failure}:\n{shlex.join(arguments)}\n{end}\n{advice}")
+        digest = hashlib.sha256(draft.read_bytes()).digest()
+        with open(draft, "ab") as file:
+            file.write(_MARK + digest)
         draft.replace(to)
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
+
+
+def _is_whole(path: Path) -> bool:
+    """True if the file is there and none of it is missing, as after a crash of the machine.
+
+    The loader would kill the process if the end of a file is missing.
+    """
+    try:
+        contents = path.read_bytes()
+    except OSError:
+        return False
+    digest = hashlib.sha256(contents[:-_TRAILER_BYTES]).digest()
+    return contents[-_TRAILER_BYTES:] == _MARK + digest
 
 
 @contextlib.contextmanager

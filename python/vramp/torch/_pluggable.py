@@ -12,6 +12,7 @@ import tempfile
 from typing import Any
 
 from .. import library_path, pool
+from .._errors import InUseError
 
 HOOKS = {
     # Without this hook memory could be reused while another stream still uses it.
@@ -36,7 +37,10 @@ def install(torch: Any, library: Any) -> Any:
     for setter, function in HOOKS.items():
         address = ctypes.cast(getattr(library, function), ctypes.c_void_p).value
         getattr(allocator._allocator, setter)(address)
-    torch.cuda.memory.change_current_allocator(allocator)
+    try:
+        torch.cuda.memory.change_current_allocator(allocator)
+    except RuntimeError as error:
+        raise InUseError(f"PyTorch refuses another allocator: {error}") from error
     for name, function in _statistics().items():
         setattr(torch._C, name, function)
     return allocator

@@ -37,9 +37,14 @@ NOT_NEEDED = frozenset(
 """Settings about segments, which vramp does not have."""
 
 
+def variable(environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the name of the variable that PyTorch reads."""
+    return next((name for name in VARIABLES if environment.get(name)), VARIABLES[-1])
+
+
 def read(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the settings of the environment by name. Lists are kept as text."""
-    text = next((environment[name] for name in VARIABLES if environment.get(name)), "")
+    text = environment.get(variable(environment), "")
     settings: dict[str, str] = {}
     depth, word, words = 0, "", []
     for letter in text + ",":
@@ -64,12 +69,12 @@ def check(settings: Mapping[str, str]) -> None:
     """
     if settings.get("backend", "native") != "native":
         raise OptionError(
-            f"PYTORCH_CUDA_ALLOC_CONF has backend:{settings['backend']}, which replaces the allocator that "
+            f"{variable()} has backend:{settings['backend']}, which replaces the allocator that "
             "vramp extends: remove the setting"
         )
     if settings.get("throw_on_cudamalloc_oom", "False").lower() == "true":
         raise OptionError(
-            "PYTORCH_CUDA_ALLOC_CONF has throw_on_cudamalloc_oom:True, which vramp does not support: "
+            f"{variable()} has throw_on_cudamalloc_oom:True, which vramp does not support: "
             "remove the setting"
         )
 

@@ -24,8 +24,8 @@ def raise_not_shared(text: str) -> Any:
     raise UnsupportedError(text)
 
 
-def install() -> None:
-    """Replaces PyTorch's conversion of CUDA tensors and storages for other processes."""
+def prepared() -> Callable[[], None]:
+    """Returns what replaces PyTorch's conversion of CUDA tensors and storages for other processes."""
     from multiprocessing.reduction import ForkingPickler
 
     import torch
@@ -40,7 +40,14 @@ def install() -> None:
 
         return converted
 
-    tensors = (torch.Tensor, torch.nn.parameter.Parameter)
-    for kind in tensors:
-        ForkingPickler.register(kind, guarded(reductions.reduce_tensor))
-    ForkingPickler.register(torch.UntypedStorage, guarded(reductions.reduce_storage))
+    converters = {
+        torch.Tensor: guarded(reductions.reduce_tensor),
+        torch.nn.parameter.Parameter: guarded(reductions.reduce_tensor),
+        torch.UntypedStorage: guarded(reductions.reduce_storage),
+    }
+
+    def install() -> None:
+        for kind, convert in converters.items():
+            ForkingPickler.register(kind, convert)
+
+    return install
