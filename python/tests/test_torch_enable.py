@@ -310,12 +310,19 @@ def test_the_doctor_finds_a_compiler_that_is_not_there(machine: Machine) -> None
     assert works is False and "there is no such program" in text
 
 
-def test_a_file_that_cannot_be_loaded_is_compiled_again_once(machine: Machine) -> None:
-    machine.fails(ENABLE, "CompileError", "cannot be loaded", "VRAMP_CACHE_DIR", FAKE_COMPILER_FAILS="text")
-    assert machine.compiled() == 2
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [("FAKE_COMPILER_FAILS", "text"), ("FAKE_SELF_TEST_FAILS", "1"), ("FAKE_SELF_TEST_CRASHES", "1")],
+)
+def test_a_compiled_file_that_does_not_work_is_an_error_and_not_kept(
+    machine: Machine, variable: str, text: str
+) -> None:
+    reason = "signal 6" if "CRASHES" in variable else "status 1"
+    machine.fails(ENABLE, "CompileError", "does not work with this PyTorch", reason, "CXX", **{variable: text})
+    assert machine.compiled() == 1
     done = machine.run(ENABLE)
     assert (done.returncode, done.stdout) == (0, "compiled\n"), done.stderr
-    assert machine.compiled() == 3
+    assert machine.compiled() == 2
 
 
 def test_without_a_compiler_the_pluggable_route_is_taken_with_a_warning(machine: Machine) -> None:

@@ -1,4 +1,5 @@
-/* In place of the compiled class: counts its installations. FAKE_INSTALL_FAILS makes them fail. */
+/* In place of the compiled class: counts its installations. FAKE_INSTALL_FAILS makes them fail,
+   FAKE_SELF_TEST_FAILS and FAKE_SELF_TEST_CRASHES its test. */
 #include <stdlib.h>
 
 int vramp_test_installed;
@@ -11,4 +12,12 @@ const char *vramp_torch_install(const char *library)
     }
     vramp_test_installed++;
     return NULL;
+}
+
+int vramp_torch_self_test(void)
+{
+    if (getenv("FAKE_SELF_TEST_CRASHES") != NULL) {
+        abort();
+    }
+    return getenv("FAKE_SELF_TEST_FAILS") != NULL;
 }

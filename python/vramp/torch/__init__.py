@@ -119,7 +119,10 @@ def mem_pool() -> Any:
         )
     with _lock:
         if _pool_allocator is None:
+            from . import _pools
+
             _check_settings()
+            _pools.install(torch)
             _pool_allocator = torch.cuda.memory.CUDAPluggableAllocator(
                 library_path(), "vramp_torch_pool_malloc", "vramp_torch_free"
             )

@@ -53,7 +53,10 @@ def version_of(torch: Any) -> tuple[int, int]:
 
 
 def compiler() -> list[str]:
-    """Returns the command of the C++ compiler: $CXX, or the first of c++, g++ and clang++."""
+    """Returns the command of the C++ compiler: $CXX, or the first of g++, c++ and clang++.
+
+    g++ comes first, because PyTorch is built with it.
+    """
     named = os.environ.get("CXX")
     if named:
         try:
@@ -63,7 +66,7 @@ def compiler() -> list[str]:
         if not words or shutil.which(words[0]) is None:
             raise CompileError(f"CXX={named}: there is no such program; set CXX to a C++ compiler, or unset it")
         return words
-    for name in ("c++", "g++", "clang++"):
+    for name in ("g++", "c++", "clang++"):
         if found := shutil.which(name):
             return [found]
     raise NoCompilerError(
@@ -231,6 +234,11 @@ def _compile(torch: Any, to: Path) -> None:
             failure = f"failed with status {done.returncode}" if done.returncode else "wrote no file"
             end = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
             raise CompileError(f"the C++ compiler {failure}:\n{shlex.join(arguments)}\n{end}\n{advice}")
+        if failure := _failed_self_test(draft):
+            raise CompileError(
+                f"the file that the C++ compiler made does not work with this PyTorch ({failure}):\n"
+                f"{shlex.join(arguments)}\n{advice}"
+            )
         digest = hashlib.sha256(draft.read_bytes()).digest()
         with open(draft, "ab") as file:
             file.write(_MARK + digest)
@@ -238,6 +246,34 @@ def _compile(torch: Any, to: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
+
+
+def _failed_self_test(file: Path) -> str | None:
+    """Returns why a compiled file does not work, or None if it does.
+
+    In a process of its own: exceptions end the process if the compiler linked an unwinder of its own.
+    """
+    program = "import ctypes, sys, torch; sys.exit(ctypes.PyDLL(sys.argv[1]).vramp_torch_self_test())"
+    path = os.pathsep.join(filter(None, sys.path))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(file)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=120,
+            check=False,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"its test did not end: {error}"
+    if done.returncode == 0:
+        return None
+    if done.returncode < 0:
+        return f"its test ended with signal {-done.returncode}"
+    end = "\n".join(done.stderr.strip().splitlines()[-5:])
+    return f"its test failed with status {done.returncode}\n{end}"
 
 
 def _is_whole(path: Path) -> bool:

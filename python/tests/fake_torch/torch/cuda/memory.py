@@ -45,3 +45,11 @@ def change_current_allocator(allocator):
     if current is not None or is_initialized():
         raise RuntimeError("Can't swap an already initialized allocator")
     current = allocator
+
+
+def _cuda_beginAllocateCurrentThreadToPool(device, pool):
+    """No pool is opened here."""
+
+
+def _cuda_releasePool(device, pool):
+    """No pool is opened here."""
