@@ -943,6 +943,14 @@ vramp_status_t vramp_torch_containing(void *address, vramp_torch_block_t *block)
  */
 vramp_status_t vramp_torch_visit(int device, vramp_torch_visitor_t visitor, void *user);
 
+/*
+ * Forgets a stream of another library, which may be destroyed afterwards: memory that its work uses waits
+ * for an event. Nothing if the device's allocator does not know the stream. VRAMP_ERROR_CAPTURE while it
+ * captures a graph.
+ */
+vramp_status_t vramp_torch_stream_forget(int device,
+                                         void *stream);
+
 /* Resets the peaks of a device. */
 vramp_status_t vramp_torch_reset_peaks(int device);
 

@@ -260,6 +260,11 @@ impl Context {
         adopted.raws.get(&stream).map_or(0, |&raw| raw as u64)
     }
 
+    /// Returns the stream of a raw handle, if it was adopted and not forgotten.
+    pub fn adopted(&self, raw: usize) -> Option<StreamId> {
+        self.adopted.read().unwrap_or_else(PoisonError::into_inner).ids.get(&raw).copied()
+    }
+
     /// Returns the adopted streams that were not forgotten. O(n).
     pub fn adopted_streams(&self) -> Vec<StreamId> {
         let adopted = self.adopted.read().unwrap_or_else(PoisonError::into_inner);

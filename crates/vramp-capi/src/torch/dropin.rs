@@ -500,6 +500,17 @@ pub unsafe extern "C" fn vramp_torch_visit(
     })
 }
 
+/// Forgets a stream of another library, which may be destroyed afterwards: memory that its work uses waits
+/// for an event. Nothing if the device's allocator does not know the stream. VRAMP_ERROR_CAPTURE while it
+/// captures a graph.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_torch_stream_forget(device: c_int, stream: *mut c_void) -> vramp_status_t {
+    status_of(|| {
+        let context = TORCH.context(device)?;
+        context.adopted(stream as usize).map_or(Ok(()), |stream| context.forget(stream))
+    })
+}
+
 /// Resets the peaks of a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_reset_peaks(device: c_int) -> vramp_status_t {

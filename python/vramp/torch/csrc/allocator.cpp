@@ -2,7 +2,9 @@
 //
 // Tensors are blocks of vramp. While a graph is captured into a pool, or inside
 // torch.cuda.use_mem_pool, allocations go to PyTorch's own caching allocator, which has all rules of
-// private pools (checkpoints, deferred frees, sharing), and takes its segments from vramp.
+// private pools (checkpoints, deferred frees, sharing), and takes its segments from vramp. So do allocations
+// on streams of other libraries, with memory of the device: vramp uses the streams of its blocks later, and
+// those may be destroyed.
 //
 // An address belongs to vramp if vramp knows a block there, and to PyTorch's allocator otherwise. Both
 // kinds of memory carry one deleter, which PyTorch compares.
@@ -52,6 +54,19 @@ void delete_block(void* address);
 struct OpenPool {
   PoolId id;
   std::function<bool(cudaStream_t)> filter;
+};
+
+// A stream, and whether another library made it. PyTorch's own streams last as long as the process; others
+// may be destroyed once the tensors on them are freed. PyTorch's ids of streams have a lowest bit of 1,
+// that of the default stream is 0, and that of an external stream is its address.
+struct Queue {
+  explicit Queue(c10::cuda::CUDAStream of)
+      : stream(of.stream()), is_external(of.id() != 0 && (of.id() & 1) == 0) {}
+
+  Queue(cudaStream_t of, bool external) : stream(of), is_external(external) {}
+
+  cudaStream_t stream;
+  bool is_external;
 };
 
 // What is kept for one device.
@@ -109,7 +124,7 @@ class Allocator : public CUDAAllocator {
     if (size == 0) {
       return {nullptr, nullptr, &delete_block, where};
     }
-    void* address = malloc(device, size, c10::cuda::getCurrentCUDAStream(device));
+    void* address = malloc(device, size, Queue(c10::cuda::getCurrentCUDAStream(device)));
     return {address, address, &delete_block, where};
   }
 
@@ -119,11 +134,14 @@ class Allocator : public CUDAAllocator {
 
   void* raw_alloc(size_t size) override {
     DeviceIndex device = current_device();
-    return raw_alloc_on(device, size, c10::cuda::getCurrentCUDAStream(device));
+    return raw_alloc_on(device, size, Queue(c10::cuda::getCurrentCUDAStream(device)));
   }
 
   void* raw_alloc_with_stream(size_t size, cudaStream_t stream) override {
-    return raw_alloc_on(current_device(), size, stream);
+    DeviceIndex device = current_device();
+    Queue current(c10::cuda::getCurrentCUDAStream(device));
+    bool is_lasting = stream == nullptr || (stream == current.stream && !current.is_external);
+    return raw_alloc_on(device, size, Queue(stream, !is_lasting));
   }
 
   void raw_delete(void* address) override {
@@ -155,6 +173,11 @@ class Allocator : public CUDAAllocator {
     if (!is_native) {
       vramp_status_t status = vramp_.block_record(address, stream.stream());
       if (status == VRAMP_OK) {
+        if (Queue(stream).is_external) {
+          std::lock_guard<std::mutex> lock(external_mutex_);
+          external_uses_[address].insert(stream.stream());
+          has_external_uses_.store(true, std::memory_order_release);
+        }
         return;
       }
       if (status != VRAMP_ERROR_UNKNOWN_POINTER) {
@@ -577,8 +600,16 @@ class Allocator : public CUDAAllocator {
     if (is_observed()) {
       record_free(address);
     }
+    std::set<cudaStream_t> external;
+    if (C10_UNLIKELY(has_external_uses_.load(std::memory_order_acquire))) {
+      external = take_external_uses(address);
+    }
     vramp_torch_block_t block{};
     vramp_status_t status = vramp_.block_free(address, &block);
+    for (cudaStream_t stream : external) {
+      // PyTorch's contract ends here: the stream may be destroyed. vramp waits for an event instead.
+      (void)vramp_.stream_forget(block.device, stream);
+    }
     if (status == VRAMP_ERROR_UNKNOWN_POINTER) {
       native_->raw_delete(address);
       for_each_device([&](Device& device) {
@@ -685,24 +716,26 @@ class Allocator : public CUDAAllocator {
     TORCH_CHECK(false, "vramp ", what, ": ", vramp_.last_error());
   }
 
-  void* raw_alloc_on(DeviceIndex device, size_t size, cudaStream_t stream) {
+  void* raw_alloc_on(DeviceIndex device, size_t size, Queue queue) {
     if (!enabled_.load(std::memory_order_relaxed)) {
-      return native_->raw_alloc_with_stream(size, stream);
+      return native_->raw_alloc_with_stream(size, queue.stream);
     }
-    return size == 0 ? nullptr : malloc(device, size, stream);
+    return size == 0 ? nullptr : malloc(device, size, queue);
   }
 
-  void* malloc(DeviceIndex device_index, size_t size, cudaStream_t stream) {
+  void* malloc(DeviceIndex device_index, size_t size, Queue queue) {
     check_device(device_index);
     TORCH_CHECK_WITH(OutOfMemoryError, size < kTooLarge,
                      "CUDA out of memory. Tried to allocate more than 1EB memory.");
     Device& device = at(device_index);
     void* address;
-    if (C10_UNLIKELY(device.open_count.load(std::memory_order_acquire) > 0) &&
-        goes_to_pool(device, stream)) {
-      address = malloc_in_pool(device, size, stream);
+    if (C10_UNLIKELY(queue.is_external) ||
+        (C10_UNLIKELY(device.open_count.load(std::memory_order_acquire) > 0) &&
+         goes_to_pool(device, queue.stream))) {
+      device.has_pools.store(true, std::memory_order_relaxed);
+      address = malloc_native(device, size, queue.stream);
     } else {
-      address = malloc_block(device, size, stream);
+      address = malloc_block(device, size, queue.stream);
     }
     if (const c10::impl::PyInterpreter* interpreter = c10::impl::GPUTrace::get_trace()) {
       (*interpreter)->trace_gpu_memory_allocation(c10::kCUDA,
@@ -828,6 +861,19 @@ class Allocator : public CUDAAllocator {
         " is reserved by PyTorch but unallocated.\nvramp: ", report);
   }
 
+  // Takes the streams of other libraries that use a block.
+  std::set<cudaStream_t> take_external_uses(void* address) {
+    std::lock_guard<std::mutex> lock(external_mutex_);
+    auto found = external_uses_.find(address);
+    if (found == external_uses_.end()) {
+      return {};
+    }
+    std::set<cudaStream_t> streams = std::move(found->second);
+    external_uses_.erase(found);
+    has_external_uses_.store(!external_uses_.empty(), std::memory_order_release);
+    return streams;
+  }
+
   // --- pools ---
 
   bool goes_to_pool(Device& device, cudaStream_t stream) {
@@ -836,19 +882,36 @@ class Allocator : public CUDAAllocator {
                        [&](const OpenPool& open) { return open.filter(stream); });
   }
 
-  void* malloc_in_pool(Device& device, size_t size, cudaStream_t stream) {
+  // Allocates from PyTorch's own allocator.
+  void* malloc_native(Device& device, size_t size, cudaStream_t stream) {
     segment_failure.clear();
     void* address = nullptr;
+    c10::cuda::CUDAGuard guard(device.index);
     try {
-      c10::cuda::CUDAGuard guard(device.index);
       address = native_->raw_alloc_with_stream(size, stream);
     } catch (const c10::OutOfMemoryError& error) {
       follow_native(device);
       if (no_new_segments) {
         throw;
       }
+      if (segment_failure.empty() && vramp_.trim() == VRAMP_OK) {
+        // PyTorch's allocator asked the device, and not vramp. Now vramp's idle memory is the device's.
+        return malloc_after_trim(device, size, stream);
+      }
       std::string report = segment_failure.empty() ? error.what_without_backtrace() : segment_failure;
       out_of_memory(device, size, stream, report);
+    }
+    follow_native(device);
+    return address;
+  }
+
+  void* malloc_after_trim(Device& device, size_t size, cudaStream_t stream) {
+    void* address = nullptr;
+    try {
+      address = native_->raw_alloc_with_stream(size, stream);
+    } catch (const c10::OutOfMemoryError& error) {
+      follow_native(device);
+      out_of_memory(device, size, stream, error.what_without_backtrace());
     }
     follow_native(device);
     return address;
@@ -872,7 +935,7 @@ class Allocator : public CUDAAllocator {
         releasePool(device.index, pool);
       });
       try {
-        return malloc_in_pool(device, size, stream);
+        return malloc_native(device, size, stream);
       } catch (const c10::OutOfMemoryError&) {
         continue;
       }
@@ -1202,6 +1265,11 @@ class Allocator : public CUDAAllocator {
   std::atomic<bool> enabled_{true};
   bool caching_allowed_ = true;
   PoolAllocator segments_{};
+
+  std::mutex external_mutex_;
+  // Streams of other libraries that tensors were recorded on, by block.
+  std::unordered_map<void*, std::set<cudaStream_t>> external_uses_;
+  std::atomic<bool> has_external_uses_{false};
 
   std::mutex deleted_mutex_;
   // Pools that were deleted while a pool was open, whose memory is freed once none is.

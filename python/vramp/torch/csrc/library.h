@@ -32,6 +32,7 @@ struct Library {
   decltype(&::vramp_torch_containing) containing;
   decltype(&::vramp_torch_visit) visit;
   decltype(&::vramp_torch_reset_peaks) reset_peaks;
+  decltype(&::vramp_torch_stream_forget) stream_forget;
   decltype(&::vramp_torch_trim) trim;
   decltype(&::vramp_torch_set_fraction) set_fraction;
 
@@ -59,6 +60,7 @@ struct Library {
     find(handle, "vramp_torch_containing", containing);
     find(handle, "vramp_torch_visit", visit);
     find(handle, "vramp_torch_reset_peaks", reset_peaks);
+    find(handle, "vramp_torch_stream_forget", stream_forget);
     find(handle, "vramp_torch_trim", trim);
     find(handle, "vramp_torch_set_fraction", set_fraction);
     // The handle is kept: the functions are used until the process ends.
