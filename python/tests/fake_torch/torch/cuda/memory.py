@@ -45,3 +45,20 @@ def change_current_allocator(allocator):
     if current is not None or is_initialized():
         raise RuntimeError("Can't swap an already initialized allocator")
     current = allocator
+
+
+def memory_stats(device=0):
+    """The statistics by names with dots."""
+    from .. import _C
+
+    flat = {}
+
+    def add(prefix, values):
+        for name, value in values.items():
+            if isinstance(value, dict):
+                add(f"{prefix}{name}.", value)
+            else:
+                flat[prefix + name] = value
+
+    add("", _C._cuda_memoryStats(device))
+    return flat
