@@ -34,7 +34,7 @@ def synchronize():
 
 
 def device_count():
-    return 1
+    return int(os.environ.get("FAKE_TORCH_DEVICES", "1"))
 
 
 def get_device_name():
