@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Checks both routes of libvramp.so in real PyTorch, on a machine with a card.
+"""Checks the routes by which PyTorch uses vramp, with real kernels on a card.
 
     check-torch.py [NAME...] [--list] [--timeout 300]
 
 NAME is a part of a check's name; without one, all checks run. Each check is a process of its own that
 ends with an audit of vramp. Prints PASS or FAIL with the name and the result, and exits with 1 if any
-failed. `pool` checks use vramp_torch.mem_pool(), `global` checks vramp_torch.enable().
+failed. Needs the package vramp. A name begins with the route:
 
-For what PyTorch cannot do on the global route, the error and its message are checked.
+- `compiled` and `pluggable` checks call vramp.torch.enable() with that route,
+- `pool` checks use vramp.torch.mem_pool() in PyTorch's own allocator.
 
-The shared library is found as described in vramp_torch.py.
+The checks look at contents: what kernels, graphs, streams and threads computed. python/tests/torch tests
+the functions about memory themselves, also with VRAMP_TEST_DEVICE=cuda. For what PyTorch cannot do on the
+pluggable route, the error and its message are checked.
 """
 
 import argparse
@@ -20,27 +23,25 @@ import sys
 import threading
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-for folder in (HERE, os.path.join(HERE, "..", "python")):
-    sys.path.insert(0, folder)
-
 MIB = 1 << 20
 CHECKS = {}
 
 
 class Check:
-    """A function of PyTorch and vramp_torch; its result is printed after PASS."""
+    """A function of torch and vramp.torch; its result is printed after PASS."""
 
     def __init__(self, function, environment):
         self.function = function
         self.environment = environment
 
 
-def check(**environment):
-    """Registers a function as a check; the first word of its name is the route."""
+def check(*routes, **environment):
+    """Registers a function as a check of each route."""
 
     def add(function):
-        CHECKS[function.__name__.replace("_", "-")] = Check(function, environment)
+        for route in routes:
+            name = f"{route}-{function.__name__.replace('_', '-')}"
+            CHECKS[name] = Check(function, environment)
         return function
 
     return add
@@ -144,11 +145,11 @@ class Work:
                 )
 
 
-# --- MemPool ---
+# --- mem_pool() ---
 
 
-@check()
-def pool_serves_what_is_made_inside(torch, vramp):
+@check("pool")
+def serves_what_is_made_inside(torch, vramp):
     pool = vramp.mem_pool()
     before = live(vramp)
     with torch.cuda.use_mem_pool(pool):
@@ -166,8 +167,8 @@ def pool_serves_what_is_made_inside(torch, vramp):
     return f"{grown} bytes"
 
 
-@check(VRAMP_CONF="limit=512MiB")
-def pool_out_of_memory_is_torchs_own_error(torch, vramp):
+@check("pool", VRAMP_CONF="limit=512MiB")
+def out_of_memory_is_torchs_own_error(torch, vramp):
     pool = vramp.mem_pool()
     with torch.cuda.use_mem_pool(pool):
         kept = bytes_on_card(torch, 256 * MIB)
@@ -183,8 +184,8 @@ def pool_out_of_memory_is_torchs_own_error(torch, vramp):
     return str(error)[:80]
 
 
-@check()
-def pool_statistics_and_snapshots_work(torch, vramp):
+@check("pool")
+def statistics_and_snapshots_work(torch, vramp):
     pool = vramp.mem_pool()
     torch.cuda.memory._record_memory_history("all", context=None, max_entries=1000)
     before = torch.cuda.memory_stats().get("reserved_bytes.all.current", 0)
@@ -200,8 +201,8 @@ def pool_statistics_and_snapshots_work(torch, vramp):
     return f"{len(trace)} events"
 
 
-@check()
-def pool_graph_replays_as_eager(torch, vramp):
+@check("pool")
+def graph_replays_as_eager(torch, vramp):
     work = Work(torch)
     answers = work.eager()
     pool = vramp.mem_pool()
@@ -214,8 +215,8 @@ def pool_graph_replays_as_eager(torch, vramp):
     return f"{grown} bytes for the graph"
 
 
-@check()
-def pool_memory_returns_after_deletion(torch, vramp):
+@check("pool")
+def memory_returns_after_deletion(torch, vramp):
     vramp.report()
     before = live(vramp)
     pool = vramp.mem_pool()
@@ -233,8 +234,8 @@ def pool_memory_returns_after_deletion(torch, vramp):
     return f"{held} bytes freed"
 
 
-@check()
-def pool_memory_of_a_graph_returns_after_deletion(torch, vramp):
+@check("pool")
+def memory_of_a_graph_returns_after_deletion(torch, vramp):
     work = Work(torch)
     pool = vramp.mem_pool()
     before = live(vramp)
@@ -250,8 +251,8 @@ def pool_memory_of_a_graph_returns_after_deletion(torch, vramp):
     return f"{held} bytes freed"
 
 
-@check()
-def pool_memory_is_kept_while_a_graph_needs_it(torch, vramp):
+@check("pool")
+def memory_is_kept_while_a_graph_needs_it(torch, vramp):
     work = Work(torch)
     answers = work.eager()
     pool = vramp.mem_pool()
@@ -266,25 +267,21 @@ def pool_memory_is_kept_while_a_graph_needs_it(torch, vramp):
     return f"{held} bytes outlive the pool"
 
 
-@check()
-def pool_two_streams_share_by_record_stream(torch, vramp):
+@check("pool")
+def two_streams_share_by_record_stream(torch, vramp):
     pool = vramp.mem_pool()
     with torch.cuda.use_mem_pool(pool):
         return shared_by_record_stream(torch)
 
 
-@check(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
-def pool_refuses_expandable_segments(torch, vramp):
-    return str(expect_raises(vramp.VrampError, "bypass", vramp.mem_pool))[:60]
+# --- enable() ---
 
 
-# --- the global route ---
-
-
-@check()
-def global_serves_every_tensor(torch, vramp):
+@check("compiled", "pluggable")
+def serves_every_tensor(torch, vramp):
     backend = torch.cuda.memory.get_allocator_backend()
-    expect(backend == "pluggable", f"PyTorch's allocator is {backend}")
+    expected = {"compiled": "native", "pluggable": "pluggable"}[vramp.route()]
+    expect(backend == expected, f"PyTorch names its allocator {backend}, and not {expected}")
     before = live(vramp)
     kept = bytes_on_card(torch, 64 * MIB).fill_(7)
     grown = live(vramp) - before
@@ -296,21 +293,20 @@ def global_serves_every_tensor(torch, vramp):
     return f"{grown} bytes"
 
 
-@check(VRAMP_CONF="limit=512MiB")
-def global_out_of_memory_is_a_runtime_error_with_our_report(torch, vramp):
+@check("compiled", "pluggable", VRAMP_CONF="limit=512MiB")
+def out_of_memory_leaves_all_tensors_as_they_are(torch, vramp):
     kept = bytes_on_card(torch, 128 * MIB).fill_(2)
-    error = expect_raises(RuntimeError, "vramp", lambda: bytes_on_card(torch, 1024 * MIB))
-    expect(not isinstance(error, torch.OutOfMemoryError), "PyTorch raises torch.OutOfMemoryError now")
-    expect(str(error).startswith("CUDA out of memory"), f"another beginning: {error}")
+    kind = torch.OutOfMemoryError if vramp.route() == "compiled" else RuntimeError
     for _ in range(20):
         after = bytes_on_card(torch, 64 * MIB).fill_(1)
-        expect_raises(RuntimeError, "CUDA out of memory", lambda: bytes_on_card(torch, 1024 * MIB))
+        error = expect_raises(kind, "CUDA out of memory", lambda: bytes_on_card(torch, 1024 * MIB))
+        expect(str(error).startswith("CUDA out of memory"), f"another beginning: {error}")
         expect(int(after[-1]) == 1 and int(kept[-1]) == 2, "a tensor from before or after was overwritten")
     return str(error)[:120]
 
 
-@check()
-def global_fraction_is_a_limit(torch, vramp):
+@check("compiled", "pluggable")
+def fraction_is_a_limit(torch, vramp):
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(512 * MIB / total)
     kept = bytes_on_card(torch, 256 * MIB)
@@ -320,8 +316,8 @@ def global_fraction_is_a_limit(torch, vramp):
     return f"{kept.numel() + more.numel()} bytes without the limit"
 
 
-@check()
-def global_empty_cache_gives_memory_back(torch, vramp):
+@check("compiled", "pluggable")
+def empty_cache_gives_memory_back(torch, vramp):
     for _ in range(2):
         kept = [bytes_on_card(torch, 64 * MIB).fill_(k) for k in range(8)]
         del kept
@@ -355,13 +351,13 @@ def shared_by_record_stream(torch, rounds=50):
     return f"{rounds} rounds"
 
 
-@check()
-def global_record_stream_keeps_memory_for_other_streams(torch, vramp):
+@check("compiled", "pluggable")
+def record_stream_keeps_memory_for_other_streams(torch, vramp):
     return shared_by_record_stream(torch)
 
 
-@check()
-def global_memory_freed_beside_other_streams_is_sound(torch, vramp):
+@check("compiled", "pluggable")
+def memory_freed_beside_other_streams_is_sound(torch, vramp):
     streams = [torch.cuda.Stream() for _ in range(4)]
     kept, rounds = [], 200
     for number in range(rounds):
@@ -378,8 +374,8 @@ def global_memory_freed_beside_other_streams_is_sound(torch, vramp):
     return f"{rounds} tensors on 4 streams"
 
 
-@check()
-def global_autograd_on_several_threads_gives_equal_bits(torch, vramp):
+@check("compiled", "pluggable")
+def autograd_on_several_threads_gives_equal_bits(torch, vramp):
     works = [Work(torch, seed) for seed in range(4)]
     answers = [work.eager() for work in works]
     torch.cuda.synchronize()
@@ -411,24 +407,70 @@ def share(torch):
     return bytes_on_card(torch, MIB).untyped_storage()._share_cuda_()
 
 
-def benchmark(torch):
-    torch.backends.cudnn.benchmark = True
+def convolve(torch, benchmark):
+    torch.backends.cudnn.benchmark = benchmark
+    torch.manual_seed(0)
     convolution = torch.nn.Conv2d(8, 8, 3).cuda()
     return convolution(torch.ones(2, 8, 32, 32, device="cuda"))
 
 
+@check("compiled")
+def cudnn_benchmark_computes_the_same(torch, vramp):
+    plain, tuned = convolve(torch, False), convolve(torch, True)
+    expect(torch.allclose(plain, tuned, rtol=1e-3, atol=1e-3), "the results differ")
+    return f"largest difference {float((plain - tuned).abs().max()):.1e}"
+
+
+@check("compiled")
+def graph_trees_compute_as_eager(torch, vramp):
+    work = Work(torch)
+    with torch.no_grad():
+        answers = [work.model(value).clone() for value in work.inputs]
+        compiled = torch.compile(work.model, mode="reduce-overhead")
+        for _ in range(4):
+            for value, answer in zip(work.inputs, answers):
+                torch.compiler.cudagraph_mark_step_begin()
+                # Fused kernels add in another order.
+                same = torch.allclose(compiled(value), answer, rtol=1e-3, atol=1e-3)
+                expect(same, "a replay differs from eager")
+    return f"{len(answers)} inputs, 4 times"
+
+
+@check("compiled")
+def graph_in_a_memory_pool_replays_as_eager(torch, vramp):
+    work = Work(torch)
+    answers = work.eager()
+    pool = torch.cuda.MemPool()
+    graph, results = work.capture(pool=pool.id)
+    expect(tuple(graph.pool()) == tuple(pool.id), "the graph uses another pool")
+    work.replays_as(graph, results, answers)
+    return f"{sum(segment['total_size'] for segment in pool.snapshot())} bytes"
+
+
+@check("compiled", "pluggable")
+def statistics_agree_with_vramps_own(torch, vramp):
+    kept = [bytes_on_card(torch, (1 + k) * MIB).fill_(k) for k in range(8)]
+    torch.cuda.synchronize()
+    stats, own = torch.cuda.memory_stats(), vramp.report()
+    requested = stats["requested_bytes.all.current"]
+    expect(requested == own["live"], f"{requested} bytes requested, and {own['live']} live")
+    reserved = stats["reserved_bytes.all.current"]
+    expect(reserved == own["reserved"], f"{reserved} bytes reserved, and {own['reserved']} of vramp")
+    held = sum(segment["total_size"] for segment in torch.cuda.memory_snapshot())
+    expect(held == reserved, f"the segments have {held} bytes, and {reserved} are reserved")
+    torch.cuda.reset_peak_memory_stats()
+    expect(torch.cuda.max_memory_reserved() == reserved, "the peak was not reset")
+    return f"{len(kept)} tensors in {reserved} bytes"
+
+
 # What PyTorch's own class for pluggable allocators refuses, and the function that its text names.
 REFUSED = {
-    "statistics": ("getDeviceStats", lambda torch: torch.cuda.memory_stats()),
-    "reset-of-peaks": ("resetPeakStats", lambda torch: torch.cuda.reset_peak_memory_stats()),
-    "reset-of-sums": ("resetAccumulatedStats", lambda torch: torch.cuda.reset_accumulated_memory_stats()),
-    "snapshot": ("snapshot", lambda torch: torch.cuda.memory_snapshot()),
     "history": ("recordHistory", lambda torch: torch.cuda.memory._record_memory_history()),
     "fraction": ("getMemoryFraction", lambda torch: torch.cuda.get_per_process_memory_fraction()),
     "mem-pool": ("createOrIncrefPool", lambda torch: torch.cuda.MemPool()),
     "checkpoint": ("getCheckpointState", lambda torch: torch._C._cuda_getCheckpointState(0, (0, 1))),
     "sharing": ("shareIPcHandle", share),
-    "cudnn-benchmark": ("cacheInfo", benchmark),
+    "cudnn-benchmark": ("cacheInfo", lambda torch: convolve(torch, True)),
 }
 
 
@@ -446,14 +488,14 @@ def refusal(name):
 
 
 for refused_name in REFUSED:
-    CHECKS[f"global-raises-for-{refused_name}"] = Check(refusal(refused_name), {})
+    CHECKS[f"pluggable-raises-for-{refused_name}"] = Check(refusal(refused_name), {})
 
 
-# --- graphs on the global route ---
+# --- graphs ---
 
 
-@check()
-def global_graph_replays_as_eager(torch, vramp):
+@check("compiled", "pluggable")
+def graph_replays_as_eager(torch, vramp):
     work = Work(torch)
     answers = work.eager()
     graph, results = work.capture()
@@ -463,8 +505,8 @@ def global_graph_replays_as_eager(torch, vramp):
     return f"{len(answers)} inputs, twice"
 
 
-@check()
-def global_graphs_of_one_pool_replay_in_order(torch, vramp):
+@check("compiled", "pluggable")
+def graphs_of_one_pool_replay_in_order(torch, vramp):
     works = [Work(torch, seed) for seed in range(3)]
     answers = [work.eager() for work in works]
     # The results of a graph stay live, so no later graph may overwrite them.
@@ -476,8 +518,8 @@ def global_graphs_of_one_pool_replay_in_order(torch, vramp):
     return f"{len(graphs)} graphs"
 
 
-@check()
-def global_graph_with_a_side_stream_replays_as_eager(torch, vramp):
+@check("compiled", "pluggable")
+def graph_with_a_side_stream_replays_as_eager(torch, vramp):
     inputs = torch.randn(2048, 512, device="cuda")
     weights = [torch.randn(512, 512, device="cuda") for _ in range(4)]
     side = torch.cuda.Stream()
@@ -509,8 +551,8 @@ def global_graph_with_a_side_stream_replays_as_eager(torch, vramp):
     return "20 replays"
 
 
-@check()
-def global_graph_memory_returns_after_deletion(torch, vramp):
+@check("compiled", "pluggable")
+def graph_memory_returns_after_deletion(torch, vramp):
     work = Work(torch)
     work.warm_up()
     forget_workspaces(torch)
@@ -529,8 +571,8 @@ def global_graph_memory_returns_after_deletion(torch, vramp):
     return f"{held[-1]} bytes reserved with a graph"
 
 
-@check()
-def global_graph_can_be_captured_after_one_failed(torch, vramp):
+@check("compiled", "pluggable")
+def graph_can_be_captured_after_one_failed(torch, vramp):
     work = Work(torch)
     answers = work.eager()
     work.warm_up()
@@ -551,8 +593,8 @@ def global_graph_can_be_captured_after_one_failed(torch, vramp):
     return f"after {str(error).splitlines()[0][:60]}"
 
 
-@check()
-def global_graphed_callable_trains_as_eager(torch, vramp):
+@check("compiled", "pluggable")
+def graphed_callable_trains_as_eager(torch, vramp):
     work = Work(torch)
     answers = work.eager()
     sample = work.inputs[0].clone()
@@ -574,11 +616,13 @@ def run_one(name):
     """Runs one check and prints its result."""
     try:
         import torch
-        import vramp_torch as vramp
+
+        import vramp.torch as vramp
 
         expect(torch.cuda.is_available(), "PyTorch finds no usable card")
-        if name.startswith("global"):
-            vramp.enable()
+        route = name.split("-")[0]
+        if route != "pool":
+            vramp.enable(route)
         torch.cuda.init()
         found = CHECKS[name].function(torch, vramp)
         torch.cuda.synchronize()

@@ -10,8 +10,8 @@ step. The file is run until it has assigned `W`, with a workload's name as its o
 
 Every run is a process of its own, and the allocators alternate. Prints one JSON line for each run and
 one with the medians for each workload and allocator; with a limit the same again under the limit,
-where out of memory is a result and not a failure. The shared library is found as described in
-vramp_torch.py.
+where out of memory is a result and not a failure. Needs the package vramp, whose statistics of its own are
+in the lines of its runs.
 """
 
 import argparse
@@ -23,10 +23,6 @@ import statistics
 import subprocess
 import sys
 import time
-
-HERE = os.path.dirname(os.path.abspath(__file__))
-for folder in (HERE, os.path.join(HERE, "..", "python")):
-    sys.path.insert(0, folder)
 
 ALLOCATORS = ("native", "expandable", "vramp")
 UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -94,14 +90,14 @@ def run_one(args):
 
     vramp = None
     if args.allocator == "vramp":
-        import vramp_torch as vramp
+        import vramp.torch as vramp
 
         vramp.enable()
     workload = load(args.workloads, args.names[0])[args.names[0]]
     losses = LastLoss(torch)
     torch.cuda.init()
     bare = used_by_card(torch)
-    if args.limit and not vramp:
+    if args.limit and vramp is None:
         total = torch.cuda.mem_get_info()[1]
         torch.cuda.set_per_process_memory_fraction(min(1.0, args.limit / total))
     times, loss, tokens, most_used, error = [], None, None, bare, None
@@ -140,19 +136,17 @@ def run_one(args):
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
-    if vramp:
+    # The same statistics for every allocator. With vramp they include what graphs and memory pools hold.
+    stats = torch.cuda.memory_stats()
+    line |= {
+        "peak_live": stats.get("requested_bytes.all.peak", 0),
+        "peak_reserved": stats.get("reserved_bytes.all.peak", 0),
+        "allocations": stats.get("allocation.all.allocated", 0),
+        "retries": stats.get("num_alloc_retries", 0),
+    }
+    if vramp is not None:
         vramp.audit()
-        stats = vramp.report()
-        line |= {"peak_live": stats["live_peak"], "peak_reserved": stats["reserved_peak"]}
-        line |= {"allocations": stats["placed"], "vramp": stats}
-    else:
-        stats = torch.cuda.memory_stats()
-        line |= {
-            "peak_live": stats.get("requested_bytes.all.peak", 0),
-            "peak_reserved": stats.get("reserved_bytes.all.peak", 0),
-            "allocations": stats.get("allocation.all.allocated", 0),
-            "retries": stats.get("num_alloc_retries", 0),
-        }
+        line |= {"route": vramp.route(), "vramp": vramp.report()}
     # The CUDA context and the code of the loaded libraries.
     line["device_used_beside"] = most_used - line["peak_reserved"]
     print(json.dumps(line), flush=True)

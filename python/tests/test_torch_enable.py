@@ -706,6 +706,27 @@ def test_the_memory_is_reported_at_the_end_unless_it_is_to_be_quiet(machine: Mac
     assert run(machine, *route, "--quiet", str(program)).stderr == ""
 
 
+COUNTS = """
+import vramp._run
+open_pool, opened = vramp._run.pool, []
+def counted(device):
+    opened.append(device)
+    return open_pool(device)
+vramp._run.pool = counted
+"""
+
+
+@pytest.mark.parametrize(("rank", "opened"), [("2", [2]), ("", [0, 1, 2, 3]), ("9", [0, 1, 2, 3])])
+def test_a_process_of_torchrun_opens_its_own_device_alone(machine: Machine, rank: str, opened: list[int]) -> None:
+    allocates = ALLOCATES.replace("malloc(30 << 20, 0,", "malloc(30 << 20, 2,").replace("30 << 20, 0,", "30 << 20, 2,")
+    program = machine.folder / "program.py"
+    program.write_text(COUNTS + allocates + "print(opened)")
+    variables = {"FAKE_TORCH_DEVICES": "4", "LOCAL_RANK": rank}
+    done = run(machine, "--route", "pluggable", str(program), **variables)
+    assert (done.returncode, done.stdout) == (0, f"{opened}\n"), done.stderr
+    assert re.findall(r"device (\d)", done.stderr) == ["2", "2"]
+
+
 def test_nothing_is_reported_for_a_program_that_does_not_use_cuda(machine: Machine) -> None:
     program = machine.folder / "program.py"
     program.write_text("import torch")

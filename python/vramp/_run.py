@@ -122,7 +122,7 @@ class _Recorder:
     def _record(self) -> None:
         import torch
 
-        for device in range(torch.cuda.device_count()):
+        for device in _devices(torch.cuda.device_count()):
             try:
                 pool(device).record_history(self.events)
             except VrampError as error:
@@ -135,7 +135,7 @@ class _Recorder:
 
         if os.getpid() != self.process or not torch.cuda.is_initialized():
             return
-        for device in range(torch.cuda.device_count()):
+        for device in _devices(torch.cuda.device_count()):
             try:
                 for line in self._lines(device):
                     print(line, file=sys.stderr)
@@ -176,6 +176,18 @@ class _Recorder:
             f"PyTorch's allocator would have reserved {_size(native)} (replayed): "
             f"{_size(saved)} saved ({100 * saved / native:.0f} %)"
         )
+
+
+def _devices(count: int) -> list[int]:
+    """Returns the devices that are recorded: all, or that of this process of torchrun.
+
+    Recording opens a device, which takes memory on it. Processes of one job must not do so on each
+    other's.
+    """
+    rank = os.environ.get("LOCAL_RANK", "")
+    if rank.isdecimal() and int(rank) < count:
+        return [int(rank)]
+    return list(range(count))
 
 
 def _size(amount: float) -> str:

@@ -7,15 +7,26 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use vramp_core::Bytes;
 
-use crate::{library, shell};
+use crate::python::{self, Kind};
+use crate::shell;
 
 /// The crates whose tests say something on another machine: those that meet a real driver. What is
 /// tested on the simulator is so anywhere, and `torture` tests the allocator on the card.
 const TESTED: [&str; 2] = ["vramp-driver", "vramp-cuda"];
 /// The crates whose examples say something on a card.
 const WITH_EXAMPLES: [&str; 4] = ["vramp-cuda", "vramp-alloc", "vramp-defer", "vramp-capi"];
-/// What runs in PyTorch on the library, or beside it.
-const TORCH_SCRIPTS: [&str; 3] = ["torch-workloads.py", "record-captures.py", "check-torch.py"];
+/// What runs on the Python package, or beside it, by its path in the project and in the folder.
+const PYTHON: [&str; 7] = [
+    "bench/check-arrays.py",
+    "bench/check-programs.py",
+    "bench/check-torch.py",
+    "bench/record-captures.py",
+    "bench/torch-programs",
+    "bench/torch-workloads.py",
+    "python/tests_card",
+];
+/// PyTorch's memory functions, which `run.sh` runs on the card.
+const TORCH_TESTS: &str = "python/tests/torch";
 /// Where recorded captures are kept, once there are any.
 const CAPTURES: &str = "bench/captures";
 /// What the folder may weigh.
@@ -50,7 +61,7 @@ pub fn run(root: &Path, traces: &[PathBuf]) -> Result<()> {
             built.name
         );
     }
-    torch_folder(root, &bundle.join("torch"))?;
+    python_folders(root, &bundle)?;
     for folder in std::iter::once(&root.join("examples/traces")).chain(traces) {
         copy_files(folder, &bundle.join("traces"))?;
     }
@@ -67,15 +78,52 @@ pub fn run(root: &Path, traces: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// What PyTorch on that machine needs: the library, its header, the Python module and the scripts.
-fn torch_folder(root: &Path, folder: &Path) -> Result<()> {
-    library::run(root, folder)?;
-    let shared = folder.join(library::NAME);
-    shell::run(Command::new("strip").arg("--strip-unneeded").arg(&shared))?;
-    let needed = newest_glibc(&shared)?;
-    ensure!(needed <= GLIBC, "{} needs glibc {needed:?}", library::NAME);
-    for script in TORCH_SCRIPTS {
-        copy_file(&root.join("bench").join(script), &folder.join(script))?;
+/// What Python on that machine needs: the package in `site`, pytest in `pytest`, scripts and tests.
+fn python_folders(root: &Path, bundle: &Path) -> Result<()> {
+    let wheel = python::build(root, Kind::Release)?;
+    let site = bundle.join("site");
+    shell::run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&site))?;
+    let library = site.join("vramp/_native.abi3.so");
+    let needed = newest_glibc(&library)?;
+    println!(
+        "{:40} {:>10}  glibc {}.{}",
+        "site",
+        folder_size(&site)?.to_string(),
+        needed.0,
+        needed.1
+    );
+    ensure!(needed <= GLIBC, "{} needs glibc {needed:?}", library.display());
+    shell::run(
+        Command::new("python3")
+            .args([
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-compile",
+            ])
+            .args([python::PYTEST, "--target"])
+            .arg(bundle.join("pytest")),
+    )?;
+    for path in PYTHON.into_iter().chain([TORCH_TESTS]) {
+        copy_sources(&root.join(path), &bundle.join(path))?;
+    }
+    Ok(())
+}
+
+/// Copies a file, or a folder without what Python and pytest left in it.
+fn copy_sources(from: &Path, to: &Path) -> Result<()> {
+    if from.is_file() {
+        fs::create_dir_all(to.parent().context("a file lies in a folder")?)?;
+        return copy_file(from, to);
+    }
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let name = entry?.file_name();
+        let text = name.to_string_lossy();
+        if !text.starts_with('.') && text != "__pycache__" {
+            copy_sources(&from.join(&name), &to.join(&name))?;
+        }
     }
     Ok(())
 }
@@ -177,6 +225,22 @@ fn size(path: &Path) -> Result<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_python_left_in_a_folder_is_not_copied() {
+        let folder = std::env::temp_dir().join(format!("vramp-bundle-{}", std::process::id()));
+        let from = folder.join("from");
+        for path in ["a.py", "sub/b.cpp", "sub/__pycache__/b.pyc", ".pytest_cache/README.md"] {
+            let path = from.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "12345").unwrap();
+        }
+        let to = folder.join("to/deep");
+        copy_sources(&from, &to).unwrap();
+        assert!(to.join("a.py").is_file() && to.join("sub/b.cpp").is_file());
+        assert_eq!(folder_size(&to).unwrap(), Bytes::new(10));
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn the_newest_version_counts_by_number_and_not_by_letter() {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::{install, models, page, python, shell, site, tidy};
+use crate::{install, models, page, python, shell, site, tidy, torch};
 
 /// Examples that need no card. Each runs to its end and must succeed.
 const EXAMPLES: [&str; 7] = [
@@ -44,7 +44,10 @@ pub fn run(root: &Path) -> Result<()> {
     step("doc tests", "run them alone: `cargo test --doc -p CRATE`", || {
         shell::run(cargo(root).args(["test", "--workspace", "--doc", "--locked"]))
     })?;
-    step("python", "check the package alone: `cargo xtask python`", || python::check(root))?;
+    step("python", "check the package alone: `cargo xtask python`", || python::check(root, false))?;
+    step("torch headers", "compile alone: `cargo xtask torch --headers`", || {
+        torch::headers(root, &[])
+    })?;
     step("site", "mend the links: `cargo xtask site`", || site::run(root))?;
     step("page", "open the pages alone: `cargo xtask page`; they are in `target/page`", || {
         page::run(root)

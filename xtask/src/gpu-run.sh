@@ -5,6 +5,7 @@ set -uo pipefail
 cd "$(dirname "$0")"
 OUT=${OUT:-results}
 mkdir -p "$OUT"
+OUT=$(cd "$OUT" && pwd)
 : > "$OUT/summary.txt"
 failed=0
 
@@ -47,20 +48,43 @@ done
 note bench-graphs timeout 300 bin/vramp bench graphs --device cuda --json
 note read-in-place timeout 120 bin/read_in_place cuda:0
 note bench-spill timeout 300 bin/vramp bench spill --device cuda --json
-# PyTorch's jobs, where somebody says which: WORKLOADS=file.py, and what else in TORCH_ARGS.
+# The Python package, and PyTorch and the other libraries on it where they are installed.
+export PYTHONPATH=$PWD/site PYTHONDONTWRITEBYTECODE=1 VRAMP_CACHE_DIR=$PWD/cache
+has() {
+    python3 -c "import $1" 2> /dev/null
+}
+# tests NAME SECONDS FOLDER: tests in Python, with the pytest that came along.
+tests() {
+    note "$1" timeout "$2" env PYTHONPATH="$PYTHONPATH:$PWD/pytest" \
+        python3 -m pytest -q -rs -p no:cacheprovider "$3"
+}
+note python-doctor timeout 300 python3 -m vramp doctor
+tests python-card 600 python/tests_card
+if has torch; then
+    # shellcheck disable=SC2086
+    note check-torch timeout 3600 python3 bench/check-torch.py ${CHECK_ARGS:-}
+    # shellcheck disable=SC2086
+    note check-programs timeout 3600 python3 bench/check-programs.py ${PROGRAM_ARGS:-}
+    for allocator in vramp native; do
+        VRAMP_TEST_DEVICE=cuda VRAMP_TEST_ALLOCATOR=$allocator tests "torch-$allocator" 1800 python/tests/torch
+    done
+else
+    echo "torch: left out, because python3 cannot import it" | tee -a "$OUT/summary.txt"
+fi
+if has cupy || has numba.cuda || has rmm || has cuda.core; then
+    note check-arrays timeout 3600 python3 bench/check-arrays.py
+else
+    echo "check-arrays: left out, because python3 has none of its libraries" | tee -a "$OUT/summary.txt"
+fi
+# PyTorch's jobs, where WORKLOADS=file.py names them; TORCH_ARGS has further arguments.
 if [ -n "${WORKLOADS:-}" ]; then
     # shellcheck disable=SC2086
     note torch-workloads timeout "${TORCH_SECONDS:-3600}" \
-        python3 torch/torch-workloads.py "$WORKLOADS" ${TORCH_ARGS:-}
-fi
-# What vramp promises in PyTorch: CHECK_TORCH=1, and what else in CHECK_ARGS, such as a part of names.
-if [ -n "${CHECK_TORCH:-}" ]; then
-    # shellcheck disable=SC2086
-    note check-torch timeout 3600 python3 torch/check-torch.py ${CHECK_ARGS:-}
+        python3 bench/torch-workloads.py "$WORKLOADS" ${TORCH_ARGS:-}
 fi
 # What models allocate while a graph is captured: RECORD_CAPTURES=1, into $OUT/captures.
 if [ -n "${RECORD_CAPTURES:-}" ]; then
-    note record-captures timeout 1800 python3 torch/record-captures.py "$OUT/captures"
+    note record-captures timeout 1800 python3 bench/record-captures.py "$OUT/captures"
 fi
 # What captures need in an arena: those that came along, and those made just now.
 graphs() {

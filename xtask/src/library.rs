@@ -1,4 +1,4 @@
-//! `cargo xtask library`: the shared library, its header and the Python module in one folder.
+//! `cargo xtask library`: the shared library and its header in one folder.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -17,18 +17,15 @@ pub const NAME: &str = "libvramp.so";
 pub fn run(root: &Path, out: &Path) -> Result<()> {
     fs::create_dir_all(out)?;
     copy(&build(root, "release")?.shared, &out.join(NAME))?;
-    for file in [header::PATH, "python/vramp_torch.py"] {
-        let from = root.join(file);
-        let name = from.file_name().context("a file has a name")?;
-        copy(&from, &out.join(name))?;
-    }
+    let header = root.join(header::PATH);
+    copy(&header, &out.join(header.file_name().context("a file has a name")?))?;
     // The name by which programs that were linked to it find it.
     let link = out.join(soname(Version::read(root)?));
     if link.symlink_metadata().is_ok() {
         fs::remove_file(&link)?;
     }
     symlink(NAME, &link)?;
-    println!("{NAME}, its header and vramp_torch.py are in {}", out.display());
+    println!("{NAME} and its header are in {}", out.display());
     Ok(())
 }
 

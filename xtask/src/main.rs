@@ -18,6 +18,7 @@ mod python;
 mod shell;
 mod site;
 mod tidy;
+mod torch;
 mod tree;
 
 use std::path::{Path, PathBuf};
@@ -89,7 +90,7 @@ enum Task {
     /// Runs `vramp bench adversary` on the simulator, and writes its bounds and its table in the page of
     /// benchmarks anew. Takes about two minutes.
     Adversary,
-    /// Builds libvramp.so and puts it into a folder with its header and the Python module.
+    /// Builds libvramp.so and puts it into a folder with its header.
     Library {
         /// The folder, made if it is not there.
         #[arg(long, value_name = "DIR", default_value = "target/library")]
@@ -117,7 +118,22 @@ enum Task {
     /// Builds the Python package for users into `target/wheels`.
     Wheel,
     /// Builds the Python package, installs it into a fresh environment and checks it there.
-    Python,
+    Python {
+        /// Install CuPy, Numba, RMM and cuda.core too, and test the adaptors with them: 340 MB.
+        #[arg(long)]
+        libraries: bool,
+    },
+    /// Tests `vramp.torch` with PyTorch 2.11 on a fake CUDA runtime, without a GPU: downloads 4.7 GB once.
+    Torch {
+        /// The allocator below PyTorch's functions. `native` shows that the tests ask what PyTorch does.
+        #[arg(long, value_name = "NAME", default_value = "vramp")]
+        allocator: torch::Allocator,
+        /// Instead, compile the allocator class against PyTorch's headers of these versions, such as
+        /// 2.11; `all` for every version that is supported. Without a version: the oldest, 2.11 and
+        /// the newest. Downloads 140 MB for each.
+        #[arg(long, value_name = "VERSION", num_args = 0.., conflicts_with = "allocator")]
+        headers: Option<Vec<String>>,
+    },
     /// Builds the folder `gpu-bundle`, which runs on a machine with a card and without Rust.
     GpuBundle {
         /// A folder with more traces to take along. May be given several times.
@@ -161,7 +177,9 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Uninstall { to } => install::uninstall(to),
         Task::InstallCheck => install::check::run(root),
         Task::Wheel => python::wheel(root),
-        Task::Python => python::check(root),
+        Task::Python { libraries } => python::check(root, *libraries),
+        Task::Torch { headers: Some(versions), .. } => torch::headers(root, versions),
+        Task::Torch { allocator, headers: None } => torch::tests(root, *allocator),
         Task::GpuBundle { traces } => bundle::run(root, traces),
     }
 }

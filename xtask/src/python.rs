@@ -11,7 +11,12 @@ use crate::shell;
 /// Builds wheels; zig links them against an old C library.
 const BUILDERS: [&str; 2] = ["maturin==1.16.0", "ziglang==0.17.1"];
 /// Check the package.
-const CHECKERS: [&str; 3] = ["pytest==9.2.0", "mypy==2.4.1", "numpy>=1.26"];
+const CHECKERS: [&str; 3] = [PYTEST, "mypy==2.4.1", "numpy>=1.26"];
+/// Runs the tests in Python.
+pub const PYTEST: &str = "pytest==9.2.0";
+/// What `vramp.cupy`, `vramp.numba`, `vramp.rmm` and `vramp.cuda_core` adapt.
+const LIBRARIES: [&str; 4] =
+    ["cupy-cuda13x==14.2.*", "numba-cuda[cu13]==0.30.*", "cuda-core==1.2.*", "rmm-cu13==26.10.*"];
 /// The oldest C library that a wheel for users runs on: RHEL 8, Debian 10, Ubuntu 20.04.
 const PLATFORM: &str = "manylinux_2_28";
 /// Largest wheel for users.
@@ -19,7 +24,7 @@ const MAX_BYTES: u64 = 6 << 20;
 
 /// How a wheel is built.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
     /// For users: optimized, stripped, for old systems too.
     Release,
     /// For the checks on this machine, on the profile that tests are built on.
@@ -36,7 +41,8 @@ pub fn wheel(root: &Path) -> Result<()> {
 }
 
 /// Builds the package, installs it into a fresh environment, and runs its tests and type checks there.
-pub fn check(root: &Path) -> Result<()> {
+/// With `libraries` the adaptors are tested with the libraries that they adapt.
+pub fn check(root: &Path, libraries: bool) -> Result<()> {
     let wheel = build(root, Kind::Local)?;
     let environment = root.join("target/python-check");
     if environment.exists() {
@@ -48,7 +54,8 @@ pub fn check(root: &Path) -> Result<()> {
         command.current_dir(root);
         command
     };
-    shell::run(install(&environment).args(CHECKERS).arg(&wheel))?;
+    let libraries = if libraries { &LIBRARIES[..] } else { &[] };
+    shell::run(install(&environment).args(CHECKERS).args(libraries).arg(&wheel))?;
     let tests = ["-m", "pytest", "--quiet", "-rs", "-p", "no:cacheprovider", "python/tests"];
     shell::run(program("python").args(tests))?;
     // The stub says what the native module has, and mypy takes its word.
@@ -64,7 +71,7 @@ pub fn check(root: &Path) -> Result<()> {
 }
 
 /// Builds a wheel and returns its path.
-fn build(root: &Path, kind: Kind) -> Result<PathBuf> {
+pub fn build(root: &Path, kind: Kind) -> Result<PathBuf> {
     let tools = root.join("target/python-tools");
     let maturin = tools.join("bin/maturin");
     if !maturin.is_file() {
@@ -101,13 +108,13 @@ fn build(root: &Path, kind: Kind) -> Result<PathBuf> {
 }
 
 /// Makes an environment of Python.
-fn create(environment: &Path) -> Result<()> {
+pub fn create(environment: &Path) -> Result<()> {
     shell::run(Command::new("python3").args(["-m", "venv"]).arg(environment))
         .context("the package needs Python 3.10 with its module venv (Debian: python3-venv)")
 }
 
 /// Installs into an environment.
-fn install(environment: &Path) -> Command {
+pub fn install(environment: &Path) -> Command {
     let mut pip = Command::new(environment.join("bin/pip"));
     pip.args(["install", "--quiet", "--disable-pip-version-check"]);
     pip

@@ -39,7 +39,7 @@ impl Candidate {
     /// Returns the candidate of a preset.
     pub fn preset(preset: Preset) -> Candidate {
         let line = match preset {
-            Preset::Vramp => Some("import vramp_torch; vramp_torch.enable()".to_owned()),
+            Preset::Vramp => Some("import vramp.torch; vramp.torch.enable()".to_owned()),
             Preset::StreamOrdered => Some(export("backend:cudaMallocAsync")),
             Preset::TorchExpandable => Some(export("expandable_segments:True")),
             Preset::Vpmm | Preset::Torch => None,

@@ -295,3 +295,33 @@ def test_live_blocks_never_overlap():
         assert end <= start
     assert all(start % 512 == 0 for start, _ in ends)
     kept.clear()
+
+
+def made_elsewhere():
+    """A stream that PyTorch did not make, as its address."""
+    import ctypes
+
+    handle = ctypes.c_void_p()
+    library = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+    assert library.cudaStreamCreateWithPriority(ctypes.byref(handle), 1, 0) == 0
+    return handle.value
+
+
+def test_a_stream_of_another_library_may_end_once_its_tensors_are_freed():
+    runtime = torch.cuda.cudart()
+    for is_used_elsewhere in (False, True):
+        handle = made_elsewhere()
+        stream = torch.cuda.ExternalStream(handle)
+        if is_used_elsewhere:
+            kept = block(4 * MIB)
+            kept.record_stream(stream)
+        else:
+            with torch.cuda.stream(stream):
+                kept = block(4 * MIB)
+        del kept
+        gc.collect()
+        assert runtime.cudaStreamDestroy(handle) == runtime.cudaError.success
+        torch.cuda.empty_cache()
+        with pytest.raises(torch.OutOfMemoryError):
+            block(1 << 50)
+        assert torch.cuda.memory_allocated() == 0

@@ -66,10 +66,29 @@ fn a_limit_may_change_and_gives_back_what_is_idle() {
     rig.allocator.set_memory_fraction(0.5).expect("half is a share");
     let half = rig.sim.info().limits.memory.count() / 2;
     assert_eq!(rig.allocator.limit(), Some(Bytes::new(half)));
-    for bad in [0.0, -1.0, 1.5, f64::NAN] {
+    for bad in [-f64::MIN_POSITIVE, -1.0, 1.5, f64::NAN] {
         let error = rig.allocator.set_memory_fraction(bad).expect_err("that is no share");
         assert!(matches!(error, AllocError::Fraction(_)), "{error}");
     }
+    assert_eq!(rig.allocator.limit(), Some(Bytes::new(half)), "a refused share changes nothing");
+}
+
+#[test]
+fn a_fraction_of_zero_is_no_memory_until_it_is_raised() {
+    let rig = limited(64);
+    let (kept, idle) = (rig.malloc(8), rig.malloc(8));
+    rig.free(idle);
+    rig.sim.advance(1);
+    rig.allocator.set_memory_fraction(0.0).expect("no memory is a share, as in PyTorch");
+    assert_eq!(rig.allocator.limit(), Some(Bytes::ZERO));
+    assert_eq!(rig.held(), 8, "idle memory is released, and what is allocated stays");
+    let refused = rig.allocator.malloc(pages(1), rig.stream).expect_err("there is no memory");
+    assert!(refused.is_out_of_memory(), "{refused}");
+    rig.free(kept);
+    rig.allocator.set_memory_fraction(1.0).expect("all is a share");
+    let block = rig.malloc(8);
+    rig.free(block);
+    rig.close();
 }
 
 #[test]

@@ -115,6 +115,8 @@ fn a_fraction_holds_and_may_change() {
     torch.set_fraction(1.0, 0).unwrap();
     torch.get((memory / 2) as isize, 0).unwrap();
     assert_eq!(status(torch.set_fraction(2.0, 0)), VRAMP_ERROR_RANGE);
+    torch.set_fraction(0.0, 0).unwrap();
+    assert_eq!(status(torch.get((memory / 4) as isize, 0)), VRAMP_ERROR_OUT_OF_MEMORY);
 }
 
 #[test]

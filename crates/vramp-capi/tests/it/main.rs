@@ -12,7 +12,6 @@ mod graphs;
 mod host_memory;
 mod many_allocators;
 mod observing;
-mod python_module;
 mod queries;
 mod threads;
 mod wrong_arguments;

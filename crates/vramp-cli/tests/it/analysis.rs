@@ -67,7 +67,7 @@ fn a_job_that_would_fit_is_fragmented_and_what_fits_is_named() {
     let found = json(&["explain", GNN, "--limit", "18GiB"]);
     assert_eq!(found["verdict"]["cause"], "fragmentation");
     let remedies = found["verdict"]["remedies"].as_array().unwrap();
-    assert!(remedies.iter().any(|it| it.as_str().unwrap().contains("vramp_torch.enable()")));
+    assert!(remedies.iter().any(|it| it.as_str().unwrap().contains("vramp.torch.enable()")));
     let peak = &found["peak"];
     assert_eq!(peak["live_bytes"].as_u64(), Some(16_522_160_092));
     let sums = ["sites", "categories", "streams"].map(|list| {

@@ -2,6 +2,7 @@
 
     FAKE_TORCH_VERSION      its version; default 2.11.0+cu130
     FAKE_TORCH_CUDA         version of CUDA; empty for a build without it
+    FAKE_TORCH_DEVICES      number of devices; default 1
     FAKE_TORCH_INITIALIZED  set if CUDA is in use from the start
     FAKE_TORCH_BROKEN       the error that importing it raises: ImportError or OSError
 """

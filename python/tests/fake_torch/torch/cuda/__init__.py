@@ -3,7 +3,8 @@
 import os
 
 from .. import _C
-from . import memory  # noqa: F401
+from . import memory
+from .memory import memory_stats  # noqa: F401
 
 _initialized = bool(os.environ.get("FAKE_TORCH_INITIALIZED"))
 _lazy = []
@@ -33,7 +34,7 @@ def synchronize():
 
 
 def device_count():
-    return 1
+    return int(os.environ.get("FAKE_TORCH_DEVICES", "1"))
 
 
 def get_device_name():

@@ -53,3 +53,20 @@ def _cuda_beginAllocateCurrentThreadToPool(device, pool):
 
 def _cuda_releasePool(device, pool):
     """No pool is opened here."""
+
+
+def memory_stats(device=0):
+    """The statistics by names with dots."""
+    from .. import _C
+
+    flat = {}
+
+    def add(prefix, values):
+        for name, value in values.items():
+            if isinstance(value, dict):
+                add(f"{prefix}{name}.", value)
+            else:
+                flat[prefix + name] = value
+
+    add("", _C._cuda_memoryStats(device))
+    return flat

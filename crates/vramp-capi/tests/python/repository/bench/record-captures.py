@@ -1,1 +1,0 @@
-../../../../../../bench/record-captures.py

@@ -1,1 +1,0 @@
-../../../../../../bench/torch-workloads.py

@@ -1,1 +1,0 @@
-../../../../../../python/vramp_torch.py
