@@ -42,6 +42,9 @@ constexpr size_t kTooLarge = 1152921504606846976ULL;
 thread_local bool no_new_segments = false;
 // Why the thread's last segment could not be allocated.
 thread_local std::string segment_failure;
+// The stack of the thread's request or release, for the growth that it causes. Taken before: PyTorch's
+// allocator may hold its lock when memory grows, and the recorder takes Python's.
+thread_local std::shared_ptr<GatheredContext> growth_stack;
 // torch.compile's contexts of the thread.
 thread_local std::vector<std::string> compile_contexts;
 
@@ -180,6 +183,10 @@ class Allocator : public CUDAAllocator {
         }
         return;
       }
+      if (status == VRAMP_ERROR_FORKED) {
+        // The child of a fork queues no work on the parent's streams.
+        return;
+      }
       if (status != VRAMP_ERROR_UNKNOWN_POINTER) {
         fail("cannot record the use of a tensor");
       }
@@ -202,20 +209,28 @@ class Allocator : public CUDAAllocator {
 
   void emptyCache(PoolId pool) override {
     // The destructor of a pool calls this. PyTorch's allocator ends the process if any pool is open then.
-    if (pool != PoolId{0, 0} && any_open()) {
-      std::lock_guard<std::mutex> lock(deleted_mutex_);
-      deleted_pools_.push_back(pool);
-      return;
+    if (pool == PoolId{0, 0}) {
+      native_->emptyCache(pool);
+    } else {
+      std::lock_guard<std::mutex> lock(begin_mutex_);
+      if (any_open()) {
+        deleted_pools_.push_back(pool);
+        return;
+      }
+      native_->emptyCache(pool);
     }
-    native_->emptyCache(pool);
     for_each_device([&](Device& device) {
       if (device.has_pools.load(std::memory_order_relaxed)) {
         forget_deleted_pools(device);
         follow_native(device);
       }
     });
-    if (pool == PoolId{0, 0} && vramp_.trim() != VRAMP_OK) {
-      fail("cannot release cached memory");
+    if (pool == PoolId{0, 0}) {
+      growth_stack = gather(*history_settings(), RecordContext::ALL);
+      auto end = c10::make_scope_exit([] { growth_stack = nullptr; });
+      if (vramp_.trim() != VRAMP_OK) {
+        fail("cannot release cached memory");
+      }
     }
   }
 
@@ -299,6 +314,7 @@ class Allocator : public CUDAAllocator {
                            std::function<bool(cudaStream_t)> filter) override {
     check_device(device);
     Device& state = at(device);
+    std::lock_guard<std::mutex> begin_lock(begin_mutex_);
     std::lock_guard<std::mutex> lock(state.pools_mutex);
     state.has_pools.store(true, std::memory_order_relaxed);
     bool is_new = state.known_pools.insert(pool).second;
@@ -331,7 +347,7 @@ class Allocator : public CUDAAllocator {
     if (!any_open()) {
       std::vector<PoolId> deleted;
       {
-        std::lock_guard<std::mutex> lock(deleted_mutex_);
+        std::lock_guard<std::mutex> lock(begin_mutex_);
         deleted.swap(deleted_pools_);
       }
       for (const PoolId& one : deleted) {
@@ -751,7 +767,13 @@ class Allocator : public CUDAAllocator {
     if (observed) {
       settings = history_settings();
       stack = gather(*settings, RecordContext::STATE);
+      growth_stack = stack;
     }
+    auto end = c10::make_scope_exit([&] {
+      if (observed) {
+        growth_stack = nullptr;
+      }
+    });
     vramp_torch_block_t block{};
     vramp_status_t status = vramp_.block_malloc(device.index, size, stream, &block);
     if (C10_UNLIKELY(status != VRAMP_OK)) {
@@ -1149,10 +1171,9 @@ class Allocator : public CUDAAllocator {
 
   void record_growth(Device& device, bool grown, size_t size) {
     auto settings = history_settings();
-    auto stack = gather(*settings, grown ? RecordContext::STATE : RecordContext::ALL);
     auto action = grown ? TraceEntry::SEGMENT_MAP : TraceEntry::SEGMENT_UNMAP;
     // One allocation may create memory at several addresses: the event has the amount.
-    TraceEntry event = entry(action, device.index, 0, size, nullptr, std::move(stack));
+    TraceEntry event = entry(action, device.index, 0, size, nullptr, growth_stack);
     std::lock_guard<std::mutex> lock(device.mutex);
     record(device, *settings, std::move(event));
   }
@@ -1271,7 +1292,9 @@ class Allocator : public CUDAAllocator {
   std::unordered_map<void*, std::set<cudaStream_t>> external_uses_;
   std::atomic<bool> has_external_uses_{false};
 
-  std::mutex deleted_mutex_;
+  // Held while a pool is opened, and while the memory of a deleted one is freed. Taken before the locks of
+  // devices.
+  std::mutex begin_mutex_;
   // Pools that were deleted while a pool was open, whose memory is freed once none is.
   std::vector<PoolId> deleted_pools_;
 
