@@ -66,10 +66,6 @@ impl Pool {
         py.detach(|| call(allocator)).map_err(|error| raise(py, error))
     }
 
-    pub fn is_open(&self, py: Python<'_>) -> bool {
-        self.call(py, OpenAllocator::limit).is_ok()
-    }
-
     /// Counts an export of one of its allocations.
     pub fn begin_export(&self, py: Python<'_>) -> PyResult<()> {
         let count = |exports| (exports != CLOSED).then(|| exports + 1);
@@ -343,7 +339,7 @@ impl Pool {
     /// True once it was closed.
     #[getter]
     fn is_closed(&self, py: Python<'_>) -> bool {
-        !self.is_open(py)
+        self.call(py, OpenAllocator::limit).is_err()
     }
 
     /// Registers a function that frees memory.

@@ -16,7 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use vramp_capi::abi::vramp_status_t::VRAMP_ERROR_UNKNOWN_ALLOCATOR;
 
+use crate::error::raise;
 use crate::pool::Pool;
 use crate::python;
 
@@ -94,12 +96,19 @@ impl Registration {
         if number == 0 {
             return Ok(());
         }
-        let removed = pool.call(py, |allocator| allocator.unregister(number));
+        let allocator = pool.allocator();
+        match py.detach(|| allocator.unregister(number)) {
+            // A closed pool has removed it.
+            Err(error) if error.status != VRAMP_ERROR_UNKNOWN_ALLOCATOR => {
+                self.number.store(number, Ordering::Release);
+                return Err(raise(py, error));
+            }
+            _ => {}
+        }
         let function = self.handler.function().take();
         // Runs the function's destructor, and so any Python code, after unlocking.
         drop(function);
-        // A closed pool has removed it.
-        if pool.is_open(py) { removed.map(|_| ()) } else { Ok(()) }
+        Ok(())
     }
 
     /// True once it was closed.
