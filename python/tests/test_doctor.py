@@ -60,7 +60,57 @@ def test_checks_of_integrations_are_added(monkeypatch: pytest.MonkeyPatch) -> No
     ):
         monkeypatch.setattr(importlib, "import_module", lambda _, module=module: module)
         checks = list(_doctor._library("numpy", ("numpy",), "vramp._doctor"))
-        assert checks[1] == expected
+        assert checks[-1] == expected
+        assert checks[0] == ("numpy", True, metadata.version("numpy")) or module is Broken
+
+
+def test_a_library_has_one_line_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Module:
+        @staticmethod
+        def doctor() -> list[_doctor.Check]:
+            return [("numpy", True, "9.9"), ("numpy device", None, "none")]
+
+    monkeypatch.setattr(importlib, "import_module", lambda _: Module)
+    checks = list(_doctor._library("numpy", ("numpy",), "vramp._doctor"))
+    assert checks == Module.doctor()
+
+
+@pytest.mark.parametrize(
+    ("visible", "missing", "device", "ok", "words"),
+    [
+        ("7", f"{_doctor._NO_DEVICE}; check it", "", False, "CUDA_VISIBLE_DEVICES=7 names no card"),
+        ("7", f"{_doctor._NO_DEVICE}; check it", "sim:h200", None, "names no card"),
+        ("", f"{_doctor._NO_DEVICE}; check it", "", None, "hides every card"),
+        ("-1", f"{_doctor._NO_DEVICE}; check it", "", None, "hides every card"),
+        ("7", "no CUDA driver library found", "", None, "CUDA_VISIBLE_DEVICES=7"),
+        ("0", None, "", None, "CUDA_VISIBLE_DEVICES=0"),
+    ],
+)
+def test_cards_that_do_not_exist_are_a_failure_beside_a_driver(
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str,
+    missing: str | None,
+    device: str,
+    ok: bool | None,
+    words: str,
+) -> None:
+    monkeypatch.setenv("VRAMP_DEVICE", device)
+    monkeypatch.delenv("VRAMP_CONF", raising=False)
+    name, found, text = _doctor._visible_devices(visible, missing)
+    assert (name, found) == ("visible devices", ok) and words in text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("VRAMP_DEVICE", "gpu", "VRAMP_DEVICE=gpu is invalid: use cuda, sim or sim:CARD"),
+        ("VRAMP_CONF", "limit=80", "VRAMP_CONF is invalid: the limit is below 2 MiB; write a unit"),
+    ],
+)
+def test_each_wrong_setting_is_named(variable: str, value: str, words: str) -> None:
+    done = _command("doctor", **{variable: value})
+    assert done.returncode == 1
+    assert f"FAIL pool             {words}" in done.stdout
 
 
 def test_commands_are_explained() -> None:

@@ -9,6 +9,8 @@ import resource
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +60,7 @@ def _cycles(pool: vramp.Pool) -> dict[str, Callable[[], object]]:
         "measure": measure,
         "abandoned measure": abandoned_measure,
         "statistics": pool.stats,
+        "registration": lambda: pool.on_shortage(bool).close(),
         "failure": failure,
         "cycle": cycle_of_objects,
     }
@@ -267,13 +270,13 @@ FORKED = """
 import os, sys, vramp
 pool, own = vramp.pool(), vramp.open("sim")
 block, array = own.malloc(1 << 20), own.malloc(100).array()
-stream = own.create_stream()
+stream, handler = own.create_stream(), own.on_shortage(bool)
 calls = [vramp.pool, lambda: vramp.open("sim"), own.stats, own.trim, own.audit, own.close,
          lambda: pool.malloc(1), lambda: pool.allocate(1), lambda: pool.deallocate(1),
          block.free, block.record_use, own.create_stream, own.memory_stats, own.reset_peaks,
          lambda: own.limit, lambda: setattr(own, "limit", 1 << 30), lambda: own.device,
          lambda: own.measure().__enter__(), lambda: own.record_history(5),
-         lambda: own.snapshot("/nowhere")]
+         lambda: own.snapshot("/nowhere"), lambda: own.on_shortage(bool), handler.close]
 child = os.fork()
 if child == 0:
     for call in calls:
@@ -335,6 +338,26 @@ class Late:
 late = Late()
 late.pool = vramp.pool()
 """,
+    "handler": """
+import vramp
+own = vramp.open('sim', limit='1GiB')
+held = own.malloc(1 << 30)
+own.on_shortage(lambda requested: held.free() is None)
+vramp.pool().on_shortage(lambda requested: own.trim() is None)
+own.malloc(1 << 30)
+""",
+    "thread inside a handler": """
+import threading, time, vramp
+entered = threading.Event()
+def sleep(requested):
+    entered.set()
+    time.sleep(3600)
+for pool in (vramp.open('sim', limit='1GiB'), vramp.pool()):
+    pool.on_shortage(sleep)
+    threading.Thread(target=lambda: pool.malloc(1 << 50), daemon=True).start()
+    entered.wait()
+    entered.clear()
+""",
     "open measure": "import vramp; m = vramp.pool().measure().__enter__()",
     "module first": """
 import vramp, sys
@@ -350,6 +373,80 @@ del vramp
 def test_a_process_ends_cleanly(kind: str) -> None:
     done = run_python(ENDS[kind])
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# Loops of daemon threads in which the interpreter ends. `i`, `s` and `h` are Python code that vramp
+# calls: Python before 3.14 ends a thread in there, or where a call reattaches, with pthread_exit.
+LOOPS = {
+    "stats": "pool.stats()",
+    "malloc": "pool.malloc(3 << 20).free()",
+    "hit": "pool.malloc(4096).free()",
+    "trim": "pool.malloc(3 << 20).free(); pool.trim()",
+    "replay": "vramp.replay(path, ['vramp'])",
+    "error": "refused()",
+    "index": "pool.malloc(Index()).free()",
+    "stream": "pool.malloc(1, Stream()).free()",
+    "array": "pool.malloc(400).array(100, 'float32')",
+    "path": "pool.snapshot(Path())",
+    "handler": "full()",
+}
+DAEMONS = """
+import os, sys, threading, vramp
+pool, small = vramp.open("sim"), vramp.open("sim", limit="1GiB")
+def busy(result):
+    for _ in range(100):
+        pass
+    return result
+class Index:
+    def __index__(self):
+        return busy(4096)
+class Stream:
+    def __cuda_stream__(self):
+        return busy((0, 0))
+class Path:
+    def __fspath__(self):
+        return busy(os.devnull)
+small.on_shortage(lambda requested: busy(False))
+def full():
+    try:
+        small.malloc(2 << 30)
+    except MemoryError:
+        pass
+def refused():
+    try:
+        pool.deallocate(1)
+    except ValueError:
+        pass
+path = f"{os.environ['FOLDER']}/{os.getpid()}.pickle"
+pool.record_history(1000)
+for size in range(200):
+    pool.malloc(size << 16).free()
+pool.snapshot(path)
+pool.record_history(0)
+vramp.replay(path, ["vramp"])
+threads = threading.Barrier(5)
+def work():
+    WORK
+    threads.wait()
+    while True:
+        WORK
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+threads.wait()
+for _ in range(1000):
+    busy(None)
+sys.exit()
+"""
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_process_ends_while_daemon_threads_are_inside_calls(
+    tmp_path: Path, loop: str
+) -> None:
+    program = DAEMONS.replace("WORK", LOOPS[loop])
+    with ThreadPoolExecutor(4) as processes:
+        ends = list(processes.map(lambda _: run_python(program, FOLDER=str(tmp_path)), range(20)))
+    assert [(end.returncode, end.stderr) for end in ends] == [(0, "")] * 20
 
 
 def test_a_process_that_only_imports_opens_no_device() -> None:

@@ -33,7 +33,7 @@ from ._errors import (
     UnsupportedError,
     VrampError,
 )
-from ._native import Allocation, Array, Measure, Pool, Stream, pool
+from ._native import Allocation, Array, Measure, Pool, Registration, Stream, pool
 from ._types import DeviceInfo, Stats
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "OutOfMemoryError",
     "Pool",
     "RangeError",
+    "Registration",
     "Replay",
     "Stats",
     "Stream",

@@ -27,6 +27,10 @@ _LIBRARIES = (
 )
 
 
+_NO_DEVICE = "the CUDA driver finds no device"
+"""The start of what the native library says if there is a driver without a card."""
+
+
 def _bytes(amount: int) -> str:
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if amount >= scale:
@@ -42,15 +46,29 @@ def _package() -> Iterator[Check]:
     yield "python", True, python
 
 
+def _visible_devices(visible: str, missing: str | None) -> Check:
+    """Returns the finding about CUDA_VISIBLE_DEVICES. Names of cards that the machine lacks are a
+    failure: the program would compute on the simulator, unless that was asked for."""
+    text = f"CUDA_VISIBLE_DEVICES={visible}"
+    if visible.strip() in ("", "-1"):
+        return "visible devices", None, f"{text} hides every card"
+    if missing is None or _NO_DEVICE not in missing:
+        return "visible devices", None, text
+    simulated = any(
+        word in os.environ.get(name, "")
+        for name, word in (("VRAMP_DEVICE", "sim"), ("VRAMP_CONF", "device=sim"))
+    )
+    text = f"{text} names no card of this machine: use numbers from 0 as in nvidia-smi, or unset it"
+    return "visible devices", None if simulated else False, text
+
+
 def _device() -> Iterator[Check]:
     import vramp
 
     missing = _native.missing_card()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        hidden = visible.strip() in ("", "-1")
-        text = f"CUDA_VISIBLE_DEVICES={visible}{' hides every card' if hidden else ''}"
-        yield "visible devices", None, text
+        yield _visible_devices(visible, missing)
     for name in ("VRAMP_CONF", "VRAMP_DEVICE"):
         if os.environ.get(name):
             yield name, None, os.environ[name]
@@ -118,21 +136,21 @@ def _library(name: str, packages: tuple[str, ...], module: str | None) -> Iterat
     if version is None:
         yield name, None, "not installed"
         return
-    yield name, True, version
-    if module is None:
+    if module is None or importlib.util.find_spec(module) is None:
+        yield name, True, version
         return
     try:
-        if importlib.util.find_spec(module) is None:
-            return
         doctor = getattr(importlib.import_module(module), "doctor", None)
     except Exception as error:
         # Whatever a broken installation raises is the finding.
         yield name, False, f"cannot be imported: {type(error).__name__}: {error}"
         return
-    if doctor is None:
-        return
     try:
-        yield from doctor()
+        checks: list[Check] = [] if doctor is None else list(doctor())
+        # An integration that found the library's version has a line for it.
+        if not any(check[0] == name for check in checks):
+            yield name, True, version
+        yield from checks
     except Exception as error:
         yield name, False, f"its check failed: {type(error).__name__}: {error}"
 
@@ -151,7 +169,7 @@ def main(arguments: list[str]) -> int:
     if arguments:
         print("usage: python -m vramp doctor", file=sys.stderr)
         return 0 if arguments[0] in ("-h", "--help") else 2
-    essential = {"package", "pool", "allocation"}
+    essential = {"package", "visible devices", "pool", "allocation"}
     works = True
     for name, ok, text in checks():
         mark = {True: "ok", False: "FAIL", None: "--"}[ok]

@@ -1,7 +1,7 @@
 """The native module. Programs import these names from `vramp`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, SupportsIndex, TypeAlias, final
 
@@ -12,6 +12,7 @@ __all__ = [
     "Array",
     "Measure",
     "Pool",
+    "Registration",
     "Stream",
     "advise",
     "explain",
@@ -60,6 +61,16 @@ class Pool:
 
     def forget_stream(self, stream: _Stream) -> None:
         """Forgets a stream of another library. Call it before the stream is destroyed. Never waits."""
+
+    def on_shortage(self, handler: Callable[[int], bool]) -> Registration:
+        """Registers a function that is called with the requested bytes before a request fails.
+
+        It runs on the thread of the request, and several threads may run it at the same time. It may
+        free and allocate; a request inside it calls no handlers. It returns True if it freed memory:
+        then the request is tried again, up to 64 times. All handlers are called, in the order of
+        registration. An exception is passed to sys.unraisablehook and counts as False. No handler is
+        called in a forked child. The pool keeps the handler until one of the two is closed.
+        """
 
     def stats(self) -> Stats:
         """Returns the counts so far. One driver call, for the device's free memory."""
@@ -286,6 +297,27 @@ class Measure:
         """Allocations that needed driver calls."""
 
     def __enter__(self) -> Measure: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class Registration:
+    """A shortage handler that is registered. Dropping it does not remove the handler."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True once it was closed."""
+
+    def close(self) -> None:
+        """Removes the handler. Waits for its calls in progress on other threads, except inside a
+        handler. Does nothing if it or the pool was closed before."""
+
+    def __enter__(self) -> Registration: ...
     def __exit__(
         self,
         kind: type[BaseException] | None,

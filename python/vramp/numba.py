@@ -11,7 +11,7 @@ Device arrays come from `vramp.pool(device)` of their context's device. Numba do
 use an array, and its own manager frees with cuMemFree, which waits for all of them. So a freed array is
 kept until the context has been synchronized, once for a batch: after as many frees as
 NUMBA_CUDA_MAX_PENDING_DEALLOCS_COUNT says (10), or 1 GiB, or NUMBA_CUDA_MAX_PENDING_DEALLOCS_RATIO of
-the card, or when an allocation finds no memory. A program that is correct with Numba's manager is
+the card, or when an allocation finds no memory, of Numba or another library that uses the pool. A program that is correct with Numba's manager is
 correct with this one, on any stream.
 
 What it cannot do:
@@ -136,6 +136,23 @@ class _Frees:
         return len(batch)
 
 
+def _flush_in_shortages(manager: Any, pool: Pool) -> None:
+    """Lets a manager free the arrays that wait when any library finds no memory in the pool."""
+    of_manager = weakref.ref(manager)
+
+    def flush(requested: int) -> bool:
+        found = of_manager()
+        if found is None:
+            return False
+        try:
+            return bool(found.flush())
+        except found.driver_error:
+            return False  # they wait on, as in a capture
+
+    # The pool is the process's, and the manager lives as long as its context.
+    weakref.finalize(manager, pool.on_shortage(flush).close).atexit = False
+
+
 def manager() -> Any:
     """Returns the plugin's class. Raises ImportError if numba-cuda is not installed."""
     global _manager
@@ -159,6 +176,8 @@ def _build(cuda: Any, driver: Any) -> Any:
     class VrampMemoryManager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
         """Device memory of a context from vramp's pool of its device. One for each context."""
 
+        driver_error = driver.CudaDriverError
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._pool: Pool | None = None
@@ -178,6 +197,7 @@ def _build(cuda: Any, driver: Any) -> Any:
                 self._pool = device_pool(int(self.context.device.id))
                 total = self._pool.stats().device_total
                 self._frees.most_bytes = min(_MOST_WAITING_BYTES, int(total * ratio))
+                _flush_in_shortages(self, self._pool)
             return self._pool
 
         def initialize(self) -> None:
@@ -300,7 +320,7 @@ def doctor() -> list[Check]:
     if cuda is None:
         return checks
     version = getattr(load("numba_cuda", _DISTRIBUTION), "__version__", "of unknown version")
-    checks[0] = ("numba.cuda", True, str(version))
+    checks[0] = ("numba.cuda", True, f"numba-cuda {version}")
     try:
         available = cuda.is_available()
     except Exception as error:  # without a driver Numba raises an error of its own

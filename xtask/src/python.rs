@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::shell;
 
@@ -19,6 +19,11 @@ const LIBRARIES: [&str; 4] =
     ["cupy-cuda13x==14.2.*", "numba-cuda[cu13]==0.30.*", "cuda-core==1.2.*", "rmm-cu13==26.10.*"];
 /// The oldest C library that a wheel for users runs on: RHEL 8, Debian 10, Ubuntu 20.04.
 const PLATFORM: &str = "manylinux_2_28";
+/// Its version.
+const C_LIBRARY: (u32, u32) = (2, 28);
+/// The library that unwinds stacks in every process of Linux. A second unwinder in a process cannot pass
+/// the frames of the first: pthread_exit would crash.
+const UNWINDER: &str = "libgcc_s.so.1";
 /// Largest wheel for users.
 const MAX_BYTES: u64 = 6 << 20;
 
@@ -37,7 +42,72 @@ pub fn wheel(root: &Path) -> Result<()> {
     let bytes = fs::metadata(&wheel)?.len();
     println!("{} has {:.2} MB", wheel.display(), bytes as f64 / 1e6);
     ensure!(bytes < MAX_BYTES, "the wheel has {bytes} bytes, and at most {MAX_BYTES} are allowed");
+    check_links(root, &wheel)
+}
+
+/// Checks what the library of a wheel for users links: the unwinder of the process, and no functions
+/// that the oldest C library lacks.
+fn check_links(root: &Path, wheel: &Path) -> Result<()> {
+    let out = root.join("target/wheel-contents");
+    if out.exists() {
+        fs::remove_dir_all(&out)?;
+    }
+    let mut unzip = Command::new("python3");
+    shell::run(unzip.args(["-m", "zipfile", "-e"]).arg(wheel).arg(&out))?;
+    let library = out.join("vramp/_native.abi3.so");
+    let needed = output(Command::new("readelf").args(["--wide", "--dynamic"]).arg(&library))?;
+    let symbols = output(Command::new("readelf").args(["--wide", "--dyn-syms"]).arg(&library))?;
+    let links = links(&needed, &symbols);
+    links.with_context(|| format!("{} does not run everywhere", library.display()))
+}
+
+/// Checks the listings of `readelf --dynamic` and `readelf --dyn-syms`.
+fn links(needed: &str, symbols: &str) -> Result<()> {
+    let unwinder = format!("Shared library: [{UNWINDER}]");
+    ensure!(
+        needed.contains(&unwinder),
+        "{UNWINDER} is not in NEEDED: exceptions would pass two unwinders"
+    );
+    let mut raises = false;
+    for line in symbols.lines() {
+        let mut words = line.split_whitespace().skip(6);
+        let (Some(section), Some(name)) = (words.next(), words.next()) else { continue };
+        if name.starts_with("_Unwind_") {
+            ensure!(section == "UND", "the library has an unwinder of its own: it defines {name}");
+            raises |= name.starts_with("_Unwind_RaiseException@");
+        }
+        let version = name.split_once("@GLIBC_").and_then(|(_, version)| {
+            let (major, minor) = version.split_once('.')?;
+            let minor = minor.split('.').next()?;
+            Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
+        });
+        ensure!(
+            version.is_none_or(|version| version <= C_LIBRARY),
+            "{name} is newer than {PLATFORM}"
+        );
+    }
+    // The symbols of an unwinder may be hidden.
+    ensure!(raises, "the library raises exceptions, but not with {UNWINDER}");
     Ok(())
+}
+
+fn output(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let run = command.env("LC_ALL", "C").output();
+    let run = run.with_context(|| format!("{name} is missing (Debian: binutils and gcc)"))?;
+    if !run.status.success() {
+        bail!("{command:?}: {}", String::from_utf8_lossy(&run.stderr));
+    }
+    Ok(String::from_utf8(run.stdout)?)
+}
+
+/// Returns the path of the unwinder that C++ and the C library of this machine use.
+fn unwinder() -> Result<PathBuf> {
+    let found = output(Command::new("cc").arg(format!("-print-file-name={UNWINDER}")))?;
+    let path = PathBuf::from(found.trim());
+    // The compiler prints the bare name of a file that it does not find.
+    ensure!(path.is_absolute(), "the compiler has no {UNWINDER} (Debian: libgcc-s1)");
+    Ok(path)
 }
 
 /// Builds the package, installs it into a fresh environment, and runs its tests and type checks there.
@@ -96,6 +166,9 @@ pub fn build(root: &Path, kind: Kind) -> Result<PathBuf> {
             let path = std::env::join_paths(std::iter::once(tools.join("bin")).chain(found))?;
             command.env("PATH", path).env("VIRTUAL_ENV", &tools);
             command.args(["--release", "--strip", "--zig", "--compatibility", PLATFORM]);
+            // zig links an unwinder of its own for what the libraries before it do not define. The
+            // symbols of this one have had the same versions since GCC 4.2.
+            command.arg("--").arg(format!("-Clink-arg={}", unwinder()?.display()));
         }
         Kind::Local => {
             command.args(["--profile", "dev", "--compatibility", "linux"]);
@@ -118,4 +191,28 @@ pub fn install(environment: &Path) -> Command {
     let mut pip = Command::new(environment.join("bin/pip"));
     pip.args(["install", "--quiet", "--disable-pip-version-check"]);
     pip
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEEDED: &str = " 0x01 (NEEDED)   Shared library: [libgcc_s.so.1]";
+
+    #[test]
+    fn a_library_with_an_unwinder_or_newer_functions_is_refused() {
+        let symbol = |section: &str, name: &str| {
+            format!("  3: 0000 0 FUNC GLOBAL DEFAULT {section} {name} (3)")
+        };
+        let raise = symbol("UND", "_Unwind_RaiseException@GCC_3.0");
+        let of = |more: &str| links(NEEDED, &format!("{raise}\n{more}"));
+        of("").unwrap();
+        of(&symbol("UND", "memcpy@GLIBC_2.14")).unwrap();
+        of(&symbol("UND", "fcntl64@GLIBC_2.28")).unwrap();
+        of(&symbol("UND", "free@GLIBC_2.2.5")).unwrap();
+        assert!(of(&symbol("UND", "dlsym@GLIBC_2.34")).is_err());
+        assert!(of(&symbol("12", "_Unwind_GetIP")).is_err());
+        assert!(links("", &raise).is_err());
+        assert!(links(NEEDED, &symbol("UND", "_Unwind_Resume@GCC_3.0")).is_err());
+    }
 }

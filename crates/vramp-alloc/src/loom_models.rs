@@ -269,7 +269,7 @@ fn call(slot: &Slot<Captured>) {
 fn remove_beside_calls(callers: usize, waits: bool) {
     loom::model(move || {
         let dropped = Arc::new(loom::sync::atomic::AtomicBool::new(false));
-        let slot = Arc::new(Slot::new(1, Arc::new(Captured(Arc::clone(&dropped)))));
+        let slot = Slot::new(Arc::new(Captured(Arc::clone(&dropped))));
         let others: Vec<_> = (0..callers)
             .map(|_| {
                 let slot = Arc::clone(&slot);
@@ -302,7 +302,7 @@ fn a_removal_inside_a_callback_leaves_the_drop_to_the_last_call() {
 #[test]
 fn of_two_removals_one_finds_the_callback() {
     loom::model(|| {
-        let slot = Arc::new(Slot::new(1, Arc::new(())));
+        let slot = Slot::new(Arc::new(()));
         let other = Arc::clone(&slot);
         let other = thread::spawn(move || other.remove(true).is_some());
         let own = slot.remove(true).is_some();

@@ -30,9 +30,11 @@
 //!    does not wait inside any callback, as two callbacks that remove each other would wait for ever:
 //!    then the last call in progress drops the closure.
 //!
-//! An event costs O(callbacks), and so does a registration. A removed callback leaves nothing.
+//! An event costs O(callbacks). A registration and its end cost O(log callbacks), and O(callbacks)
+//! while an event is in progress. A removed callback leaves nothing.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -173,7 +175,6 @@ impl Drop for Frame {
 
 /// A registered callback, and how many calls of it are in progress.
 pub(crate) struct Slot<F: ?Sized> {
-    number: u64,
     state: Mutex<SlotState<F>>,
     idle: Condvar,
 }
@@ -185,9 +186,9 @@ struct SlotState<F: ?Sized> {
 }
 
 impl<F: ?Sized> Slot<F> {
-    pub(crate) fn new(number: u64, code: Arc<F>) -> Slot<F> {
+    pub(crate) fn new(code: Arc<F>) -> Arc<Slot<F>> {
         let state = Mutex::new(SlotState { code: Some(code), running: 0 });
-        Slot { number, state, idle: Condvar::new() }
+        Arc::new(Slot { state, idle: Condvar::new() })
     }
 
     fn lock(&self) -> MutexGuard<'_, SlotState<F>> {
@@ -234,7 +235,8 @@ pub(crate) struct Observers {
     lists: RwLock<Arc<Lists>>,
 }
 
-type Slots<F> = Vec<Arc<Slot<F>>>;
+/// By number, so in the order of registration.
+type Slots<F> = BTreeMap<u64, Arc<Slot<F>>>;
 
 #[derive(Clone, Default)]
 struct Lists {
@@ -275,16 +277,16 @@ impl Observers {
     }
 
     pub(crate) fn add_observer(&self, observer: Arc<Observer>) -> Registration {
-        self.change(|lists, number| lists.observers.push(Arc::new(Slot::new(number, observer))))
+        self.change(|lists, number| drop(lists.observers.insert(number, Slot::new(observer))))
     }
 
     pub(crate) fn add_handler(&self, handler: Arc<Handler>) -> Registration {
-        self.change(|lists, number| lists.handlers.push(Arc::new(Slot::new(number, handler))))
+        self.change(|lists, number| drop(lists.handlers.insert(number, Slot::new(handler))))
     }
 
     #[cfg(feature = "history")]
     pub(crate) fn add_recorder(&self, recorder: Arc<dyn Recorder>) -> Registration {
-        self.change(|lists, number| lists.recorders.push(Arc::new(Slot::new(number, recorder))))
+        self.change(|lists, number| drop(lists.recorders.insert(number, Slot::new(recorder))))
     }
 
     /// Removes an observer or handler. Returns false if it was removed before.
@@ -311,9 +313,9 @@ impl Observers {
     pub(crate) fn clear(&self) {
         let mut gone = Lists::default();
         self.change(|lists, last| gone = std::mem::replace(lists, Lists { last, ..gone.clone() }));
-        gone.observers.iter().for_each(|slot| self.drop_code(slot.remove(false)));
-        gone.handlers.iter().for_each(|slot| self.drop_code(slot.remove(false)));
-        gone.recorders.iter().for_each(|slot| self.drop_code(slot.remove(false)));
+        gone.observers.values().for_each(|slot| self.drop_code(slot.remove(false)));
+        gone.handlers.values().for_each(|slot| self.drop_code(slot.remove(false)));
+        gone.recorders.values().for_each(|slot| self.drop_code(slot.remove(false)));
     }
 
     /// Waits for calls in progress, except inside a callback, and drops the closure.
@@ -337,13 +339,13 @@ impl Observers {
             return Registration(0);
         }
         let mut guard = self.lists.write().unwrap_or_else(PoisonError::into_inner);
-        let mut lists = Lists::clone(&guard);
+        // Copies the lists only if an event in progress reads them.
+        let lists = Arc::make_mut(&mut guard);
         lists.last += 1;
         let number = lists.last;
-        change(&mut lists, number);
+        change(lists, number);
         let observed = !(lists.observers.is_empty() && lists.recorders.is_empty());
         self.observed.store(observed, Ordering::Relaxed);
-        *guard = Arc::new(lists);
         Registration(number)
     }
 
@@ -394,7 +396,7 @@ impl Observers {
         }
         let nested = runs(|allocator, role| allocator == self.allocator && role == Role::Observer);
         let lists = self.lists();
-        for slot in &lists.recorders {
+        for slot in lists.recorders.values() {
             if let Some(recorder) = slot.begin() {
                 // The driver may panic too.
                 self.contain(move || recorder.record(event, (!nested).then_some(self)));
@@ -402,7 +404,7 @@ impl Observers {
             }
         }
         if !nested {
-            for slot in &lists.observers {
+            for slot in lists.observers.values() {
                 self.call(slot, Role::Observer, |observer| observer(event));
             }
         }
@@ -412,7 +414,7 @@ impl Observers {
     pub(crate) fn run_handlers(&self, shortage: &Shortage) -> bool {
         let lists = self.lists();
         let mut freed = false;
-        for slot in &lists.handlers {
+        for slot in lists.handlers.values() {
             freed |= self.call(slot, Role::Handler, |handler| handler(shortage)).unwrap_or(false);
         }
         freed
@@ -420,6 +422,5 @@ impl Observers {
 }
 
 fn take<F: ?Sized>(slots: &mut Slots<F>, Registration(gone): Registration) -> Option<Arc<Slot<F>>> {
-    let index = slots.iter().position(|slot| slot.number == gone)?;
-    Some(slots.remove(index))
+    slots.remove(&gone)
 }

@@ -16,6 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use vramp_alloc::error::OutOfMemoryReport;
+use vramp_alloc::observe::{Registration, Shortage};
 pub use vramp_alloc::stats::{MemoryStats, ScopeId, ScopePeaks, Stats};
 use vramp_driver::{DeviceInfo, MemoryInfo};
 
@@ -364,6 +365,34 @@ impl OpenAllocator {
     /// The first invariant that does not hold.
     pub fn audit(self) -> CallResult<()> {
         self.with(Context::audit)
+    }
+
+    /// Registers `handler`, which is called with the requested bytes before a request fails for want of
+    /// memory, on the thread of the request and without a lock. It returns true if it freed memory: then
+    /// the request is tried again, up to 64 times. Returns the number of the registration. The close of
+    /// the allocator drops the handler. No driver call.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn on_shortage(
+        self,
+        handler: impl Fn(u64) -> bool + Send + Sync + 'static,
+    ) -> CallResult<u64> {
+        self.with(|context| {
+            let handler = move |shortage: &Shortage| handler(shortage.requested.count());
+            Ok(context.allocator().on_shortage(handler).number())
+        })
+    }
+
+    /// Removes a shortage handler. Returns false if it was removed before. Waits for its calls in
+    /// progress on other threads, except inside a handler.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn unregister(self, registration: u64) -> CallResult<bool> {
+        self.with(|context| {
+            Ok(context.allocator().unregister(Registration::from_number(registration)))
+        })
     }
 
     /// Starts to record the last `events` events, 40 bytes each. Zero stops recording.

@@ -9,11 +9,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use vramp_capi::process::{Block, StreamName};
 
 use crate::array::Array;
 use crate::error::refuse;
 use crate::pool::{Pool, bytes, detached};
+use crate::python;
 use crate::stream::{Stream, stream_of};
 
 /// A block of device memory.
@@ -207,13 +209,17 @@ impl Allocation {
         let array = Bound::new(py, Array::new(slf, None, None, 0)?)?;
         // Fails with a reason on a card.
         array.getattr(intern!(py, "__array_interface__"))?;
-        let made = py.import("numpy")?.call_method1("asarray", (array,))?;
+        let asarray = python::member(py, "numpy", "asarray")?;
+        let made = python::call(&asarray, &PyTuple::new(py, [array])?, None)?;
         let wanted = match dtype {
-            Some(dtype) => py.import("numpy")?.call_method1("asarray", (&made, dtype))?,
+            Some(dtype) => python::call(&asarray, &PyTuple::new(py, [&made, dtype])?, None)?,
             None => made.clone(),
         };
         match copy {
-            Some(true) if wanted.is(&made) => wanted.call_method0("copy"),
+            Some(true) if wanted.is(&made) => {
+                let copy = python::attribute(&wanted, intern!(py, "copy"))?;
+                python::call(&copy, &PyTuple::empty(py), None)
+            }
             Some(false) if !wanted.is(&made) => Err(PyValueError::new_err(
                 "the memory has bytes, so another type needs a copy: use array(shape, dtype)",
             )),

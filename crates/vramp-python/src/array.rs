@@ -25,6 +25,7 @@ use vramp_capi::process::StreamName;
 use crate::allocation::Allocation;
 use crate::error::{raise, refuse};
 use crate::pool::{bytes, detached};
+use crate::python;
 
 const UNVERSIONED: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
@@ -207,7 +208,8 @@ fn place(py: Python<'_>, block: &Allocation) -> PyResult<Place> {
 
 /// Returns the element type of an argument. `vramp._dtypes` knows the names.
 fn element(py: Python<'_>, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<Element> {
-    let parsed = py.import("vramp._dtypes")?.getattr("parse")?.call1((dtype,))?;
+    let parse = python::member(py, "vramp._dtypes", "parse")?;
+    let parsed = python::call(&parse, &PyTuple::new(py, [dtype])?, None)?;
     let (name, code, kind, bits): (String, String, u8, u8) = parsed.extract()?;
     let dlpack = DLDataType { code: kind, bits, lanes: 1 };
     Ok(Element { name, code, dlpack, size: u64::from(bits) / 8 })
@@ -218,10 +220,10 @@ fn shape_of(shape: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     if shape.is_instance_of::<PyInt>() {
         return Ok(vec![bytes(py, shape, "shape")?]);
     }
-    let lengths = shape.try_iter().map_err(|_| {
+    let lengths = python::elements(shape).map_err(|_| {
         PyTypeError::new_err("a shape is an int or a sequence of ints, such as (1024, 768)")
     })?;
-    lengths.map(|len| bytes(py, &len?, "a length of the shape")).collect()
+    lengths.iter().map(|len| bytes(py, &len, "a length of the shape")).collect()
 }
 
 /// What a capsule points to. `tensor` is first, and the deleter finds the rest behind it.

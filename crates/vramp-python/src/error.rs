@@ -1,9 +1,11 @@
 //! Converts failures to exceptions. The classes are in `vramp._errors`, in Python.
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 use vramp_capi::abi::vramp_status_t::{self, *};
 use vramp_capi::process::Error;
+
+use crate::python;
 
 /// Returns the name of the exception's class.
 fn class_of(status: vramp_status_t) -> &'static str {
@@ -58,7 +60,8 @@ pub fn refuse(py: Python<'_>, class: &str, text: &str) -> PyErr {
 }
 
 fn exception<'py>(py: Python<'py>, class: &str, text: &str) -> PyResult<Bound<'py, PyAny>> {
-    py.import("vramp._errors")?.getattr(class)?.call1((text,))
+    let class = python::member(py, "vramp._errors", class)?;
+    python::call(&class, &PyTuple::new(py, [text])?, None)
 }
 
 /// Returns an instance of a class of results in `vramp._types`.
@@ -67,5 +70,6 @@ pub fn result<'py>(
     class: &str,
     fields: &Bound<'py, PyDict>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    py.import("vramp._types")?.getattr(class)?.call((), Some(fields))
+    let class = python::member(py, "vramp._types", class)?;
+    python::call(&class, &PyTuple::empty(py), Some(fields))
 }

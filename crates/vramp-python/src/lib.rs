@@ -6,7 +6,8 @@
 //!    passed as a stream.
 //! 3. `array.rs` lets other libraries access a block without a copy, `measure.rs` reads peaks of a part
 //!    of a program, and `analysis.rs` replays and explains recordings.
-//! 4. `error.rs` converts a failure to the exception of its kind.
+//! 4. `shortage.rs` calls functions of the program that free memory before a request fails.
+//! 5. `error.rs` converts a failure to the exception of its kind, and `python.rs` calls Python code.
 //!
 //! Every call that may wait for a lock or a driver call runs detached from the interpreter. A cache
 //! hit stays attached: it takes only locks that are held for a few instructions, by threads that do
@@ -22,4 +23,6 @@ mod error;
 mod measure;
 mod module;
 mod pool;
+mod python;
+mod shortage;
 mod stream;

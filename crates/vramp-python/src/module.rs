@@ -18,6 +18,8 @@ mod _native {
     #[pymodule_export]
     use crate::pool::Pool;
     #[pymodule_export]
+    use crate::shortage::Registration;
+    #[pymodule_export]
     use crate::stream::Stream;
 
     #[pymodule_init]

@@ -4,13 +4,16 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyInt, PyString};
+use pyo3::types::{PyBool, PyDict, PyInt, PyString, PyTuple};
 use vramp_capi::process::{Block, CallResult, OpenAllocator, StreamName};
 
 use crate::allocation::Allocation;
 use crate::error::{raise, refuse, result};
 use crate::measure::Measure;
+use crate::python;
+use crate::shortage::{self, Registration};
 use crate::stream::{self, Stream, stream_of};
 
 /// A pool of device memory.
@@ -107,12 +110,17 @@ impl Pool {
 
 /// Returns a number of bytes.
 pub fn bytes(py: Python<'_>, size: &Bound<'_, PyAny>, what: &str) -> PyResult<u64> {
-    if let Ok(size) = size.extract::<u64>() {
-        return Ok(size);
-    }
-    let index = size.call_method0("__index__").map_err(|_| {
-        PyTypeError::new_err(format!("{what} is a number of bytes, and not {}", size.get_type()))
-    })?;
+    let index = match size.is_instance_of::<PyInt>() {
+        true => size.clone(),
+        false => python::attribute(size, intern!(py, "__index__"))
+            .and_then(|index| python::call(&index, &PyTuple::empty(py), None))
+            .ok()
+            .filter(|index| index.is_instance_of::<PyInt>())
+            .ok_or_else(|| {
+                let text = format!("{what} is a number of bytes, and not {}", size.get_type());
+                PyTypeError::new_err(text)
+            })?,
+    };
     index.extract::<u64>().map_err(|_| {
         refuse(py, "RangeError", &format!("{what} is {index}: use a number from 0 to 2**64 - 1"))
     })
@@ -264,7 +272,10 @@ impl Pool {
     }
 
     /// Writes blocks, segments and recorded events to a file.
-    fn snapshot(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    fn snapshot(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<()> {
+        // The path may be an object of a class in Python.
+        let fspath = python::member(py, "os", "fspath")?;
+        let path = python::call(&fspath, &PyTuple::new(py, [path])?, None)?.extract::<PathBuf>()?;
         let path = path.into_os_string().into_string().map_err(|path| {
             PyValueError::new_err(format!("the path {path:?} is not UTF-8: use another name"))
         })?;
@@ -329,6 +340,11 @@ impl Pool {
     #[getter]
     fn is_closed(&self, py: Python<'_>) -> bool {
         self.call(py, OpenAllocator::limit).is_err()
+    }
+
+    /// Registers a function that frees memory.
+    fn on_shortage(slf: &Bound<'_, Pool>, handler: &Bound<'_, PyAny>) -> PyResult<Registration> {
+        shortage::register(slf, handler)
     }
 
     /// Returns a context manager that measures peaks and counts.

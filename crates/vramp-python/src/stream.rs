@@ -1,14 +1,15 @@
 //! Streams, and what may be passed as one.
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyInt};
+use pyo3::types::{PyBool, PyInt, PyTuple};
 use vramp_capi::abi::vramp_stream_t;
 use vramp_capi::process::StreamName;
 
 use crate::error::{raise, refuse};
-use crate::pool::Pool;
+use crate::pool::{Pool, bytes};
+use crate::python;
 
 /// A stream that a pool created. It is destroyed with the last reference; work queued on it still
 /// runs.
@@ -75,15 +76,22 @@ fn named(stream: &Bound<'_, PyAny>) -> PyResult<StreamName> {
         return Ok(StreamName::Created(created.get().handle));
     }
     let py = stream.py();
-    let Some(protocol) = stream.getattr_opt(intern!(py, "__cuda_stream__"))? else {
-        return Err(PyTypeError::new_err(format!(
-            "a stream is None, an int, a vramp.Stream or an object with __cuda_stream__, and not {}",
-            stream.get_type().name()?
-        )));
+    let protocol = match python::attribute(stream, intern!(py, "__cuda_stream__")) {
+        Err(error) if error.is_instance_of::<PyAttributeError>(py) => {
+            return Err(PyTypeError::new_err(format!(
+                "a stream is None, an int, a vramp.Stream or an object with __cuda_stream__, and not {}",
+                stream.get_type().name()?
+            )));
+        }
+        protocol => protocol?,
     };
     // The protocol is a method. Early versions of it were a property.
-    let pair = if protocol.is_callable() { protocol.call0()? } else { protocol };
-    let (version, handle): (u64, Bound<'_, PyAny>) = pair.extract()?;
+    let pair = match protocol.is_callable() {
+        true => python::call(&protocol, &PyTuple::empty(py), None)?,
+        false => protocol,
+    };
+    let (version, handle): (Bound<'_, PyInt>, Bound<'_, PyAny>) = pair.extract()?;
+    let version: u64 = version.extract()?;
     if version != 0 {
         let text = format!(
             "__cuda_stream__ has version {version}, and vramp knows version 0: pass the stream's \
@@ -95,8 +103,13 @@ fn named(stream: &Bound<'_, PyAny>) -> PyResult<StreamName> {
 }
 
 fn number(stream: &Bound<'_, PyAny>) -> PyResult<StreamName> {
-    let raw: u64 = stream.extract().map_err(|_| {
-        refuse(stream.py(), "RangeError", &format!("{stream} is not the address of a stream"))
+    let py = stream.py();
+    let raw = bytes(py, stream, "a stream").map_err(|_| {
+        let text = match stream.is_instance_of::<PyInt>() {
+            true => format!("{stream} is not the address of a stream"),
+            false => format!("an object of {} is not the address of a stream", stream.get_type()),
+        };
+        refuse(py, "RangeError", &text)
     })?;
     // cudaStreamLegacy is another name of the default stream.
     Ok(StreamName::Raw(if raw == 1 { 0 } else { raw }))

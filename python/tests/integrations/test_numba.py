@@ -10,6 +10,7 @@ import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -149,6 +150,35 @@ def test_waiting_memory_is_freed_before_an_allocation_fails(
         pointer = manager.memalloc(800 << 20)
         assert context.synchronized == 1
     del pointer
+
+
+def test_waiting_memory_is_freed_before_another_library_fails(
+    context: Context, pool: vramp.Pool
+) -> None:
+    manager = context.memory_manager
+    manager.memalloc(800 << 20)
+    assert pool.stats().live == 800 << 20
+    pool.malloc(800 << 20).free()
+    assert context.synchronized == 1 and pool.stats().live == 0
+    context.refuses = True
+    manager.memalloc(800 << 20)
+    with pytest.raises(vramp.OutOfMemoryError):
+        pool.malloc(800 << 20)
+    context.refuses = False
+    pool.malloc(800 << 20).free()
+
+
+def test_the_end_of_a_manager_ends_its_handler(pool: vramp.Pool) -> None:
+    for _ in range(100):
+        context = Context()
+        manager = adaptor.manager()(context=context)
+        adaptor._flush_in_shortages(manager, pool)
+        ended = weakref.ref(manager)
+        del manager, context
+        gc.collect()
+        assert ended() is None
+    with pytest.raises(vramp.OutOfMemoryError):
+        pool.malloc(4 << 30)
 
 
 def test_out_of_memory_is_numbas_error_with_the_report(context: Context, pool: vramp.Pool) -> None:

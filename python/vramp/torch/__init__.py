@@ -154,9 +154,9 @@ def doctor() -> list[tuple[str, bool | None, str]]:
     try:
         torch = _torch()
     except VrampError as error:
-        return [("PyTorch", None, str(error))]
+        return [("torch", None, str(error))]
     found: list[tuple[str, bool | None, str]] = [
-        ("PyTorch", True, f"{torch.__version__} with CUDA {torch.version.cuda}")
+        ("torch", True, f"{torch.__version__} with CUDA {torch.version.cuda}")
     ]
     found.append(("vramp.torch.enable()", *_prospect(torch)))
     try:

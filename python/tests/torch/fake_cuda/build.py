@@ -3,7 +3,7 @@
     LD_PRELOAD=$(python python/tests/torch/fake_cuda/build.py) python program.py
 
 Environment of the program: FAKE_CUDA_MEMORY, bytes of a device (default 1 GiB); FAKE_CUDA_DEVICES, number
-of devices (default 1). The libraries lie in target/fake-cuda and are built again when a source changes.
+of devices (default 1); CUDA_VISIBLE_DEVICES, numbers of those to use. The libraries lie in target/fake-cuda and are built again when a source changes.
 
 The library's SONAME is libcudart.so.N of torch's CUDA, so that the loader takes it for that library.
 """

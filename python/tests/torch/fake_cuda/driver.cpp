@@ -27,7 +27,7 @@ CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(static_cas
 
 extern "C" {
 
-CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuInit(unsigned) { return Memory::instance().device_count() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
 CUresult cuDriverGetVersion(int* version) { return *version = CUDA_VERSION, CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice* device, int number) { return *device = number, CUDA_SUCCESS; }
 CUresult cuDeviceGetCount(int* count) {

@@ -23,6 +23,20 @@ void* map_aligned(size_t size, size_t align, int protection, void** start, size_
   return reinterpret_cast<void*>((address + align - 1) / align * align);
 }
 
+// The devices that CUDA_VISIBLE_DEVICES leaves: those before the first number that no device has.
+size_t visible_devices() {
+  const size_t devices = number_from_environment("FAKE_CUDA_DEVICES", 1);
+  const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!text) return devices;
+  for (size_t visible = 0;; ++visible) {
+    char* end = nullptr;
+    const long number = std::strtol(text, &end, 10);
+    if (end == text || number < 0 || size_t(number) >= devices) return visible;
+    if (*end != ',') return visible + 1;
+    text = end + 1;
+  }
+}
+
 }  // namespace
 
 Memory& Memory::instance() {
@@ -33,7 +47,7 @@ Memory& Memory::instance() {
 
 Memory::Memory()
     : capacity_(number_from_environment("FAKE_CUDA_MEMORY", size_t{1} << 30)),
-      used_(number_from_environment("FAKE_CUDA_DEVICES", 1)),
+      used_(visible_devices()),
       mallocs_(used_.size()),
       frees_(used_.size()) {}
 
