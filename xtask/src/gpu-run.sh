@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs everything in this folder on a machine with a card and leaves the results as files in $OUT.
-# Ends with 1 if anything failed; summary.txt says what.
+# Ends with 1 if anything failed; summary.txt says what. PARTS chooses some of card, traces, bench, python and
+# graphs; all by default.
 set -uo pipefail
 cd "$(dirname "$0")"
 OUT=${OUT:-results}
@@ -19,35 +20,6 @@ note() {
     echo "$name: status $status, $((SECONDS - start)) s" | tee -a "$OUT/summary.txt"
 }
 
-note machine uname -a
-note card nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
-note conformance timeout 300 bin/conformance
-note facts timeout 300 bin/facts
-note torture timeout 300 bin/torture cuda --seconds "${TORTURE_SECONDS:-20}"
-note torture-vpmm timeout 300 bin/torture cuda --preset vpmm --seconds 10 --fill 20
-note lifecycle timeout 900 bin/vramp-bench lifecycle --device cuda:0 --steps "${LIFECYCLE_STEPS:-20000}"
-note larger-than-the-card timeout 120 bin/larger_than_the_card cuda
-note spill-soak timeout 900 bin/spill_soak cuda --seconds "${SOAK_SECONDS:-20}"
-note overhead timeout 120 bin/overhead cuda:0
-for test in tests/*; do
-    note "$(basename "$test")" timeout 300 "$test"
-done
-note info timeout 60 bin/vramp info
-for trace in traces/*.pickle* traces/*.vtrace; do
-    [ -e "$trace" ] || continue
-    for device in cuda sim:h200; do
-        name=replay-$(basename "$trace")-${device//:/-}
-        note "$name" timeout 600 bin/vramp replay "$trace" --allocator all --device "$device" --json
-    done
-done
-note tiers timeout 60 bin/vramp tiers --directory . --measure
-for bench in reserve copy "disk --dir ."; do
-    # shellcheck disable=SC2086
-    note "bench-${bench%% *}" timeout 300 bin/vramp bench $bench --json
-done
-note bench-graphs timeout 300 bin/vramp bench graphs --device cuda --json
-note read-in-place timeout 120 bin/read_in_place cuda:0
-note bench-spill timeout 300 bin/vramp bench spill --device cuda --json
 # The Python package, and PyTorch and the other libraries on it where they are installed.
 export PYTHONPATH=$PWD/site PYTHONDONTWRITEBYTECODE=1 VRAMP_CACHE_DIR=$PWD/cache
 has() {
@@ -58,34 +30,74 @@ tests() {
     note "$1" timeout "$2" env PYTHONPATH="$PYTHONPATH:$PWD/pytest" \
         python3 -m pytest -q -rs -p no:cacheprovider "$3"
 }
-note python-doctor timeout 300 python3 -m vramp doctor
-tests python-card 600 python/tests_card
-if has torch; then
-    # shellcheck disable=SC2086
-    note check-torch timeout 3600 python3 bench/check-torch.py ${CHECK_ARGS:-}
-    # shellcheck disable=SC2086
-    note check-programs timeout 3600 python3 bench/check-programs.py ${PROGRAM_ARGS:-}
-    for allocator in vramp native; do
-        VRAMP_TEST_DEVICE=cuda VRAMP_TEST_ALLOCATOR=$allocator tests "torch-$allocator" 1800 python/tests/torch
+
+part_card() {
+    note conformance timeout 300 bin/conformance
+    note facts timeout 300 bin/facts
+    note torture timeout 300 bin/torture cuda --seconds "${TORTURE_SECONDS:-20}"
+    note torture-vpmm timeout 300 bin/torture cuda --preset vpmm --seconds 10 --fill 20
+    note lifecycle timeout 900 bin/vramp-bench lifecycle --device cuda:0 --steps "${LIFECYCLE_STEPS:-20000}"
+    note larger-than-the-card timeout 120 bin/larger_than_the_card cuda
+    note spill-soak timeout 900 bin/spill_soak cuda --seconds "${SOAK_SECONDS:-20}"
+    note overhead timeout 120 bin/overhead cuda:0
+    for test in tests/*; do
+        note "$(basename "$test")" timeout 300 "$test"
     done
-else
-    echo "torch: left out, because python3 cannot import it" | tee -a "$OUT/summary.txt"
-fi
-if has cupy || has numba.cuda || has rmm || has cuda.core; then
-    note check-arrays timeout 3600 python3 bench/check-arrays.py
-else
-    echo "check-arrays: left out, because python3 has none of its libraries" | tee -a "$OUT/summary.txt"
-fi
-# PyTorch's jobs, where WORKLOADS=file.py names them; TORCH_ARGS has further arguments.
-if [ -n "${WORKLOADS:-}" ]; then
-    # shellcheck disable=SC2086
-    note torch-workloads timeout "${TORCH_SECONDS:-3600}" \
-        python3 bench/torch-workloads.py "$WORKLOADS" ${TORCH_ARGS:-}
-fi
-# What models allocate while a graph is captured: RECORD_CAPTURES=1, into $OUT/captures.
-if [ -n "${RECORD_CAPTURES:-}" ]; then
-    note record-captures timeout 1800 python3 bench/record-captures.py "$OUT/captures"
-fi
+}
+
+part_traces() {
+    note info timeout 60 bin/vramp info
+    for trace in traces/*.pickle* traces/*.vtrace; do
+        [ -e "$trace" ] || continue
+        for device in cuda sim:h200; do
+            name=replay-$(basename "$trace")-${device//:/-}
+            note "$name" timeout 600 bin/vramp replay "$trace" --allocator all --device "$device" --json
+        done
+    done
+}
+
+part_bench() {
+    note tiers timeout 60 bin/vramp tiers --directory . --measure
+    for bench in reserve copy "disk --dir ."; do
+        # shellcheck disable=SC2086
+        note "bench-${bench%% *}" timeout 300 bin/vramp bench $bench --json
+    done
+    note bench-graphs timeout 300 bin/vramp bench graphs --device cuda --json
+    note read-in-place timeout 120 bin/read_in_place cuda:0
+    note bench-spill timeout 300 bin/vramp bench spill --device cuda --json
+}
+
+part_python() {
+    note python-doctor timeout 300 python3 -m vramp doctor
+    tests python-card 600 python/tests_card
+    if has torch; then
+        # shellcheck disable=SC2086
+        note check-torch timeout 3600 python3 bench/check-torch.py ${CHECK_ARGS:-}
+        # shellcheck disable=SC2086
+        note check-programs timeout 3600 python3 bench/check-programs.py ${PROGRAM_ARGS:-}
+        for allocator in vramp native; do
+            VRAMP_TEST_DEVICE=cuda VRAMP_TEST_ALLOCATOR=$allocator tests "torch-$allocator" 1800 python/tests/torch
+        done
+    else
+        echo "torch: left out, because python3 cannot import it" | tee -a "$OUT/summary.txt"
+    fi
+    if has cupy || has numba.cuda || has rmm || has cuda.core; then
+        note check-arrays timeout 3600 python3 bench/check-arrays.py
+    else
+        echo "check-arrays: left out, because python3 has none of its libraries" | tee -a "$OUT/summary.txt"
+    fi
+    # PyTorch's jobs, where WORKLOADS=file.py names them; TORCH_ARGS has further arguments.
+    if [ -n "${WORKLOADS:-}" ]; then
+        # shellcheck disable=SC2086
+        note torch-workloads timeout "${TORCH_SECONDS:-3600}" \
+            python3 bench/torch-workloads.py "$WORKLOADS" ${TORCH_ARGS:-}
+    fi
+    # What models allocate while a graph is captured: RECORD_CAPTURES=1, into $OUT/captures.
+    if [ -n "${RECORD_CAPTURES:-}" ]; then
+        note record-captures timeout 1800 python3 bench/record-captures.py "$OUT/captures"
+    fi
+}
+
 # What captures need in an arena: those that came along, and those made just now.
 graphs() {
     local capture
@@ -94,6 +106,20 @@ graphs() {
         note "$1-$(basename "$capture" .pickle.gz)" timeout 300 bin/vramp graph "$capture" --json
     done
 }
-graphs graph captures
-graphs graph-recorded "$OUT/captures"
+
+part_graphs() {
+    graphs graph captures
+    graphs graph-recorded "$OUT/captures"
+}
+
+note machine uname -a
+note card nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
+for part in ${PARTS:-card traces bench python graphs}; do
+    if ! declare -F "part_$part" > /dev/null; then
+        echo "there is no part $part" | tee -a "$OUT/summary.txt"
+        failed=1
+    else
+        "part_$part"
+    fi
+done
 exit "$failed"
