@@ -13,6 +13,7 @@ pub use crate::error::{SiblingPool, StreamUsage, TagUsage};
 pub use crate::scopes::{ScopeId, ScopePeaks};
 
 use crate::Allocator;
+use crate::config::Preset;
 use crate::error::Unusable;
 
 /// Statistics as in `torch.cuda.memory_stats`. Bytes where the name says so.
@@ -67,7 +68,57 @@ pub struct MemoryStats {
     pub max_split_size: Option<Bytes>,
 }
 
+/// Physical memory and freed blocks of an allocator. Of each pair, the first is of requests up to 1 MiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReservedMemory {
+    /// Physical memory reserved.
+    pub reserved: Stat,
+    /// The part of it that serves only requests up to 1 MiB, in bytes.
+    pub small: u64,
+    /// Number of freed blocks that work of other streams may still use.
+    pub waiting: [u64; 2],
+    /// Bytes of these.
+    pub waiting_bytes: [u64; 2],
+    /// Handles created.
+    pub created: u64,
+    /// Handles released.
+    pub released: u64,
+    /// Requests that were retried.
+    pub retries: u64,
+}
+
 impl Allocator {
+    /// Returns what statistics need besides the live blocks. With the preset `vramp` no driver call, and
+    /// O(n) in the freed blocks that wait and in the streams; otherwise as
+    /// [`Allocator::memory_stats`].
+    pub fn reserved_memory(&self) -> Result<ReservedMemory, DriverError> {
+        Unusable::check_fork_before(Call::PoolUsage)?;
+        if self.preset() != Preset::Vramp {
+            return self.memory_stats().map(ReservedMemory::of);
+        }
+        let inner = self.shared().lock_anyway();
+        let Some(pool) = inner.manager.virtual_pool() else {
+            drop(inner);
+            return self.memory_stats().map(ReservedMemory::of);
+        };
+        let (waiting, slabs) = pool.waiting_memory();
+        let counters = pool.pool.counters();
+        Ok(ReservedMemory {
+            reserved: Stat {
+                current: counters.reserved.count(),
+                peak: counters.reserved_peak.count(),
+                allocated: (counters.reserved + counters.released).count(),
+                freed: counters.released.count(),
+            },
+            small: slabs.count(),
+            waiting: waiting.map(|count| count.parts),
+            waiting_bytes: waiting.map(|count| count.bytes.count()),
+            created: counters.chunks_created,
+            released: counters.chunks_released,
+            retries: inner.retries,
+        })
+    }
+
     /// Returns statistics by PyTorch's names. One driver call where the driver's pool is in use;
     /// O(n) in the regions of the pool and in the small blocks.
     ///
@@ -220,6 +271,25 @@ fn came_as(live: StatByPool, active: StatByPool) -> StatByPool {
         all: whole(live.all, active.all),
         small_pool: whole(live.small_pool, active.small_pool),
         large_pool: whole(live.large_pool, active.large_pool),
+    }
+}
+
+impl ReservedMemory {
+    fn of(stats: MemoryStats) -> ReservedMemory {
+        let by_pool = |of: StatByPool| [of.small_pool.current, of.large_pool.current];
+        let beyond = |all: StatByPool, live: StatByPool| {
+            let ([a, b], [c, d]) = (by_pool(all), by_pool(live));
+            [a.saturating_sub(c), b.saturating_sub(d)]
+        };
+        ReservedMemory {
+            reserved: stats.reserved_bytes.all,
+            small: stats.reserved_bytes.small_pool.current,
+            waiting: beyond(stats.active, stats.allocation),
+            waiting_bytes: beyond(stats.active_bytes, stats.allocated_bytes),
+            created: stats.num_device_alloc,
+            released: stats.num_device_free,
+            retries: stats.num_alloc_retries,
+        }
     }
 }
 

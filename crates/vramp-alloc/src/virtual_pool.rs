@@ -718,6 +718,23 @@ impl VirtualPool {
         free
     }
 
+    /// Returns freed blocks that wait for work of other streams, of heaps and of the pool, and the bytes of
+    /// the heaps' slabs. O(n) in the blocks that wait and in the streams.
+    pub(crate) fn waiting_memory(&self) -> ([PartCount; 2], Bytes) {
+        let mut small = PartCount::default();
+        let mut slabs = Bytes::ZERO;
+        for (stream, heap) in self.heaps.iter() {
+            let heap = heap.lock();
+            slabs += heap.slab_bytes();
+            if self.pool.waiting_in_heap(stream) > 0 {
+                let waiting = heap.free_parts().waiting;
+                small.parts += waiting.parts;
+                small.bytes += waiting.bytes;
+            }
+        }
+        ([small, self.pool.waiting_parts()], slabs)
+    }
+
     pub(crate) fn audit(&self) -> Result<(), Inconsistency> {
         self.pool.audit()?;
         let mut slabs = 0;

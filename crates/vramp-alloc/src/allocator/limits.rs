@@ -19,16 +19,26 @@ impl Allocator {
     /// # Errors
     /// A driver call failed. The limit holds all the same.
     pub fn set_limit(&self, limit: Option<Bytes>) -> Result<(), AllocError> {
+        self.set_growth_limit(limit)?;
+        match limit {
+            Some(limit) => self.trim(limit),
+            None => Ok(()),
+        }
+    }
+
+    /// Changes the limit and releases nothing: idle memory above it goes on to serve requests, as in
+    /// PyTorch's allocator.
+    ///
+    /// # Errors
+    /// As of [`Allocator::set_limit`].
+    pub fn set_growth_limit(&self, limit: Option<Bytes>) -> Result<(), AllocError> {
         Unusable::check_fork()?;
         self.shared.group.set_limit(limit);
         for member in self.shared.group.members() {
             let Some(mut inner) = member.lock_open()? else { continue };
             inner.manager.set_limit(limit, Bytes::ZERO);
         }
-        match limit {
-            Some(limit) => self.trim(limit),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Sets the limit to a fraction of the card's memory, as PyTorch's
@@ -41,7 +51,7 @@ impl Allocator {
             return Err(AllocError::Fraction(fraction));
         }
         let memory = self.shared.driver.info().limits.memory.count();
-        self.set_limit(Some(Bytes::new((memory as f64 * fraction) as u64)))
+        self.set_growth_limit(Some(Bytes::new((memory as f64 * fraction) as u64)))
     }
 
     /// Returns idle memory to the card until no more than `to` is reserved, or nothing more is

@@ -36,7 +36,7 @@ use vramp_core::Bytes;
 use vramp_driver::Driver;
 use vramp_host::fork::is_forked;
 
-use crate::config::{Config, FIRST_SPAN_BESIDE};
+use crate::config::{Config, FIRST_SPAN_BESIDE, Preset};
 use crate::error::{CloseError, CreateError, Unusable};
 use crate::group::Group;
 use crate::manager::Manager;
@@ -111,6 +111,10 @@ impl Allocator {
         let allocator = Allocator { shared, config };
         allocator.prefill_at_start(prefill)?;
         Ok(allocator)
+    }
+
+    pub(crate) fn preset(&self) -> Preset {
+        self.config.preset
     }
 
     /// Returns the device.

@@ -13,7 +13,6 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vramp_alloc::history::{BlockState, Trace};
-use vramp_alloc::stats::StatByPool;
 use vramp_alloc::{Allocation, Bytes, DeviceAddr, StreamId};
 
 use super::{TORCH, Torch};
@@ -199,25 +198,23 @@ impl Torch {
         opened.find(|&device| self.segments(device).lock().live.contains_key(&addr))
     }
 
-    /// Returns statistics of a device. Two driver calls at most; O(n) in the parts of the pool.
+    /// Returns statistics of a device. One driver call with the preset vramp; O(n) in the freed blocks that
+    /// wait and in the streams.
     pub(super) fn memory(&self, device: c_int) -> Result<vramp_torch_memory_t> {
         let context = self.context(device)?;
-        let stats = context.allocator().memory_stats()?;
+        let memory = context.allocator().reserved_memory()?;
         let card = context.allocator().driver().memory_info()?;
-        let current = |of: StatByPool| [of.small_pool.current, of.large_pool.current];
-        let without =
-            |[a, b]: [u64; 2], [c, d]: [u64; 2]| [a.saturating_sub(c), b.saturating_sub(d)];
         Ok(vramp_torch_memory_t {
-            reserved: stats.reserved_bytes.all.current,
-            reserved_peak: stats.reserved_bytes.all.peak,
-            reserved_total: stats.reserved_bytes.all.allocated,
-            released_total: stats.reserved_bytes.all.freed,
-            reserved_small: stats.reserved_bytes.small_pool.current,
-            waiting: without(current(stats.active), current(stats.allocation)),
-            waiting_bytes: without(current(stats.active_bytes), current(stats.allocated_bytes)),
-            created: stats.num_device_alloc,
-            released: stats.num_device_free,
-            retries: stats.num_alloc_retries,
+            reserved: memory.reserved.current,
+            reserved_peak: memory.reserved.peak,
+            reserved_total: memory.reserved.allocated,
+            released_total: memory.reserved.freed,
+            reserved_small: memory.small,
+            waiting: memory.waiting,
+            waiting_bytes: memory.waiting_bytes,
+            created: memory.created,
+            released: memory.released,
+            retries: memory.retries,
             limit: context.allocator().limit().unwrap_or(card.total).count(),
             device_free: card.free.count(),
             device_total: card.total.count(),

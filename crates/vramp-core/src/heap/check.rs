@@ -71,6 +71,11 @@ impl StreamHeap {
         self.check(pool).map_err(|what| Inconsistency { what })
     }
 
+    /// Bytes of its slabs. O(1).
+    pub fn slab_bytes(&self) -> Bytes {
+        self.slabs.bytes
+    }
+
     /// Number of its slabs.
     pub fn slab_count(&self) -> usize {
         self.slabs.iter().count()

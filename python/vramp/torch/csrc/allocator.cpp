@@ -74,7 +74,8 @@ struct Queue {
 
 // What is kept for one device.
 struct Device {
-  std::mutex mutex;
+  // Recursive, as PyTorch's own: a tracker may allocate.
+  std::recursive_mutex mutex;
   Statistics statistics;
   History history;
   // What PyTorch's allocator has of vramp.
@@ -240,7 +241,7 @@ class Allocator : public CUDAAllocator {
     Device& state = at(device);
     int64_t used;
     {
-      std::lock_guard<std::mutex> lock(state.mutex);
+      std::lock_guard<std::recursive_mutex> lock(state.mutex);
       used = state.statistics.own_bytes() + state.segments.current;
     }
     int64_t idle = std::max<int64_t>(static_cast<int64_t>(memory.reserved) - used, 0);
@@ -427,7 +428,7 @@ class Allocator : public CUDAAllocator {
     Device& state = at(device);
     vramp_torch_memory_t memory = memory_of(device);
     follow_native(state);
-    std::lock_guard<std::mutex> lock(state.mutex);
+    std::lock_guard<std::recursive_mutex> lock(state.mutex);
     return state.statistics.read(memory, state.segments);
   }
 
@@ -436,7 +437,7 @@ class Allocator : public CUDAAllocator {
     native_->resetAccumulatedStats(device);
     vramp_torch_memory_t memory = memory_of(device);
     follow_native(at(device));
-    std::lock_guard<std::mutex> lock(at(device).mutex);
+    std::lock_guard<std::recursive_mutex> lock(at(device).mutex);
     at(device).statistics.reset_accumulated(memory, at(device).segments);
   }
 
@@ -447,7 +448,7 @@ class Allocator : public CUDAAllocator {
       fail("cannot reset the peaks");
     }
     follow_native(at(device));
-    std::lock_guard<std::mutex> lock(at(device).mutex);
+    std::lock_guard<std::recursive_mutex> lock(at(device).mutex);
     at(device).statistics.reset_peaks();
   }
 
@@ -525,7 +526,7 @@ class Allocator : public CUDAAllocator {
                      c10::getApproximateTime(), nullptr, compile_context(), metadata);
     Device& device = at(static_cast<DeviceIndex>(found.device));
     auto settings = history_settings();
-    std::lock_guard<std::mutex> lock(device.mutex);
+    std::lock_guard<std::recursive_mutex> lock(device.mutex);
     record(device, *settings, std::move(entry));
   }
 #endif
@@ -537,7 +538,7 @@ class Allocator : public CUDAAllocator {
       return native_->getContextForPointer(address);
     }
     Device& device = at(static_cast<DeviceIndex>(found.device));
-    std::lock_guard<std::mutex> lock(device.mutex);
+    std::lock_guard<std::recursive_mutex> lock(device.mutex);
     auto stack = device.history.stacks.find(found.address);
     return stack == device.history.stacks.end() ? nullptr : stack->second;
   }
@@ -645,7 +646,7 @@ class Allocator : public CUDAAllocator {
     Device& device = at(static_cast<DeviceIndex>(block.device));
     int64_t allocated;
     {
-      std::lock_guard<std::mutex> lock(device.mutex);
+      std::lock_guard<std::recursive_mutex> lock(device.mutex);
       device.statistics.remove_block(block.size, block.requested);
       allocated = device.statistics.allocated_bytes();
     }
@@ -663,7 +664,7 @@ class Allocator : public CUDAAllocator {
       segment_failure = vramp_.last_error();
       return nullptr;
     }
-    std::lock_guard<std::mutex> lock(at(device).mutex);
+    std::lock_guard<std::recursive_mutex> lock(at(device).mutex);
     at(device).segments.add(size);
     return address;
   }
@@ -689,7 +690,7 @@ class Allocator : public CUDAAllocator {
     vramp_status_t status = vramp_.segment_free(address, waited ? 0 : 1, &size);
     if (status == VRAMP_OK) {
       Device& state = at(static_cast<DeviceIndex>(device));
-      std::lock_guard<std::mutex> lock(state.mutex);
+      std::lock_guard<std::recursive_mutex> lock(state.mutex);
       state.segments.remove(size);
     } else if (status != VRAMP_ERROR_FORKED) {
       fail("cannot free a segment");
@@ -783,12 +784,12 @@ class Allocator : public CUDAAllocator {
     }
     int64_t allocated;
     {
-      std::lock_guard<std::mutex> lock(device.mutex);
+      std::lock_guard<std::recursive_mutex> lock(device.mutex);
       device.statistics.add_block(block.size, block.requested);
       allocated = device.statistics.allocated_bytes();
       if (observed) {
-        if (stack) {
-          device.history.stacks[block.address] = stack;
+        if (stack && device.history.stacks.insert_or_assign(block.address, stack).second) {
+          stacks_.fetch_add(1, std::memory_order_relaxed);
         }
         record(device, *settings,
                entry(TraceEntry::ALLOC, device.index, block.address, size, stream, stack));
@@ -808,7 +809,7 @@ class Allocator : public CUDAAllocator {
     }
     std::string report = vramp_.last_error();
     {
-      std::lock_guard<std::mutex> lock(device.mutex);
+      std::lock_guard<std::recursive_mutex> lock(device.mutex);
       device.statistics.count_retry();
     }
     auto again = [&] {
@@ -833,6 +834,7 @@ class Allocator : public CUDAAllocator {
     if (device.has_pools.load(std::memory_order_relaxed)) {
       int64_t before = segment_bytes(device);
       native_->emptyCache({0, 0});
+      forget_deleted_pools(device);
       follow_native(device);
       if (segment_bytes(device) < before && again()) {
         return nullptr;
@@ -852,7 +854,7 @@ class Allocator : public CUDAAllocator {
     int64_t allocated;
     int64_t reserved;
     {
-      std::lock_guard<std::mutex> lock(device.mutex);
+      std::lock_guard<std::recursive_mutex> lock(device.mutex);
       device.statistics.count_oom();
       allocated = device.statistics.allocated_bytes();
       reserved = static_cast<int64_t>(memory.reserved) + device.statistics.native_reserved() -
@@ -990,7 +992,7 @@ class Allocator : public CUDAAllocator {
   }
 
   static int64_t segment_bytes(Device& device) {
-    std::lock_guard<std::mutex> lock(device.mutex);
+    std::lock_guard<std::recursive_mutex> lock(device.mutex);
     return device.segments.current;
   }
 
@@ -1000,7 +1002,7 @@ class Allocator : public CUDAAllocator {
     int64_t foreign;
     bool is_changed;
     {
-      std::lock_guard<std::mutex> lock(device.mutex);
+      std::lock_guard<std::recursive_mutex> lock(device.mutex);
       device.statistics.update_native(native);
       foreign = device.statistics.native_reserved() - device.segments.current;
       is_changed = foreign != std::exchange(device.foreign, foreign);
@@ -1025,7 +1027,7 @@ class Allocator : public CUDAAllocator {
   void set_vramp_fraction(DeviceIndex device, double fraction) {
     int64_t foreign;
     {
-      std::lock_guard<std::mutex> lock(at(device).mutex);
+      std::lock_guard<std::recursive_mutex> lock(at(device).mutex);
       foreign = at(device).foreign;
     }
     limit_vramp(device, fraction, foreign);
@@ -1061,7 +1063,7 @@ class Allocator : public CUDAAllocator {
 
   bool is_observed() const {
     return history_on_.load(std::memory_order_relaxed) ||
-        is_tracked_.load(std::memory_order_relaxed);
+        is_tracked_.load(std::memory_order_relaxed) || stacks_.load(std::memory_order_relaxed) > 0;
   }
 
   std::shared_ptr<const HistorySettings> history_settings() const {
@@ -1114,11 +1116,12 @@ class Allocator : public CUDAAllocator {
     std::shared_ptr<GatheredContext> stack = gather(*settings, RecordContext::ALL);
     Device& device = at(static_cast<DeviceIndex>(block.device));
     auto stream = reinterpret_cast<cudaStream_t>(block.stream);
-    std::lock_guard<std::mutex> lock(device.mutex);
+    std::lock_guard<std::recursive_mutex> lock(device.mutex);
     auto found = device.history.stacks.find(block.address);
     if (found != device.history.stacks.end()) {
       stack = stack ? stack : found->second;
       device.history.stacks.erase(found);
+      stacks_.fetch_sub(1, std::memory_order_relaxed);
     }
     for (auto action : {TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED}) {
       record(device, *settings,
@@ -1134,14 +1137,11 @@ class Allocator : public CUDAAllocator {
     history_on_.store(enabled);
     for_each_device([&](Device& device) {
       {
-        std::lock_guard<std::mutex> lock(device.mutex);
+        std::lock_guard<std::recursive_mutex> lock(device.mutex);
         if (!enabled || clear) {
           device.history.clear();
         } else {
           device.history.shrink(max_entries);
-        }
-        if (!enabled) {
-          device.history.stacks.clear();
         }
       }
       observe_growth(device, enabled);
@@ -1174,7 +1174,7 @@ class Allocator : public CUDAAllocator {
     auto action = grown ? TraceEntry::SEGMENT_MAP : TraceEntry::SEGMENT_UNMAP;
     // One allocation may create memory at several addresses: the event has the amount.
     TraceEntry event = entry(action, device.index, 0, size, nullptr, growth_stack);
-    std::lock_guard<std::mutex> lock(device.mutex);
+    std::lock_guard<std::recursive_mutex> lock(device.mutex);
     record(device, *settings, std::move(event));
   }
 
@@ -1190,7 +1190,7 @@ class Allocator : public CUDAAllocator {
       add_segments(device, snapshot);
       std::vector<TraceEntry> events;
       if (include_traces) {
-        std::lock_guard<std::mutex> lock(device.mutex);
+        std::lock_guard<std::recursive_mutex> lock(device.mutex);
         events = device.history.in_order();
       }
       for (TraceEntry& event : events) {
@@ -1235,7 +1235,7 @@ class Allocator : public CUDAAllocator {
     if (vramp_.visit(device.index, visitor, &parts) != VRAMP_OK) {
       fail("cannot list the memory");
     }
-    std::lock_guard<std::mutex> lock(device.mutex);
+    std::lock_guard<std::recursive_mutex> lock(device.mutex);
     uint64_t end = 0;
     for (const vramp_torch_part_t& part : parts) {
       bool is_of_pool = part.state == 3;
@@ -1303,6 +1303,8 @@ class Allocator : public CUDAAllocator {
   std::shared_ptr<const std::vector<AllocatorTraceTracker>> trackers_;
   std::shared_ptr<const HistorySettings> history_ = std::make_shared<HistorySettings>();
   std::atomic<bool> history_on_{false};
+  // Number of stacks of live blocks. They stay when the history ends, as PyTorch's do.
+  std::atomic<int64_t> stacks_{0};
   std::atomic<bool> is_tracked_{false};
   c10::ApproximateClockToUnixTimeConverter clock_;
 };

@@ -190,7 +190,7 @@ impl Pool {
     }
 
     /// Number of pieces of the heap of `heap` that are listed. O(n).
-    pub(crate) fn waiting_in_heap(&self, heap: StreamId) -> usize {
+    pub fn waiting_in_heap(&self, heap: StreamId) -> usize {
         self.heap_waits.count_of(heap)
     }
 }

@@ -10,7 +10,7 @@ use crate::pool::block::Slab;
 use crate::pool::census::{Census, Share, Stretch};
 use crate::pool::config::PoolConfig;
 use crate::pool::counters::Counters;
-use crate::pool::free_parts::FreeParts;
+use crate::pool::free_parts::{FreeParts, PartCount};
 use crate::pool::ops::Range;
 
 impl Pool {
@@ -39,6 +39,15 @@ impl Pool {
     /// [`StreamHeap::free_parts`]: crate::StreamHeap::free_parts
     pub fn free_parts(&self) -> FreeParts {
         self.view().free_parts()
+    }
+
+    /// Freed regions that wait for work of other streams, slabs left out. O(n) in these regions alone.
+    pub fn waiting_parts(&self) -> PartCount {
+        let mut counted = PartCount::default();
+        for entry in self.waiting.iter() {
+            counted.add(self.regions.get(entry.item).len);
+        }
+        counted
     }
 
     /// Checks every invariant. O(n log n): for tests, `--audit` and after an error.
