@@ -1,6 +1,5 @@
 """Programs that run on PyTorch's own allocator, found by trying to break vramp."""
 
-import contextlib
 import time
 
 import pytest
@@ -155,8 +154,8 @@ def test_a_block_of_a_pool_is_free_once_the_other_stream_is_done_and_anything_is
         del kept
         assert stat("active_bytes.all.current") == active + 64 * MIB
     torch.cuda.synchronize()
-    # Any request processes the events of frees; on vramp any request in a pool.
-    with torch.cuda.use_mem_pool(pool) if VRAMP else contextlib.nullcontext():
+    # Any request processes the events of frees; on vramp one of 16 does.
+    for _ in range(16 if VRAMP else 1):
         other = block(512)
     assert stat("active_bytes.all.current") == active + 512
     del other
@@ -182,6 +181,7 @@ def test_reading_statistics_costs_the_same_with_thousands_of_free_blocks():
 
 def test_a_forked_child_records_the_use_of_a_tensor():
     text = """
+import os
 kept = torch.empty(1000, device="cuda")
 stream = torch.cuda.Stream()
 child = os.fork()

@@ -36,6 +36,8 @@ namespace vramp {
 namespace {
 
 constexpr size_t kDevices = 64;
+// Requests between two looks at what waits in PyTorch's own allocator.
+constexpr uint32_t kRequestsBetween = 16;
 constexpr size_t kTooLarge = 1152921504606846976ULL;
 
 // True on a thread that asks whether a pool has free memory: no segment is added then.
@@ -89,6 +91,10 @@ struct Device {
   std::set<PoolId> known_pools;
   std::set<PoolId> pools_used_on_oom;
   std::atomic<int> open_count{0};
+  // True while PyTorch's allocator has freed blocks that wait for other streams.
+  std::atomic<bool> native_waits{false};
+  // Number of requests since it was last made to look at them.
+  std::atomic<uint32_t> requests_since{0};
   // True once PyTorch's allocator has served anything on this device.
   std::atomic<bool> has_pools{false};
   // Number of the observer of growth, while history is recorded.
@@ -762,6 +768,10 @@ class Allocator : public CUDAAllocator {
   }
 
   void* malloc_block(Device& device, size_t size, cudaStream_t stream) {
+    if (C10_UNLIKELY(device.native_waits.load(std::memory_order_relaxed)) &&
+        device.requests_since.fetch_add(1, std::memory_order_relaxed) % kRequestsBetween == 0) {
+      process_native_events(device, stream);
+    }
     bool observed = is_observed();
     std::shared_ptr<GatheredContext> stack;
     std::shared_ptr<const HistorySettings> settings;
@@ -996,6 +1006,22 @@ class Allocator : public CUDAAllocator {
     return device.segments.current;
   }
 
+  // Makes PyTorch's allocator reuse freed blocks of pools whose work on other streams is over. It looks at
+  // them in each request outside of pools, and vramp serves those. Takes 2 MiB of the device, until the
+  // cache is emptied.
+  void process_native_events(Device& device, cudaStream_t stream) {
+    if (device.open_count.load(std::memory_order_acquire) > 0) {
+      return;
+    }
+    try {
+      c10::cuda::CUDAGuard guard(device.index);
+      native_->raw_delete(native_->raw_alloc_with_stream(1, stream));
+    } catch (const c10::OutOfMemoryError&) {
+      // The events are processed before memory is looked for.
+    }
+    follow_native(device);
+  }
+
   // Takes over the statistics of PyTorch's own allocator.
   void follow_native(Device& device) {
     DeviceStats native = native_->getDeviceStats(device.index);
@@ -1007,6 +1033,9 @@ class Allocator : public CUDAAllocator {
       foreign = device.statistics.native_reserved() - device.segments.current;
       is_changed = foreign != std::exchange(device.foreign, foreign);
     }
+    constexpr auto kAll = static_cast<size_t>(StatType::AGGREGATE);
+    device.native_waits.store(native.active[kAll].current > native.allocation[kAll].current,
+                              std::memory_order_relaxed);
     if (is_changed && fractions_[static_cast<size_t>(device.index)].load() < 1.0) {
       limit_vramp(device.index, fractions_[static_cast<size_t>(device.index)].load(), foreign);
     }
