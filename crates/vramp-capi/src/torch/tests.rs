@@ -158,7 +158,7 @@ fn a_block_is_freed_by_its_address_alone_and_described() {
     let torch = torch("");
     let block = torch.block_of(5000, SIDE);
     assert_eq!((block.requested, block.stream, block.device), (5000, SIDE as u64, 0));
-    assert!(block.size >= 5000 && block.size % 512 == 0);
+    assert!(block.size >= 5000 && block.size.is_multiple_of(512));
     let freed = torch.free_block(block.address).unwrap();
     assert_eq!(format!("{freed:?}"), format!("{block:?}"));
     assert_eq!(status(torch.free_block(block.address)), VRAMP_ERROR_UNKNOWN_POINTER);
