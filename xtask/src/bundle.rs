@@ -78,7 +78,8 @@ pub fn run(root: &Path, traces: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// What Python on that machine needs: the package in `site`, pytest in `pytest`, scripts and tests.
+/// What Python on that machine needs: the package in `site`, scripts and tests, and in `pytest` its wheels,
+/// which Python imports as they are.
 fn python_folders(root: &Path, bundle: &Path) -> Result<()> {
     let wheel = python::build(root, Kind::Release)?;
     let site = bundle.join("site");
@@ -95,15 +96,8 @@ fn python_folders(root: &Path, bundle: &Path) -> Result<()> {
     ensure!(needed <= GLIBC, "{} needs glibc {needed:?}", library.display());
     shell::run(
         Command::new("python3")
-            .args([
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-                "--no-compile",
-            ])
-            .args([python::PYTEST, "--target"])
+            .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check"])
+            .args([python::PYTEST, "--dest"])
             .arg(bundle.join("pytest")),
     )?;
     for path in PYTHON.into_iter().chain([TORCH_TESTS]) {

@@ -27,7 +27,7 @@ has() {
 }
 # tests NAME SECONDS FOLDER: tests in Python, with the pytest that came along.
 tests() {
-    note "$1" timeout "$2" env PYTHONPATH="$PYTHONPATH:$PWD/pytest" \
+    note "$1" timeout "$2" env PYTHONPATH="$PYTHONPATH$(printf ':%s' "$PWD"/pytest/*.whl)" \
         python3 -m pytest -q -rs -p no:cacheprovider "$3"
 }
 
