@@ -15,6 +15,16 @@ use crate::shell;
 const TESTED: [&str; 2] = ["vramp-driver", "vramp-cuda"];
 /// The crates whose examples say something on a card.
 const WITH_EXAMPLES: [&str; 4] = ["vramp-cuda", "vramp-alloc", "vramp-defer", "vramp-capi"];
+/// The examples of theirs that `run.sh` runs.
+const EXAMPLES: [&str; 7] = [
+    "conformance",
+    "facts",
+    "torture",
+    "larger_than_the_card",
+    "spill_soak",
+    "overhead",
+    "read_in_place",
+];
 /// What runs on the Python package, or beside it, by its path in the project and in the folder.
 const PYTHON: [&str; 7] = [
     "bench/check-arrays.py",
@@ -136,7 +146,8 @@ fn executables(root: &Path) -> Result<Vec<Built>> {
     tests.extend(tested);
     let programs = ["build", "-p", "vramp-cli", "-p", "vramp-bench", "--bins"];
     let with_examples = WITH_EXAMPLES.iter().flat_map(|name| ["-p", name]);
-    let mut examples: Vec<&str> = vec!["build", "--examples"];
+    let mut examples: Vec<&str> = vec!["build"];
+    examples.extend(EXAMPLES.iter().flat_map(|name| ["--example", name]));
     examples.extend(with_examples);
     let mut built = build(root, &programs)?;
     built.extend(build(root, &examples)?);
