@@ -46,6 +46,10 @@ class CompileError(VrampError):
     """The compiler failed. The text has its command and the end of its output."""
 
 
+class UnusableFileError(CompileError):
+    """The compiler made a file that does not work with the installed PyTorch."""
+
+
 def version_of(torch: Any) -> tuple[int, int]:
     """Returns major and minor version of PyTorch."""
     major, minor = torch.__version__.split("+")[0].split(".")[:2]
@@ -72,6 +76,20 @@ def compiler() -> list[str]:
     raise NoCompilerError(
         "no C++ compiler found: install one (apt-get install g++), or set CXX to its command"
     )
+
+
+def other_compilers(first: list[str]) -> list[list[str]]:
+    """Returns the machine's other C++ compilers, for a first one whose files do not work."""
+    found = [path for name in ("g++", "c++", "clang++") if (path := shutil.which(name))]
+    # One that is installed elsewhere may hide the system's.
+    found += [path for name in ("g++", "c++") if os.access(path := f"/usr/bin/{name}", os.X_OK)]
+    known = {os.path.realpath(shutil.which(first[0]) or first[0])}
+    others = []
+    for path in found:
+        if os.path.realpath(path) not in known:
+            known.add(os.path.realpath(path))
+            others.append([path])
+    return others
 
 
 def cuda_headers(torch: Any) -> Path:
@@ -142,14 +160,14 @@ def is_cache_writable() -> bool:
     return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
-def command(torch: Any, to: Path) -> list[str]:
+def command(torch: Any, to: Path, with_compiler: list[str] | None = None) -> list[str]:
     """Returns the command that compiles the class into the shared object `to`."""
     root = Path(torch.__file__).parent
     major, minor = version_of(torch)
     abi = int(bool(torch._C._GLIBCXX_USE_CXX11_ABI))
     libraries = root / "lib"
     return [
-        *compiler(),
+        *(with_compiler or compiler()),
         *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w"),
         f"-DVRAMP_TORCH={major * 100 + minor}",
         f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
@@ -214,9 +232,27 @@ def compiled(torch: Any, vramp_version: str, *, again: bool = False) -> Path:
 
 
 def _compile(torch: Any, to: Path) -> None:
+    """Compiles with the first compiler whose file works.
+
+    One that links a C++ library of its own makes files that do not. Raises the error of the first compiler.
+    """
+    first = compiler()
+    try:
+        _compile_with(first, torch, to)
+        return
+    except UnusableFileError as error:
+        failure = error
+    for other in other_compilers(first):
+        with contextlib.suppress(CompileError):
+            _compile_with(other, torch, to)
+            return
+    raise CompileError(str(failure))
+
+
+def _compile_with(chosen: list[str], torch: Any, to: Path) -> None:
     """Compiles into a file of another name, which replaces `to` at once."""
     draft = to.with_name(f".{to.name}.{os.getpid()}")
-    arguments = command(torch, draft)
+    arguments = command(torch, draft, chosen)
     advice = "Set CXX to another compiler (C++20: GCC 10 or newer), or use enable(route='pluggable')."
     try:
         try:
@@ -235,7 +271,7 @@ def _compile(torch: Any, to: Path) -> None:
             end = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
             raise CompileError(f"the C++ compiler {failure}:\n{shlex.join(arguments)}\n{end}\n{advice}")
         if failure := _failed_self_test(draft):
-            raise CompileError(
+            raise UnusableFileError(
                 f"the file that the C++ compiler made does not work with this PyTorch ({failure}):\n"
                 f"{shlex.join(arguments)}\n{advice}"
             )

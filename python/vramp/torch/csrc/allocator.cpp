@@ -1365,15 +1365,15 @@ void delete_block(void* address) {
 
 extern "C" {
 
-// Returns 0 if exceptions pass between this file and PyTorch's libraries, both ways. A compiler of another
-// kind than PyTorch's may link an unwinder of its own.
+// Returns 0 if this file works with PyTorch's libraries: exceptions pass both ways, and text is formatted. A
+// compiler may link an unwinder or a C++ library of its own, and two of them in a process do not agree.
 __attribute__((visibility("default"))) int vramp_torch_self_test() {
   using namespace vramp;
   int caught = 0;
   try {
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "thrown here");
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "thrown here: ", format_size(3 << 19), ", ", 1);
   } catch (const c10::OutOfMemoryError& error) {
-    caught += std::string(error.what_without_backtrace()) == "thrown here" ? 1 : 0;
+    caught += std::string(error.what_without_backtrace()) == "thrown here: 1.50 MiB, 1" ? 1 : 0;
   }
   try {
     // No device has this index.
