@@ -92,6 +92,12 @@ impl Allocation {
         }
     }
 
+    /// Returns true if it lies in a slab of the heap of its stream. Blocks up to 1 MiB do, and under
+    /// contention larger ones.
+    pub fn is_in_slab(&self) -> bool {
+        matches!(self.owner, Owner::Heap { .. })
+    }
+
     /// Returns true if it lies in a graph arena.
     pub fn is_in_arena(&self) -> bool {
         matches!(self.owner, Owner::Arena { .. })

@@ -362,10 +362,11 @@ impl Context {
         // Observers may look the block up.
         let block = self.allocator.malloc_with(Bytes::new(size), stream, |allocation| {
             let (addr, len) = (allocation.addr().number(), allocation.len().count());
+            let is_small = is_small(&allocation);
             if let Err(allocation) = self.blocks.try_insert(allocation) {
                 rejected = Some(allocation);
             }
-            Block { addr, len }
+            Block { addr, len, is_small }
         })?;
         match rejected {
             None => Ok(block),
@@ -382,8 +383,9 @@ impl Context {
         let stream = self.named_at_hand(stream)?;
         let allocation = self.allocator.malloc_at_hand(Bytes::new(size), stream)?;
         let (addr, len) = (allocation.addr().number(), allocation.len().count());
+        let is_small = is_small(&allocation);
         match self.blocks.insert_at_once(allocation) {
-            Ok(()) => Some(Block { addr, len }),
+            Ok(()) => Some(Block { addr, len, is_small }),
             Err(allocation) => {
                 // The thread's cache has the place that the block came from.
                 let freed = self.allocator.free_at_hand(allocation, stream);
@@ -416,22 +418,21 @@ impl Context {
         freed.or_else(|error| self.not_freed(addr, error))
     }
 
-    /// Frees a block on the stream that it was allocated for. Returns its usable and requested bytes
-    /// and that stream; `None` if no block begins at `addr`.
+    /// Frees a block on the stream that it was allocated for. Returns it, its requested bytes and that
+    /// stream; `None` if no block begins at `addr`.
     #[inline]
-    pub fn free_on_own_stream(&self, addr: u64) -> Result<Option<(u64, u64, StreamId)>> {
+    pub fn free_on_own_stream(&self, addr: u64) -> Result<Option<(Block, u64, StreamId)>> {
         let Some(allocation) = self.blocks.remove(addr) else { return Ok(None) };
-        let (len, requested) = (allocation.len().count(), allocation.requested().count());
+        let described = described(&allocation);
         let stream = allocation.stream();
         let freed = self.allocator.free(allocation, stream);
         freed.or_else(|error| self.not_freed(addr, error))?;
-        Ok(Some((len, requested, stream)))
+        Ok(Some(described))
     }
 
-    /// Returns the usable and requested bytes and the stream of the block that begins at `addr`.
-    pub fn block(&self, addr: u64) -> Option<(u64, u64, StreamId)> {
-        self.blocks
-            .with(addr, |block| (block.len().count(), block.requested().count(), block.stream()))
+    /// Returns the block that begins at `addr`, its requested bytes and its stream.
+    pub fn block(&self, addr: u64) -> Option<(Block, u64, StreamId)> {
+        self.blocks.with(addr, described)
     }
 
     /// Frees a block, but keeps its memory for the graph of a capture that may use it. Returns
@@ -646,6 +647,22 @@ impl Context {
 
 fn handle(tag: u32, stream: StreamId) -> vramp_stream_t {
     vramp_stream_t { id: u64::from(tag) << 32 | (stream.index() as u64 + 1) }
+}
+
+/// Largest request of PyTorch's small pool, in bytes.
+const SMALL_MAX: u64 = 1 << 20;
+
+/// Returns true for a block of PyTorch's small pool.
+#[inline]
+fn is_small(allocation: &Allocation) -> bool {
+    allocation.is_in_slab() || allocation.len().count() <= SMALL_MAX
+}
+
+#[inline]
+fn described(allocation: &Allocation) -> (Block, u64, StreamId) {
+    let (addr, len) = (allocation.addr().number(), allocation.len().count());
+    let block = Block { addr, len, is_small: is_small(allocation) };
+    (block, allocation.requested().count(), allocation.stream())
 }
 
 #[cold]

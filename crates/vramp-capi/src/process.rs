@@ -78,6 +78,8 @@ pub struct Block {
     pub addr: u64,
     /// Usable bytes: those requested, rounded up.
     pub len: u64,
+    /// True for a block of PyTorch's small pool: up to 1 MiB, or among such blocks.
+    pub is_small: bool,
 }
 
 /// Maps the host's memory to the simulated cards that are opened in this process from now on, so that

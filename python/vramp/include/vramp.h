@@ -313,6 +313,8 @@ typedef struct {
   uint64_t stream;
   /* PyTorch's index of the device. */
   int device;
+  /* 1 for a block of PyTorch's small pool: up to 1 MiB, or among such blocks. */
+  int is_small;
 } vramp_torch_block_t;
 
 /*

@@ -40,6 +40,14 @@ pub struct vramp_torch_block_t {
     pub stream: u64,
     /// PyTorch's index of the device.
     pub device: c_int,
+    /// 1 for a block of PyTorch's small pool: up to 1 MiB, or among such blocks.
+    pub is_small: c_int,
+}
+
+fn described(block: Block, requested: u64, stream: u64, device: c_int) -> vramp_torch_block_t {
+    let Block { addr: address, len: size, is_small } = block;
+    let is_small = c_int::from(is_small);
+    vramp_torch_block_t { address, size, requested, stream, device, is_small }
 }
 
 /// What the statistics of PyTorch need besides the blocks, in bytes and counts. Of each pair, the first
@@ -113,16 +121,14 @@ impl Torch {
         let context = self.context(device)?;
         // SAFETY: this function's contract is the same.
         let stream = unsafe { context.adopt(raw) }?;
-        let Block { addr, len } = context.place(size, stream)?;
-        let stream = raw as u64;
-        Ok(vramp_torch_block_t { address: addr, size: len, requested: size, stream, device })
+        let block = context.place(size, stream)?;
+        Ok(described(block, size, raw as u64, device))
     }
 
     fn block(&self, device: c_int, addr: DeviceAddr) -> Result<vramp_torch_block_t> {
         let context = self.context(device)?;
-        let found = context.block(addr.number()).map(|(size, requested, stream)| {
-            let stream = context.raw(stream);
-            vramp_torch_block_t { address: addr.number(), size, requested, stream, device }
+        let found = context.block(addr.number()).map(|(block, requested, stream)| {
+            described(block, requested, context.raw(stream), device)
         });
         found
             .ok_or_else(|| Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, "the block was freed already"))
@@ -132,9 +138,8 @@ impl Torch {
     pub(super) fn free_block(&self, addr: u64) -> Result<vramp_torch_block_t> {
         check_fork()?;
         for (device, context) in self.opened_by_device() {
-            if let Some((size, requested, stream)) = context.free_on_own_stream(addr)? {
-                let stream = context.raw(stream);
-                return Ok(vramp_torch_block_t { address: addr, size, requested, stream, device });
+            if let Some((block, requested, stream)) = context.free_on_own_stream(addr)? {
+                return Ok(described(block, requested, context.raw(stream), device));
             }
         }
         let text = format!("no block of any device begins at {addr:#x}");

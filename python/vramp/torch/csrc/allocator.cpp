@@ -653,7 +653,7 @@ class Allocator : public CUDAAllocator {
     int64_t allocated;
     {
       std::lock_guard<std::recursive_mutex> lock(device.mutex);
-      device.statistics.remove_block(block.size, block.requested);
+      device.statistics.remove_block(block);
       allocated = device.statistics.allocated_bytes();
     }
     report_to_profiler(device, address, -static_cast<int64_t>(block.size), allocated);
@@ -795,7 +795,7 @@ class Allocator : public CUDAAllocator {
     int64_t allocated;
     {
       std::lock_guard<std::recursive_mutex> lock(device.mutex);
-      device.statistics.add_block(block.size, block.requested);
+      device.statistics.add_block(block);
       allocated = device.statistics.allocated_bytes();
       if (observed) {
         if (stack && device.history.stacks.insert_or_assign(block.address, stack).second) {

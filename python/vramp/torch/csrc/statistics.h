@@ -10,9 +10,6 @@
 
 namespace vramp {
 
-// Largest request of the small pool.
-constexpr size_t kSmallMax = 1048576;
-
 // The segments of vramp that PyTorch's own allocator has, in bytes.
 struct SegmentTotals {
   int64_t current = 0;
@@ -36,16 +33,20 @@ struct SegmentTotals {
 // and `freed` are of vramp's blocks, and those of PyTorch's are added when statistics are read.
 class Statistics {
  public:
-  void add_block(size_t size, size_t requested) {
-    each_type(size, [&](size_t type) {
+  void add_block(const vramp_torch_block_t& block) {
+    size_t size = block.size;
+    size_t requested = block.requested;
+    each_type(block, [&](size_t type) {
       allocation_[type].increase(1);
       allocated_bytes_[type].increase(size);
       requested_bytes_[type].increase(requested);
     });
   }
 
-  void remove_block(size_t size, size_t requested) {
-    each_type(size, [&](size_t type) {
+  void remove_block(const vramp_torch_block_t& block) {
+    size_t size = block.size;
+    size_t requested = block.requested;
+    each_type(block, [&](size_t type) {
       allocation_[type].decrease(1);
       allocated_bytes_[type].decrease(size);
       requested_bytes_[type].decrease(requested);
@@ -143,9 +144,9 @@ class Statistics {
 
  private:
   template <typename F>
-  static void each_type(size_t size, F f) {
+  static void each_type(const vramp_torch_block_t& block, F f) {
     f(static_cast<size_t>(StatType::AGGREGATE));
-    f(static_cast<size_t>(size <= kSmallMax ? StatType::SMALL_POOL : StatType::LARGE_POOL));
+    f(static_cast<size_t>(block.is_small != 0 ? StatType::SMALL_POOL : StatType::LARGE_POOL));
   }
 
   static void follow(Stat& stat, int64_t before, int64_t now) {
