@@ -270,9 +270,9 @@ def _compile_with(chosen: list[str], torch: Any, to: Path) -> None:
             failure = f"failed with status {done.returncode}" if done.returncode else "wrote no file"
             end = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
             raise CompileError(f"the C++ compiler {failure}:\n{shlex.join(arguments)}\n{end}\n{advice}")
-        if failure := _failed_self_test(draft):
+        if reason := _failed_self_test(draft):
             raise UnusableFileError(
-                f"the file that the C++ compiler made does not work with this PyTorch ({failure}):\n"
+                f"the file that the C++ compiler made does not work with this PyTorch ({reason}):\n"
                 f"{shlex.join(arguments)}\n{advice}"
             )
         digest = hashlib.sha256(draft.read_bytes()).digest()
