@@ -34,6 +34,7 @@ const SYMBOLS: &[&str] = &[
     "cuDeviceTotalMem_v2",
     "cuDeviceGetPCIBusId",
     "cuDeviceGetUuid_v2",
+    "cuDeviceCanAccessPeer",
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxGetCurrent",
@@ -47,6 +48,9 @@ const SYMBOLS: &[&str] = &[
     "cuMemMap",
     "cuMemUnmap",
     "cuMemSetAccess",
+    "cuMemExportToShareableHandle",
+    "cuMemImportFromShareableHandle",
+    "cuMemGetHandleForAddressRange",
     "cuMemGetInfo_v2",
     // Plain allocations.
     "cuMemAlloc_v2",
@@ -65,6 +69,7 @@ const SYMBOLS: &[&str] = &[
     // Work.
     "cuMemsetD8Async",
     "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyPeerAsync",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     // The driver's own stream-ordered pool.
@@ -97,6 +102,8 @@ const SYMBOLS: &[&str] = &[
 /// Constants that are macros or enums which no listed function mentions.
 const CONSTANTS: &[&str] = &[
     "CUDA_VERSION",
+    "CUmemFabricHandle",
+    "CUmemRangeHandleType",
     "CU_MEMHOSTALLOC_PORTABLE",
     "CU_MEMHOSTREGISTER_PORTABLE",
     "CUstream_flags",

@@ -19,8 +19,9 @@ pub use vramp_cuda::{CudaDriver, EntryError, OpenError as CudaOpenError};
 pub use vramp_driver::sim;
 pub use vramp_driver::{
     Call, Capabilities, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverError,
-    DriverResult, ErrorKind, Event, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory,
-    HostSlice, Limits, MemoryInfo, MemoryLocation, PoolUsage, Stream, meter, wrapper,
+    DriverResult, ErrorKind, Event, ExportedHandle, Graph, GraphExec, GraphNode, Handle,
+    HandleType, HostBuffer, HostMemory, HostSlice, Limits, MemoryInfo, MemoryLocation,
+    MemoryProperties, PoolUsage, Stream, meter, wrapper,
 };
 pub use vramp_host::MapError;
 #[cfg(feature = "sim")]

@@ -11,7 +11,7 @@ use vramp_core::{
     StreamId, StreamTable,
 };
 use vramp_driver::{
-    Call, Driver, DriverError, DriverResult, ErrorKind, Handle, MemoryLocation, Stream,
+    Call, Driver, DriverError, DriverResult, ErrorKind, Handle, MemoryProperties, Stream,
 };
 
 use crate::completion::Events;
@@ -61,7 +61,7 @@ impl Executor {
                 Ok(())
             }
             Op::Create { chunk, len } => {
-                let handle = self.driver.create(len, MemoryLocation::Device)?;
+                let handle = self.driver.create(len, MemoryProperties::DEVICE)?;
                 if self.chunks.len() <= chunk.index() {
                     self.chunks.resize(chunk.index() + 1, None);
                 }
@@ -69,7 +69,7 @@ impl Executor {
                 Ok(())
             }
             Op::Map { chunk, at, .. } => self.driver.map(self.addr(at), self.handle(chunk)),
-            Op::SetAccess(range) => self.driver.set_access(self.range(range)),
+            Op::SetAccess(range) => self.driver.set_access(self.range(range), &[]),
             Op::Unmap(range) => self.driver.unmap(self.range(range)),
             Op::Release { chunk } => {
                 self.driver.release(self.handle(chunk))?;

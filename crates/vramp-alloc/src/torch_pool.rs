@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vramp_core::{
     AddrRange, BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Request, StreamId, StreamTable,
 };
-use vramp_driver::{Driver, DriverResult, Handle, MemoryLocation, Stream};
+use vramp_driver::{Driver, DriverResult, Handle, MemoryProperties, Stream};
 use vramp_model::{
     SegmentId, TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep,
 };
@@ -307,7 +307,7 @@ impl CachingPool {
         while at < offset + len {
             let (start, handles) = self.range(segment);
             if !handles.contains_key(&at) {
-                let new = self.driver.create(handle, MemoryLocation::Device)?;
+                let new = self.driver.create(handle, MemoryProperties::DEVICE)?;
                 self.took(handle);
                 if let Err(error) = self.driver.map(start + at, new) {
                     self.release(new, handle);
@@ -318,7 +318,7 @@ impl CachingPool {
             at += handle;
         }
         let start = self.range(segment).0;
-        self.driver.set_access(AddrRange::new(start + offset, len))
+        self.driver.set_access(AddrRange::new(start + offset, len), &[])
     }
 
     /// Unmaps and releases the handles in a part of a range, one after the other. Goes on after a

@@ -385,7 +385,7 @@ impl<'a> Measure<'a> {
         self.note(Key::Alone(Call::Create, mib), median(times));
         let us = timed(driver, || self.scratch.map(range.start, len))?.0;
         self.note(Key::Alone(Call::Map, mib), us);
-        let us = timed(driver, || driver.set_access(range))?.0;
+        let us = timed(driver, || driver.set_access(range, &[]))?.0;
         self.note(Key::Alone(Call::SetAccess, mib), us);
         let us = timed(driver, || self.scratch.unmap(range))?.0;
         self.note(Key::Alone(Call::Unmap, mib), us);
@@ -416,7 +416,7 @@ impl<'a> Measure<'a> {
         self.each_further(Call::Map, mib, count, |scratch, index| {
             scratch.map(range.start + len * index, len)
         })?;
-        let us = timed(driver, || driver.set_access(range))?.0;
+        let us = timed(driver, || driver.set_access(range, &[]))?.0;
         self.note(Key::Further(Call::SetAccess, mib), (us - alone(Call::SetAccess)) / further);
         let us = timed(driver, || self.scratch.unmap(range))?.0;
         self.note(Key::Further(Call::Unmap, mib), (us - alone(Call::Unmap)) / further);
@@ -636,13 +636,13 @@ impl<'a> Measure<'a> {
         // What set-access costs for device memory of that size.
         self.scratch.create(HOST, MemoryLocation::Device)?;
         self.scratch.map(range.start, HOST)?;
-        let on_card = timed(driver, || driver.set_access(range))?.0;
+        let on_card = timed(driver, || driver.set_access(range, &[]))?.0;
         self.scratch.unmap(range)?;
         self.scratch.release()?;
         let us = timed(driver, || self.scratch.create(HOST, MemoryLocation::HostNuma(node)))?.0;
         self.note(Key::Other(Other::CreateHostNuma), per_mib(us, HOST));
         self.scratch.map(range.start, HOST)?;
-        let us = timed(driver, || driver.set_access(range))?.0;
+        let us = timed(driver, || driver.set_access(range, &[]))?.0;
         self.note(Key::Other(Other::SetAccessHostNuma), per_mib(us - on_card, HOST));
         let stream = self.scratch.stream()?;
         self.rate(Other::HostNumaCopy, HOST_PART, HOST, |d, len| {

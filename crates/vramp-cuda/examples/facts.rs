@@ -11,7 +11,7 @@ use serde::Serialize;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_cuda::CudaDriver;
 use vramp_driver::{
-    CaptureMode, Driver, DriverError, ErrorKind, HostMemory, MemoryLocation, Stream,
+    CaptureMode, Driver, DriverError, ErrorKind, HostMemory, MemoryProperties, Stream,
 };
 use vramp_host::PageKind;
 
@@ -225,13 +225,13 @@ fn handle_costs(
     for _ in 0..repeats {
         let handles = timed(&mut times[0], || {
             (0..count)
-                .map(|_| driver.create(len, MemoryLocation::Device))
+                .map(|_| driver.create(len, MemoryProperties::DEVICE))
                 .collect::<Result<Vec<_>, _>>()
         })?;
         timed(&mut times[1], || {
             (0..).zip(&handles).try_for_each(|(nth, &handle)| driver.map(at + len * nth, handle))
         })?;
-        timed(&mut times[2], || driver.set_access(range))?;
+        timed(&mut times[2], || driver.set_access(range, &[]))?;
         timed(&mut times[3], || driver.unmap(range))?;
         timed(&mut times[4], || handles.iter().try_for_each(|&handle| driver.release(handle)))?;
     }
@@ -278,9 +278,9 @@ const TRIALS: [Trial; 7] = [
         expected: always,
         run: |driver, rig| {
             let range = AddrRange::new(rig.at, rig.page);
-            let handle = driver.create(rig.page, MemoryLocation::Device)?;
+            let handle = driver.create(rig.page, MemoryProperties::DEVICE)?;
             driver.map(rig.at, handle)?;
-            driver.set_access(range)?;
+            driver.set_access(range, &[])?;
             driver.unmap(range)?;
             driver.release(handle)
         },
@@ -328,10 +328,10 @@ const TRIALS: [Trial; 7] = [
 fn capture_probes(driver: &CudaDriver) -> Outcome<Vec<Probe>> {
     let page = driver.info().limits.page;
     let at = driver.reserve(page * 2, page)?;
-    let kept = driver.create(page, MemoryLocation::Device)?;
+    let kept = driver.create(page, MemoryProperties::DEVICE)?;
     let target = AddrRange::new(at + page, page);
     driver.map(target.start, kept)?;
-    driver.set_access(target)?;
+    driver.set_access(target, &[])?;
     let captured = driver.create_stream()?;
     let beside = driver.create_stream()?;
     let event = driver.create_event()?;

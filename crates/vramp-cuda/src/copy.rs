@@ -1,14 +1,14 @@
-//! Fills and copies, only between memory of this device.
+//! Fills and copies, only of memory of this device and of those that the caller names.
 
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, DeviceAddr};
-use vramp_driver::{Call, DeviceCopy, DriverResult, HostSlice, Stream};
+use vramp_driver::{Call, DeviceCopy, Driver, DriverResult, HostSlice, Stream};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::invalid;
 use crate::host::Pinned;
-use crate::memory::{bad, size};
+use crate::memory::{bad, check_peer, size};
 use crate::stream::RawStream;
 use crate::uses;
 
@@ -44,6 +44,33 @@ pub(crate) fn copy(driver: &CudaDriver, stream: Stream, copy: DeviceCopy) -> Dri
     let _turn = driver.turn();
     // SAFETY: as in `fill`, for both ranges.
     let code = unsafe { run(copy.to.number(), copy.from.number(), size(copy.len), stream.raw.0) };
+    driver.settle(call, code, || format!("{from} to {to}"))
+}
+
+pub(crate) fn copy_peer(
+    driver: &CudaDriver,
+    stream: Stream,
+    copy: DeviceCopy,
+    other: &dyn Driver,
+) -> DriverResult<()> {
+    let call = Call::CopyPeer;
+    check_peer(driver, call, other.info().ordinal)?;
+    let their = driver.peer_context(call, other.info().ordinal)?;
+    let _entered = driver.enter(call)?;
+    let run = symbol!(driver, call, cuMemcpyPeerAsync);
+    let stream = held(driver, call, stream)?;
+    let (from, to) = (AddrRange::new(copy.from, copy.len), AddrRange::new(copy.to, copy.len));
+    let context_of = |range: AddrRange| match other.owns(range) {
+        true => Ok(their),
+        false => check_owned(driver, call, range).map(|()| driver.context.0),
+    };
+    let (source, target) = (context_of(from)?, context_of(to)?);
+    let _turn = driver.turn();
+    // SAFETY: as in `fill`, for both ranges, each of which belongs to the device of its context. Both
+    // contexts are retained for as long as this device lives.
+    let code = unsafe {
+        run(to.start.number(), target, from.start.number(), source, size(copy.len), stream.raw.0)
+    };
     driver.settle(call, code, || format!("{from} to {to}"))
 }
 

@@ -1,13 +1,15 @@
 //! One card: opening it, making its context current, and the steps common to all calls.
 
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::{
     Call, Capabilities, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverError,
-    DriverResult, Event, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice,
-    Limits, MemoryInfo, MemoryLocation, PoolUsage, Stream,
+    DriverResult, Event, ExportedHandle, Graph, GraphExec, GraphNode, Handle, HostBuffer,
+    HostMemory, HostSlice, Limits, MemoryInfo, MemoryProperties, PoolUsage, Stream,
 };
 
 use crate::addresses::AddressTable;
@@ -25,7 +27,7 @@ use crate::sys::{
 use crate::table::{Opaque, Refusal, Table};
 use crate::turns::Turns;
 use crate::uses::Captured;
-use crate::{copy, graph, host, memory, pool, stream};
+use crate::{copy, graph, host, memory, pool, sharing, stream};
 
 /// One CUDA card.
 ///
@@ -50,6 +52,8 @@ pub struct CudaDriver {
     pub(crate) captured: Mutex<Captured>,
     /// Tail stream: waits for the work of every destroyed stream; see [`crate::teardown`].
     pub(crate) tail: OnceLock<Opaque<CUstream_st>>,
+    /// Primary contexts of other cards, retained for copies from and to them.
+    pub(crate) peer_contexts: Mutex<BTreeMap<u32, Opaque<CUctx_st>>>,
     /// Pool of this device only. `None` if the card has no such pools.
     pub(crate) pool: Option<Opaque<CUmemPoolHandle_st>>,
 }
@@ -134,6 +138,8 @@ impl CudaDriver {
             pci: summary.pci,
             uuid: summary.uuid,
             host_numa: summary.host_numa,
+            ordinal,
+            peers: peers(&cuda, device, ordinal, count),
             limits: Limits {
                 memory: summary.memory,
                 page,
@@ -161,6 +167,7 @@ impl CudaDriver {
             turns: Turns::default(),
             captured: Mutex::default(),
             tail: OnceLock::new(),
+            peer_contexts: Mutex::default(),
             pool,
         })
     }
@@ -182,6 +189,21 @@ impl CudaDriver {
         self.settle(call, code, || "cuCtxSetCurrent".into())?;
         let restore = (!before.is_null()).then_some(Opaque(before));
         Ok(Entered { driver: self, restore })
+    }
+
+    /// Returns the primary context of another card, which stays retained until this device is dropped.
+    pub(crate) fn peer_context(&self, call: Call, ordinal: u32) -> DriverResult<*mut CUctx_st> {
+        let mut contexts = self.peer_contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = contexts.get(&ordinal) {
+            return Ok(context.0);
+        }
+        let retain = symbol!(self, call, cuDevicePrimaryCtxRetain);
+        let mut context = std::ptr::null_mut();
+        // SAFETY: `context` outlives the call. A `CUdevice` is the ordinal, and the driver checks it.
+        let code = unsafe { retain(&mut context, ordinal.cast_signed()) };
+        self.settle(call, code, || format!("the primary context of device {ordinal}"))?;
+        contexts.insert(ordinal, Opaque(context));
+        Ok(context)
     }
 
     /// Fails `call` if the device is lost.
@@ -335,10 +357,39 @@ fn capabilities(cuda: &Cuda, device: CUdevice, compute: (u32, u32)) -> Capabilit
             && cuda.cuGraphLaunch.is_ok()
             && cuda.cuGraphDestroy.is_ok()
             && cuda.cuGraphExecDestroy.is_ok(),
+        posix_fd: virtual_memory
+            && has(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+            )
+            && cuda.cuMemExportToShareableHandle.is_ok()
+            && cuda.cuMemImportFromShareableHandle.is_ok(),
+        fabric: virtual_memory
+            && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)
+            && cuda.cuMemExportToShareableHandle.is_ok()
+            && cuda.cuMemImportFromShareableHandle.is_ok(),
+        rdma: virtual_memory
+            && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
+        dma_buf: virtual_memory
+            && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)
+            && cuda.cuMemGetHandleForAddressRange.is_ok(),
     }
 }
 
-fn retain_context(cuda: &Cuda, device: CUdevice) -> Result<Opaque<CUctx_st>, OpenError> {
+/// Returns the ordinals of the devices that can access this one's memory, and that it can access. A
+/// failure means that there are none, because no call needs them.
+fn peers(cuda: &Cuda, device: CUdevice, ordinal: u32, count: u32) -> Vec<u32> {
+    let Ok(can_access) = cuda.cuDeviceCanAccessPeer.as_ref() else { return Vec::new() };
+    let can = |from: CUdevice, to: CUdevice| {
+        let mut can = 0;
+        // SAFETY: `can` outlives the call. A `CUdevice` is the ordinal, and the driver checks it.
+        let code = unsafe { can_access(&mut can, from, to) };
+        code == CUresult::CUDA_SUCCESS && can != 0
+    };
+    let both = |other: u32| can(device, other.cast_signed()) && can(other.cast_signed(), device);
+    (0..count).filter(|&other| other != ordinal && both(other)).collect()
+}
+
+pub(crate) fn retain_context(cuda: &Cuda, device: CUdevice) -> Result<Opaque<CUctx_st>, OpenError> {
     let retain = entry!(cuda, cuDevicePrimaryCtxRetain);
     let mut context = std::ptr::null_mut();
     // SAFETY: `context` outlives the call; the driver made `device`.
@@ -364,8 +415,8 @@ impl Driver for CudaDriver {
         memory::free_addresses(self, range)
     }
 
-    fn create(&self, len: Bytes, place: MemoryLocation) -> DriverResult<Handle> {
-        memory::create(self, len, place)
+    fn create(&self, len: Bytes, properties: MemoryProperties) -> DriverResult<Handle> {
+        memory::create(self, len, properties)
     }
 
     fn release(&self, handle: Handle) -> DriverResult<()> {
@@ -380,8 +431,24 @@ impl Driver for CudaDriver {
         memory::unmap(self, range)
     }
 
-    fn set_access(&self, range: AddrRange) -> DriverResult<()> {
-        memory::set_access(self, range)
+    fn set_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
+        memory::set_access(self, range, peers)
+    }
+
+    fn revoke_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
+        memory::revoke_access(self, range, peers)
+    }
+
+    fn export(&self, handle: Handle) -> DriverResult<ExportedHandle> {
+        sharing::export(self, handle)
+    }
+
+    fn import(&self, exported: &ExportedHandle, len: Bytes) -> DriverResult<Handle> {
+        sharing::import(self, exported, len)
+    }
+
+    fn export_dma_buf(&self, range: AddrRange) -> DriverResult<OwnedFd> {
+        sharing::export_dma_buf(self, range)
     }
 
     fn alloc_memory(&self, len: Bytes) -> DriverResult<DeviceAddr> {
@@ -442,6 +509,10 @@ impl Driver for CudaDriver {
 
     fn copy(&self, stream: Stream, copy: DeviceCopy) -> DriverResult<()> {
         copy::copy(self, stream, copy)
+    }
+
+    fn copy_peer(&self, stream: Stream, copy: DeviceCopy, other: &dyn Driver) -> DriverResult<()> {
+        copy::copy_peer(self, stream, copy, other)
     }
 
     fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()> {
@@ -526,6 +597,10 @@ impl Driver for CudaDriver {
 
     fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> DriverResult<()> {
         host::read(self, buffer, offset, bytes)
+    }
+
+    fn owns(&self, range: AddrRange) -> bool {
+        self.addresses().check_owned(range).is_ok()
     }
 
     fn memory_info(&self) -> DriverResult<MemoryInfo> {

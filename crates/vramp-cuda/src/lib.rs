@@ -45,6 +45,7 @@ mod load;
 mod memory;
 mod node_ids;
 mod pool;
+mod sharing;
 mod stream;
 mod sys;
 mod table;

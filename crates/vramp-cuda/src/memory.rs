@@ -1,7 +1,10 @@
 //! AddressTable, physical memory, and the mappings between them.
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
-use vramp_driver::{Call, DriverError, DriverResult, Handle, MemoryInfo, MemoryLocation};
+use vramp_driver::{
+    Call, DriverError, DriverResult, Handle, HandleType, MemoryInfo, MemoryLocation,
+    MemoryProperties,
+};
 
 use crate::addresses::BadRange;
 use crate::device::{CudaDriver, refused, symbol};
@@ -16,16 +19,18 @@ use crate::sys::{
 /// Page of every card measured so far, for drivers without virtual memory management.
 pub(crate) const USUAL_PAGE: Bytes = Bytes::mib(2);
 
-/// Raw handle of physical memory with its size, because it is mapped only whole.
+/// Raw handle of physical memory with its size, because it is mapped only whole, and how it can be
+/// exported.
 pub(crate) struct Physical {
     pub(crate) raw: CUmemGenericAllocationHandle,
-    len: Bytes,
+    pub(crate) len: Bytes,
+    pub(crate) handle_type: HandleType,
 }
 
 /// Returns the minimum and the recommended granularity of physical memory.
 pub(crate) fn granules(cuda: &Cuda, device: CUdevice) -> Result<(Bytes, Bytes), OpenError> {
     let ask = entry!(cuda, cuMemGetAllocationGranularity);
-    let wanted = properties(raw_location(device, MemoryLocation::Device));
+    let wanted = raw_properties(device, MemoryProperties::DEVICE);
     let granule = |option| -> Result<Bytes, OpenError> {
         let mut bytes = 0;
         // SAFETY: `bytes` and `wanted` outlive the call.
@@ -77,22 +82,21 @@ pub(crate) fn free_addresses(driver: &CudaDriver, range: AddrRange) -> DriverRes
 pub(crate) fn create(
     driver: &CudaDriver,
     len: Bytes,
-    location: MemoryLocation,
+    properties: MemoryProperties,
 ) -> DriverResult<Handle> {
     let call = Call::Create;
     let _entered = driver.enter(call)?;
     need_virtual_memory(driver, call)?;
     check_pages(driver, call, "the length", len.count())?;
-    if location != MemoryLocation::Device && !driver.info.capabilities.host_numa {
-        return Err(unsupported(call, "no mapping of host memory"));
-    }
+    check_properties(driver, call, properties)?;
     let make = symbol!(driver, call, cuMemCreate);
-    let wanted = properties(raw_location(driver.device, location));
+    let wanted = raw_properties(driver.device, properties);
     let mut raw = 0;
     // SAFETY: `raw` and `wanted` outlive the call; zero is the only flag there is.
     let code = unsafe { make(&mut raw, size(len), &wanted, 0) };
-    driver.settle(call, code, || format!("{len} at {location:?}"))?;
-    Ok(Handle::from_number(driver.handles.insert(Physical { raw, len })))
+    driver.settle(call, code, || format!("{len} at {:?}", properties.location))?;
+    let handle_type = properties.handle_type;
+    Ok(Handle::from_number(driver.handles.insert(Physical { raw, len, handle_type })))
 }
 
 pub(crate) fn release(driver: &CudaDriver, handle: Handle) -> DriverResult<()> {
@@ -139,17 +143,52 @@ pub(crate) fn unmap(driver: &CudaDriver, range: AddrRange) -> DriverResult<()> {
         .inspect_err(|_| driver.addresses().restore_mappings(taken))
 }
 
-pub(crate) fn set_access(driver: &CudaDriver, range: AddrRange) -> DriverResult<()> {
-    let call = Call::SetAccess;
+/// Grants access to the device and to `peers`.
+pub(crate) fn set_access(driver: &CudaDriver, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
+    let allowed = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    let own = access(raw_location(driver.device, MemoryLocation::Device), allowed);
+    if peers.is_empty() {
+        return change_access(driver, Call::SetAccess, range, &[own]);
+    }
+    let mut wanted = Vec::with_capacity(1 + peers.len());
+    wanted.push(own);
+    for &peer in peers {
+        check_peer(driver, Call::SetAccess, peer)?;
+        wanted.push(access(raw_location(driver.device, MemoryLocation::Peer(peer)), allowed));
+    }
+    change_access(driver, Call::SetAccess, range, &wanted)
+}
+
+/// Takes the access of `peers`.
+pub(crate) fn revoke_access(
+    driver: &CudaDriver,
+    range: AddrRange,
+    peers: &[u32],
+) -> DriverResult<()> {
+    let none = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    let mut wanted = Vec::with_capacity(peers.len());
+    for &peer in peers {
+        check_peer(driver, Call::RevokeAccess, peer)?;
+        wanted.push(access(raw_location(driver.device, MemoryLocation::Peer(peer)), none));
+    }
+    change_access(driver, Call::RevokeAccess, range, &wanted)
+}
+
+fn access(location: CUmemLocation, flags: CUmemAccess_flags) -> CUmemAccessDesc {
+    CUmemAccessDesc { location, flags }
+}
+
+fn change_access(
+    driver: &CudaDriver,
+    call: Call,
+    range: AddrRange,
+    wanted: &[CUmemAccessDesc],
+) -> DriverResult<()> {
     let _entered = driver.enter(call)?;
     let set = symbol!(driver, call, cuMemSetAccess);
     driver.addresses().check_mapped(range).map_err(bad(call, range))?;
-    let wanted = CUmemAccessDesc {
-        location: raw_location(driver.device, MemoryLocation::Device),
-        flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-    };
-    // SAFETY: `wanted` is the one description that the count names, and outlives the call.
-    let code = unsafe { set(range.start.number(), size(range.len), &wanted, 1) };
+    // SAFETY: the count is that of the descriptions, which outlive the call.
+    let code = unsafe { set(range.start.number(), size(range.len), wanted.as_ptr(), wanted.len()) };
     driver.settle(call, code, || range.to_string())
 }
 
@@ -201,17 +240,71 @@ pub(crate) fn raw_location(device: CUdevice, location: MemoryLocation) -> CUmemL
         MemoryLocation::HostNuma(node) => {
             (CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node.cast_signed())
         }
+        // A `CUdevice` is the ordinal.
+        MemoryLocation::Peer(ordinal) => {
+            (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, ordinal.cast_signed())
+        }
     };
     CUmemLocation { type_, __bindgen_anon_1: CUmemLocation_st__bindgen_ty_1 { id } }
 }
 
-/// Returns the properties of pinned memory at `location`, for this process only.
-fn properties(location: CUmemLocation) -> CUmemAllocationProp {
-    CUmemAllocationProp {
+/// Returns the properties in the driver's terms.
+fn raw_properties(device: CUdevice, properties: MemoryProperties) -> CUmemAllocationProp {
+    let mut raw = CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location,
+        requestedHandleTypes: match properties.handle_type {
+            HandleType::None => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            HandleType::PosixFd => {
+                CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+            }
+            HandleType::Fabric => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC,
+        },
+        location: raw_location(device, properties.location),
         ..CUmemAllocationProp::default()
+    };
+    raw.allocFlags.gpuDirectRDMACapable = u8::from(properties.rdma);
+    raw
+}
+
+/// Refuses properties that the card does not support.
+fn check_properties(
+    driver: &CudaDriver,
+    call: Call,
+    properties: MemoryProperties,
+) -> DriverResult<()> {
+    let can = driver.info.capabilities;
+    match properties.location {
+        MemoryLocation::Device => {}
+        MemoryLocation::HostNuma(_) if !can.host_numa => {
+            return Err(unsupported(call, "no mapping of host memory"));
+        }
+        MemoryLocation::HostNuma(_) if properties.handle_type != HandleType::None => {
+            return Err(unsupported(call, "no export of host memory"));
+        }
+        MemoryLocation::HostNuma(_) => {}
+        MemoryLocation::Peer(ordinal) => check_peer(driver, call, ordinal)?,
+    }
+    match properties.handle_type {
+        HandleType::PosixFd if !can.posix_fd => {
+            Err(unsupported(call, "no memory exported as a file descriptor"))
+        }
+        HandleType::Fabric if !can.fabric => {
+            Err(unsupported(call, "no memory exported as a fabric handle"))
+        }
+        _ if properties.rdma && !can.rdma => {
+            Err(unsupported(call, "no memory that network cards can access"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a device that is not a peer.
+pub(crate) fn check_peer(driver: &CudaDriver, call: Call, ordinal: u32) -> DriverResult<()> {
+    match driver.info.peers.binary_search(&ordinal) {
+        Ok(_) => Ok(()),
+        Err(_) => {
+            Err(invalid(call, format!("device {ordinal} is not a peer of {}", driver.info.id)))
+        }
     }
 }
 

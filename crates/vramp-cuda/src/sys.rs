@@ -23,6 +23,8 @@ pub type CUgraphNode = *mut CUgraphNode_st;
 pub type CUgraphExec = *mut CUgraphExec_st;
 pub type CUmemoryPool = *mut CUmemPoolHandle_st;
 pub type CUuuid = CUuuid_st;
+pub type CUmemFabricHandle_v1 = CUmemFabricHandle_st;
+pub type CUmemFabricHandle = CUmemFabricHandle_v1;
 pub type CUgraphEdgeData = CUgraphEdgeData_st;
 pub type CUmemGenericAllocationHandle_v1 = ::std::os::raw::c_ulonglong;
 pub type CUmemGenericAllocationHandle = CUmemGenericAllocationHandle_v1;
@@ -74,6 +76,11 @@ pub struct CUmemPoolHandle_st {
 pub struct CUuuid_st {
     pub bytes: [::std::os::raw::c_char; 16usize],
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUmemFabricHandle_st {
+    pub data: [::std::os::raw::c_uchar; 64usize],
+}
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct CUstream_flags_enum(pub ::std::os::raw::c_uint);
@@ -115,6 +122,9 @@ pub struct CUmemAllocationType_enum(pub ::std::os::raw::c_uint);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct CUmemAllocationGranularity_flags_enum(pub ::std::os::raw::c_uint);
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct CUmemRangeHandleType_enum(pub ::std::os::raw::c_uint);
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct CUmemLocation_st {
@@ -267,6 +277,17 @@ pub struct Api {
         unsafe extern "C" fn(p: *mut ::std::os::raw::c_void) -> CUresult,
         ::libloading::Error,
     >,
+    pub cuMemcpyPeerAsync: Result<
+        unsafe extern "C" fn(
+            dstDevice: CUdeviceptr,
+            dstContext: CUcontext,
+            srcDevice: CUdeviceptr,
+            srcContext: CUcontext,
+            ByteCount: usize,
+            hStream: CUstream,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
     pub cuMemcpyHtoDAsync_v2: Result<
         unsafe extern "C" fn(
             dstDevice: CUdeviceptr,
@@ -300,6 +321,16 @@ pub struct Api {
             uc: ::std::os::raw::c_uchar,
             N: usize,
             hStream: CUstream,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMemGetHandleForAddressRange: Result<
+        unsafe extern "C" fn(
+            handle: *mut ::std::os::raw::c_void,
+            dptr: CUdeviceptr,
+            size: usize,
+            handleType: CUmemRangeHandleType,
+            flags: ::std::os::raw::c_ulonglong,
         ) -> CUresult,
         ::libloading::Error,
     >,
@@ -350,6 +381,23 @@ pub struct Api {
             size: usize,
             desc: *const CUmemAccessDesc,
             count: usize,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMemExportToShareableHandle: Result<
+        unsafe extern "C" fn(
+            shareableHandle: *mut ::std::os::raw::c_void,
+            handle: CUmemGenericAllocationHandle,
+            handleType: CUmemAllocationHandleType,
+            flags: ::std::os::raw::c_ulonglong,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuMemImportFromShareableHandle: Result<
+        unsafe extern "C" fn(
+            handle: *mut CUmemGenericAllocationHandle,
+            osHandle: *mut ::std::os::raw::c_void,
+            shHandleType: CUmemAllocationHandleType,
         ) -> CUresult,
         ::libloading::Error,
     >,
@@ -496,6 +544,14 @@ pub struct Api {
         Result<unsafe extern "C" fn(hGraphExec: CUgraphExec) -> CUresult, ::libloading::Error>,
     pub cuGraphDestroy:
         Result<unsafe extern "C" fn(hGraph: CUgraph) -> CUresult, ::libloading::Error>,
+    pub cuDeviceCanAccessPeer: Result<
+        unsafe extern "C" fn(
+            canAccessPeer: *mut ::std::os::raw::c_int,
+            dev: CUdevice,
+            peerDev: CUdevice,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
 }
 pub const CUDA_VERSION: u32 = 13050;
 pub const CU_MEMHOSTALLOC_PORTABLE: u32 = 1;
@@ -505,6 +561,13 @@ const _: () = {
     ["Size of CUuuid_st"][::std::mem::size_of::<CUuuid_st>() - 16usize];
     ["Alignment of CUuuid_st"][::std::mem::align_of::<CUuuid_st>() - 1usize];
     ["Offset of field: CUuuid_st::bytes"][::std::mem::offset_of!(CUuuid_st, bytes) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CUmemFabricHandle_st"][::std::mem::size_of::<CUmemFabricHandle_st>() - 64usize];
+    ["Alignment of CUmemFabricHandle_st"][::std::mem::align_of::<CUmemFabricHandle_st>() - 1usize];
+    ["Offset of field: CUmemFabricHandle_st::data"]
+        [::std::mem::offset_of!(CUmemFabricHandle_st, data) - 0usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -618,6 +681,15 @@ const _: () = {
 pub union CUmemLocation_st__bindgen_ty_1 {
     pub id: ::std::os::raw::c_int,
     pub localized: CUmemLocation_st__bindgen_ty_1__bindgen_ty_1,
+}
+impl Default for CUmemFabricHandle_st {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
 }
 impl CUstream_flags_enum {
     pub const CU_STREAM_DEFAULT: CUstream_flags_enum = CUstream_flags_enum(0);
@@ -1132,6 +1204,12 @@ impl CUmemAllocationGranularity_flags_enum {
     pub const CU_MEM_ALLOC_GRANULARITY_RECOMMENDED: CUmemAllocationGranularity_flags_enum =
         CUmemAllocationGranularity_flags_enum(1);
 }
+impl CUmemRangeHandleType_enum {
+    pub const CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD: CUmemRangeHandleType_enum =
+        CUmemRangeHandleType_enum(1);
+    pub const CU_MEM_RANGE_HANDLE_TYPE_MAX: CUmemRangeHandleType_enum =
+        CUmemRangeHandleType_enum(2147483647);
+}
 impl Default for CUmemLocation_st__bindgen_ty_1 {
     fn default() -> Self {
         let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
@@ -1250,6 +1328,7 @@ impl Api {
             unsafe { __library.get(b"cuMemHostRegister_v2\0") }.map(|sym| *sym);
         let cuMemHostUnregister =
             unsafe { __library.get(b"cuMemHostUnregister\0") }.map(|sym| *sym);
+        let cuMemcpyPeerAsync = unsafe { __library.get(b"cuMemcpyPeerAsync\0") }.map(|sym| *sym);
         let cuMemcpyHtoDAsync_v2 =
             unsafe { __library.get(b"cuMemcpyHtoDAsync_v2\0") }.map(|sym| *sym);
         let cuMemcpyDtoHAsync_v2 =
@@ -1257,6 +1336,8 @@ impl Api {
         let cuMemcpyDtoDAsync_v2 =
             unsafe { __library.get(b"cuMemcpyDtoDAsync_v2\0") }.map(|sym| *sym);
         let cuMemsetD8Async = unsafe { __library.get(b"cuMemsetD8Async\0") }.map(|sym| *sym);
+        let cuMemGetHandleForAddressRange =
+            unsafe { __library.get(b"cuMemGetHandleForAddressRange\0") }.map(|sym| *sym);
         let cuMemAddressReserve =
             unsafe { __library.get(b"cuMemAddressReserve\0") }.map(|sym| *sym);
         let cuMemAddressFree = unsafe { __library.get(b"cuMemAddressFree\0") }.map(|sym| *sym);
@@ -1265,6 +1346,10 @@ impl Api {
         let cuMemMap = unsafe { __library.get(b"cuMemMap\0") }.map(|sym| *sym);
         let cuMemUnmap = unsafe { __library.get(b"cuMemUnmap\0") }.map(|sym| *sym);
         let cuMemSetAccess = unsafe { __library.get(b"cuMemSetAccess\0") }.map(|sym| *sym);
+        let cuMemExportToShareableHandle =
+            unsafe { __library.get(b"cuMemExportToShareableHandle\0") }.map(|sym| *sym);
+        let cuMemImportFromShareableHandle =
+            unsafe { __library.get(b"cuMemImportFromShareableHandle\0") }.map(|sym| *sym);
         let cuMemGetAllocationGranularity =
             unsafe { __library.get(b"cuMemGetAllocationGranularity\0") }.map(|sym| *sym);
         let cuMemFreeAsync = unsafe { __library.get(b"cuMemFreeAsync\0") }.map(|sym| *sym);
@@ -1305,6 +1390,8 @@ impl Api {
         let cuGraphLaunch = unsafe { __library.get(b"cuGraphLaunch\0") }.map(|sym| *sym);
         let cuGraphExecDestroy = unsafe { __library.get(b"cuGraphExecDestroy\0") }.map(|sym| *sym);
         let cuGraphDestroy = unsafe { __library.get(b"cuGraphDestroy\0") }.map(|sym| *sym);
+        let cuDeviceCanAccessPeer =
+            unsafe { __library.get(b"cuDeviceCanAccessPeer\0") }.map(|sym| *sym);
         Ok(Api {
             __library,
             cuGetErrorString,
@@ -1329,10 +1416,12 @@ impl Api {
             cuDeviceGetPCIBusId,
             cuMemHostRegister_v2,
             cuMemHostUnregister,
+            cuMemcpyPeerAsync,
             cuMemcpyHtoDAsync_v2,
             cuMemcpyDtoHAsync_v2,
             cuMemcpyDtoDAsync_v2,
             cuMemsetD8Async,
+            cuMemGetHandleForAddressRange,
             cuMemAddressReserve,
             cuMemAddressFree,
             cuMemCreate,
@@ -1340,6 +1429,8 @@ impl Api {
             cuMemMap,
             cuMemUnmap,
             cuMemSetAccess,
+            cuMemExportToShareableHandle,
+            cuMemImportFromShareableHandle,
             cuMemGetAllocationGranularity,
             cuMemFreeAsync,
             cuMemPoolTrimTo,
@@ -1369,6 +1460,7 @@ impl Api {
             cuGraphLaunch,
             cuGraphExecDestroy,
             cuGraphDestroy,
+            cuDeviceCanAccessPeer,
         })
     }
     pub unsafe fn cuGetErrorString(
@@ -1518,6 +1610,21 @@ impl Api {
     pub unsafe fn cuMemHostUnregister(&self, p: *mut ::std::os::raw::c_void) -> CUresult {
         unsafe { (self.cuMemHostUnregister.as_ref().expect("Expected function, got error."))(p) }
     }
+    pub unsafe fn cuMemcpyPeerAsync(
+        &self,
+        dstDevice: CUdeviceptr,
+        dstContext: CUcontext,
+        srcDevice: CUdeviceptr,
+        srcContext: CUcontext,
+        ByteCount: usize,
+        hStream: CUstream,
+    ) -> CUresult {
+        unsafe {
+            (self.cuMemcpyPeerAsync.as_ref().expect("Expected function, got error."))(
+                dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream,
+            )
+        }
+    }
     pub unsafe fn cuMemcpyHtoDAsync_v2(
         &self,
         dstDevice: CUdeviceptr,
@@ -1567,6 +1674,20 @@ impl Api {
         unsafe {
             (self.cuMemsetD8Async.as_ref().expect("Expected function, got error."))(
                 dstDevice, uc, N, hStream,
+            )
+        }
+    }
+    pub unsafe fn cuMemGetHandleForAddressRange(
+        &self,
+        handle: *mut ::std::os::raw::c_void,
+        dptr: CUdeviceptr,
+        size: usize,
+        handleType: CUmemRangeHandleType,
+        flags: ::std::os::raw::c_ulonglong,
+    ) -> CUresult {
+        unsafe {
+            (self.cuMemGetHandleForAddressRange.as_ref().expect("Expected function, got error."))(
+                handle, dptr, size, handleType, flags,
             )
         }
     }
@@ -1632,6 +1753,36 @@ impl Api {
         unsafe {
             (self.cuMemSetAccess.as_ref().expect("Expected function, got error."))(
                 ptr, size, desc, count,
+            )
+        }
+    }
+    pub unsafe fn cuMemExportToShareableHandle(
+        &self,
+        shareableHandle: *mut ::std::os::raw::c_void,
+        handle: CUmemGenericAllocationHandle,
+        handleType: CUmemAllocationHandleType,
+        flags: ::std::os::raw::c_ulonglong,
+    ) -> CUresult {
+        unsafe {
+            (self.cuMemExportToShareableHandle.as_ref().expect("Expected function, got error."))(
+                shareableHandle,
+                handle,
+                handleType,
+                flags,
+            )
+        }
+    }
+    pub unsafe fn cuMemImportFromShareableHandle(
+        &self,
+        handle: *mut CUmemGenericAllocationHandle,
+        osHandle: *mut ::std::os::raw::c_void,
+        shHandleType: CUmemAllocationHandleType,
+    ) -> CUresult {
+        unsafe {
+            (self.cuMemImportFromShareableHandle.as_ref().expect("Expected function, got error."))(
+                handle,
+                osHandle,
+                shHandleType,
             )
         }
     }
@@ -1890,6 +2041,20 @@ impl Api {
     pub unsafe fn cuGraphDestroy(&self, hGraph: CUgraph) -> CUresult {
         unsafe { (self.cuGraphDestroy.as_ref().expect("Expected function, got error."))(hGraph) }
     }
+    pub unsafe fn cuDeviceCanAccessPeer(
+        &self,
+        canAccessPeer: *mut ::std::os::raw::c_int,
+        dev: CUdevice,
+        peerDev: CUdevice,
+    ) -> CUresult {
+        unsafe {
+            (self.cuDeviceCanAccessPeer.as_ref().expect("Expected function, got error."))(
+                canAccessPeer,
+                dev,
+                peerDev,
+            )
+        }
+    }
 }
 pub use self::CUdevice_attribute_enum as CUdevice_attribute;
 pub use self::CUevent_flags_enum as CUevent_flags;
@@ -1899,6 +2064,7 @@ pub use self::CUmemAllocationHandleType_enum as CUmemAllocationHandleType;
 pub use self::CUmemAllocationType_enum as CUmemAllocationType;
 pub use self::CUmemLocationType_enum as CUmemLocationType;
 pub use self::CUmemPool_attribute_enum as CUmemPool_attribute;
+pub use self::CUmemRangeHandleType_enum as CUmemRangeHandleType;
 pub use self::CUstream_flags_enum as CUstream_flags;
 pub use self::CUstreamCaptureMode_enum as CUstreamCaptureMode;
 pub use self::CUstreamCaptureStatus_enum as CUstreamCaptureStatus;

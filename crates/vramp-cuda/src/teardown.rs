@@ -6,7 +6,7 @@
 //! 3. Otherwise streams, graphs, events, pool allocations, plain allocations, mappings, addresses,
 //!    handles, host memory, the pool and the context are released, in this order.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use vramp_driver::Call;
 
@@ -144,6 +144,11 @@ impl CudaDriver {
         if let Ok(release) = self.cuda.cuDevicePrimaryCtxRelease_v2.as_ref() {
             // SAFETY: retained once when the device was opened, released once here.
             let _ = unsafe { release(self.device) };
+            let peers = self.peer_contexts.get_mut().unwrap_or_else(PoisonError::into_inner);
+            for (ordinal, _) in std::mem::take(peers) {
+                // SAFETY: retained once when it was entered in the table, released once here.
+                let _ = unsafe { release(ordinal.cast_signed()) };
+            }
         }
     }
 }

@@ -23,6 +23,14 @@ pub enum Call {
     Unmap,
     /// Make a range of addresses accessible to the device.
     SetAccess,
+    /// Take a peer's access to a range of addresses.
+    RevokeAccess,
+    /// Export physical memory to other processes.
+    Export,
+    /// Import physical memory of another process.
+    Import,
+    /// Export a range of addresses as a dma-buf.
+    ExportDmaBuf,
     /// Allocate device memory.
     AllocMemory,
     /// Free device memory.
@@ -51,6 +59,8 @@ pub enum Call {
     Fill,
     /// Copy between device addresses.
     Copy,
+    /// Copy between memory of two devices.
+    CopyPeer,
     /// Copy from pinned host memory to the device.
     CopyToDevice,
     /// Copy from the device to pinned host memory.
@@ -97,7 +107,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in declaration order.
-    pub const ALL: [Call; 42] = [
+    pub const ALL: [Call; 47] = [
         Call::Reserve,
         Call::FreeAddresses,
         Call::Create,
@@ -105,6 +115,10 @@ impl Call {
         Call::Map,
         Call::Unmap,
         Call::SetAccess,
+        Call::RevokeAccess,
+        Call::Export,
+        Call::Import,
+        Call::ExportDmaBuf,
         Call::AllocMemory,
         Call::FreeMemory,
         Call::CreateStream,
@@ -119,6 +133,7 @@ impl Call {
         Call::SynchronizeEvent,
         Call::Fill,
         Call::Copy,
+        Call::CopyPeer,
         Call::CopyToDevice,
         Call::CopyToHost,
         Call::MallocAsync,
@@ -152,6 +167,10 @@ impl Call {
             Call::Map => "map",
             Call::Unmap => "unmap",
             Call::SetAccess => "set-access",
+            Call::RevokeAccess => "revoke-access",
+            Call::Export => "export",
+            Call::Import => "import",
+            Call::ExportDmaBuf => "export-dma-buf",
             Call::AllocMemory => "alloc-memory",
             Call::FreeMemory => "free-memory",
             Call::CreateStream => "create-stream",
@@ -166,6 +185,7 @@ impl Call {
             Call::SynchronizeEvent => "synchronize-event",
             Call::Fill => "fill",
             Call::Copy => "copy",
+            Call::CopyPeer => "copy-peer",
             Call::CopyToDevice => "copy-to-device",
             Call::CopyToHost => "copy-to-host",
             Call::MallocAsync => "malloc-async",

@@ -1,23 +1,14 @@
 //! The trait that every device implements, and the types of its arguments.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use crate::{
-    CaptureInfo, CaptureMode, DeviceInfo, DriverResult, Event, Graph, GraphExec, GraphNode, Handle,
-    HostBuffer, HostMemory, MemoryInfo, PoolUsage, Stream,
+    CaptureInfo, CaptureMode, DeviceInfo, DriverResult, Event, ExportedHandle, Graph, GraphExec,
+    GraphNode, Handle, HostBuffer, HostMemory, MemoryInfo, MemoryProperties, PoolUsage, Stream,
 };
-
-/// Where physical memory is allocated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MemoryLocation {
-    /// On the card.
-    Device,
-    /// In host memory of this NUMA node. Kernels access it through device addresses.
-    /// Needs [`Capabilities::host_numa`](crate::Capabilities::host_numa).
-    HostNuma(u32),
-}
 
 /// A copy between device addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +63,12 @@ pub trait Driver: Send + Sync {
     // --- physical memory ---
 
     /// Allocates `len` bytes of physical memory, a multiple of the page. 7 to 64 us.
-    fn create(&self, len: Bytes, location: MemoryLocation) -> DriverResult<Handle>;
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotSupported`](crate::ErrorKind::NotSupported) for properties that
+    /// [`Capabilities`](crate::Capabilities) do not name. A card that names fabric handles may refuse
+    /// to create them, as `CUDA_ERROR_NOT_PERMITTED`.
+    fn create(&self, len: Bytes, properties: MemoryProperties) -> DriverResult<Handle>;
 
     /// Releases a handle. Its memory lives until the last mapping is unmapped. 9 us to 1 ms, by size.
     fn release(&self, handle: Handle) -> DriverResult<()>;
@@ -86,9 +82,43 @@ pub trait Driver: Send + Sync {
     /// The host must have observed the completion of all work that accesses the range.
     fn unmap(&self, range: AddrRange) -> DriverResult<()>;
 
-    /// Makes `range` readable and writable for the device. It must consist of whole mappings without
-    /// gaps. 20 us and more, by the number of mappings.
-    fn set_access(&self, range: AddrRange) -> DriverResult<()>;
+    /// Makes `range` readable and writable for the device and for the cards with the ordinals `peers`,
+    /// in one call. Access granted before stays. The range must consist of whole mappings without
+    /// gaps. 20 us and more, by the number of mappings; a peer doubles it, and the later unmap.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUse`](crate::ErrorKind::InvalidUse) for a peer that is not in
+    /// [`DeviceInfo::peers`](crate::DeviceInfo::peers).
+    fn set_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()>;
+
+    /// Takes the access to `range` from the cards with the ordinals `peers`, in one call. The device
+    /// keeps its own. The range must consist of whole mappings without gaps.
+    ///
+    /// The host must have observed the completion of all work of these cards that accesses the range.
+    fn revoke_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()>;
+
+    // --- memory of several processes ---
+
+    /// Exports a handle as its [`HandleType`](crate::HandleType) says. 185 us.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUse`](crate::ErrorKind::InvalidUse) for memory that was created with
+    /// [`HandleType::None`](crate::HandleType::None).
+    fn export(&self, handle: Handle) -> DriverResult<ExportedHandle>;
+
+    /// Makes a handle of memory that another process, or this one, exported. `len` is the length that
+    /// it was created with; a map with another one is refused. The descriptor stays the caller's. 33 us.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUse`](crate::ErrorKind::InvalidUse) for a descriptor that is not of a
+    /// device's memory.
+    fn import(&self, exported: &ExportedHandle, len: Bytes) -> DriverResult<Handle>;
+
+    /// Returns a dma-buf of `range`, for other drivers of the machine such as a network card's. It
+    /// must be mapped, without gaps. The descriptor keeps the memory alive.
+    ///
+    /// Needs [`Capabilities::dma_buf`](crate::Capabilities::dma_buf).
+    fn export_dma_buf(&self, range: AddrRange) -> DriverResult<OwnedFd>;
 
     // --- plain allocations ---
 
@@ -160,8 +190,18 @@ pub trait Driver: Send + Sync {
     /// Queues a fill of `range` with `byte` on `stream`.
     fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()>;
 
-    /// Queues a copy between device addresses on `stream`. The ranges may not overlap.
+    /// Queues a copy between device addresses on `stream`. The ranges may not overlap. Memory of other
+    /// cards that this device may access counts as its own.
     fn copy(&self, stream: Stream, copy: DeviceCopy) -> DriverResult<()>;
+
+    /// Queues a copy between memory of this device and memory of `other` on `stream`, in either
+    /// direction. It works without access to the other's memory, slowly: 37 GB/s between two H200s,
+    /// and 390 where each may access both sides.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUse`](crate::ErrorKind::InvalidUse) unless each side lies in memory of
+    /// one of the two devices.
+    fn copy_peer(&self, stream: Stream, copy: DeviceCopy, other: &dyn Driver) -> DriverResult<()>;
 
     /// Queues a copy from pinned host memory to the device on `stream`.
     fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()>;
@@ -276,6 +316,10 @@ pub trait Driver: Send + Sync {
     fn read_host(&self, buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> DriverResult<()>;
 
     // --- statistics ---
+
+    /// Returns true if all of `range` lies in a reservation or an allocation of this device. No driver
+    /// call.
+    fn owns(&self, range: AddrRange) -> bool;
 
     /// Returns free and total memory of the card.
     fn memory_info(&self) -> DriverResult<MemoryInfo>;

@@ -20,6 +20,11 @@ pub struct DeviceInfo {
     pub uuid: Option<String>,
     /// NUMA node of the host that is nearest to the card. `None` as for `pci`.
     pub host_numa: Option<u32>,
+    /// Number of the device among those of its process, as the driver counts them.
+    pub ordinal: u32,
+    /// Ordinals of the other devices that this one can be granted access to, and that can be granted
+    /// access to its memory, in ascending order.
+    pub peers: Vec<u32>,
     /// Sizes and granularities.
     pub limits: Limits,
     /// Groups of calls that work on this device.
@@ -76,6 +81,15 @@ pub struct Capabilities {
     pub remap_beside_kernels: bool,
     /// Stream capture and graphs.
     pub graphs: bool,
+    /// Memory that is exported as a file descriptor.
+    pub posix_fd: bool,
+    /// Memory that is exported as a fabric handle. Reported by the card; to create such memory also
+    /// needs the IMEX service.
+    pub fabric: bool,
+    /// Memory that network cards can access.
+    pub rdma: bool,
+    /// Memory that is exported as a dma-buf.
+    pub dma_buf: bool,
 }
 
 /// Memory of the card as the driver counts it.

@@ -8,16 +8,16 @@
 //!
 //! ```
 //! use vramp_core::{AddrRange, Bytes};
-//! use vramp_driver::{Driver, ErrorKind, MemoryLocation, sim::Simulator};
+//! use vramp_driver::{Driver, ErrorKind, MemoryProperties, sim::Simulator};
 //!
 //! let device = Simulator::builder().memory(Bytes::mib(64)).build();
 //! let page = device.info().limits.page;
 //!
 //! // Reserve addresses, create physical memory, map it there, and make it accessible.
 //! let range = AddrRange::new(device.reserve(page * 4, page)?, page * 4);
-//! let handle = device.create(range.len, MemoryLocation::Device)?;
+//! let handle = device.create(range.len, MemoryProperties::DEVICE)?;
 //! device.map(range.start, handle)?;
-//! device.set_access(range)?;
+//! device.set_access(range, &[])?;
 //!
 //! // Work is queued on a stream; an event marks its completion.
 //! let (stream, event) = (device.create_stream()?, device.create_event()?);
@@ -27,7 +27,7 @@
 //! device.unmap(range)?;
 //!
 //! // An error has the call, the CUDA code, a kind to match on, and a hint.
-//! let error = device.create(Bytes::mib(128), MemoryLocation::Device).unwrap_err();
+//! let error = device.create(Bytes::mib(128), MemoryProperties::DEVICE).unwrap_err();
 //! assert_eq!((error.kind, error.code), (ErrorKind::OutOfMemory, 2));
 //! assert_eq!(
 //!     error.to_string(),
@@ -83,6 +83,7 @@ mod driver;
 mod error;
 mod ids;
 mod info;
+mod memory;
 pub mod meter;
 #[cfg(feature = "sim")]
 pub mod sim;
@@ -90,8 +91,9 @@ pub mod wrapper;
 
 pub use call::Call;
 pub use capture::{CaptureInfo, CaptureMode};
-pub use driver::{DeviceCopy, Driver, HostSlice, MemoryLocation};
+pub use driver::{DeviceCopy, Driver, HostSlice};
 pub use error::{DriverError, DriverResult, ErrorKind};
 pub use ids::{Event, Graph, GraphExec, GraphNode, Handle, HostBuffer, Stream};
 pub use info::{Capabilities, DeviceInfo, Limits, MemoryInfo, PoolUsage};
+pub use memory::{ExportedHandle, HandleType, MemoryLocation, MemoryProperties};
 pub use vramp_host::HostMemory;

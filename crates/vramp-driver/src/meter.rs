@@ -1,14 +1,15 @@
 //! Counts and times of driver calls, for any device.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use crate::{
-    Call, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event, Graph,
-    GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice, MemoryInfo, MemoryLocation,
-    PoolUsage, Stream,
+    Call, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event,
+    ExportedHandle, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice,
+    MemoryInfo, MemoryProperties, PoolUsage, Stream,
 };
 
 /// A device that counts and times the calls made to it.
@@ -129,6 +130,9 @@ impl<D: Driver> Driver for Metered<D> {
     fn info(&self) -> &DeviceInfo {
         self.device.info()
     }
+    fn owns(&self, range: AddrRange) -> bool {
+        self.device.owns(range)
+    }
     fn now_ns(&self) -> u64 {
         self.device.now_ns()
     }
@@ -138,8 +142,8 @@ impl<D: Driver> Driver for Metered<D> {
     fn free_addresses(&self, range: AddrRange) -> DriverResult<()> {
         self.timed(Call::FreeAddresses, |device| device.free_addresses(range))
     }
-    fn create(&self, len: Bytes, place: MemoryLocation) -> DriverResult<Handle> {
-        self.timed(Call::Create, |device| device.create(len, place))
+    fn create(&self, len: Bytes, properties: MemoryProperties) -> DriverResult<Handle> {
+        self.timed(Call::Create, |device| device.create(len, properties))
     }
     fn release(&self, handle: Handle) -> DriverResult<()> {
         self.timed(Call::Release, |device| device.release(handle))
@@ -150,8 +154,20 @@ impl<D: Driver> Driver for Metered<D> {
     fn unmap(&self, range: AddrRange) -> DriverResult<()> {
         self.timed(Call::Unmap, |device| device.unmap(range))
     }
-    fn set_access(&self, range: AddrRange) -> DriverResult<()> {
-        self.timed(Call::SetAccess, |device| device.set_access(range))
+    fn set_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
+        self.timed(Call::SetAccess, |device| device.set_access(range, peers))
+    }
+    fn revoke_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
+        self.timed(Call::RevokeAccess, |device| device.revoke_access(range, peers))
+    }
+    fn export(&self, handle: Handle) -> DriverResult<ExportedHandle> {
+        self.timed(Call::Export, |device| device.export(handle))
+    }
+    fn import(&self, exported: &ExportedHandle, len: Bytes) -> DriverResult<Handle> {
+        self.timed(Call::Import, |device| device.import(exported, len))
+    }
+    fn export_dma_buf(&self, range: AddrRange) -> DriverResult<OwnedFd> {
+        self.timed(Call::ExportDmaBuf, |device| device.export_dma_buf(range))
     }
     fn alloc_memory(&self, len: Bytes) -> DriverResult<DeviceAddr> {
         self.timed(Call::AllocMemory, |device| device.alloc_memory(len))
@@ -197,6 +213,9 @@ impl<D: Driver> Driver for Metered<D> {
     }
     fn copy(&self, stream: Stream, copy: DeviceCopy) -> DriverResult<()> {
         self.timed(Call::Copy, |device| device.copy(stream, copy))
+    }
+    fn copy_peer(&self, stream: Stream, copy: DeviceCopy, other: &dyn Driver) -> DriverResult<()> {
+        self.timed(Call::CopyPeer, |device| device.copy_peer(stream, copy, other))
     }
     fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()> {
         self.timed(Call::CopyToDevice, |device| device.copy_to_device(stream, from, to))

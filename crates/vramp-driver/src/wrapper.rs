@@ -4,14 +4,15 @@
 //! kind chosen at run time.
 
 use std::ops::Deref;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use crate::{
-    CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event, Graph,
-    GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice, MemoryInfo, MemoryLocation,
-    PoolUsage, Stream,
+    CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event, ExportedHandle,
+    Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice, MemoryInfo,
+    MemoryProperties, PoolUsage, Stream,
 };
 
 macro_rules! forward {
@@ -97,11 +98,15 @@ forward! {
     now_ns() -> u64;
     reserve(len: Bytes, alignment: Bytes) -> DriverResult<DeviceAddr>;
     free_addresses(range: AddrRange) -> DriverResult<()>;
-    create(len: Bytes, place: MemoryLocation) -> DriverResult<Handle>;
+    create(len: Bytes, properties: MemoryProperties) -> DriverResult<Handle>;
     release(handle: Handle) -> DriverResult<()>;
     map(at: DeviceAddr, handle: Handle) -> DriverResult<()>;
     unmap(range: AddrRange) -> DriverResult<()>;
-    set_access(range: AddrRange) -> DriverResult<()>;
+    set_access(range: AddrRange, peers: &[u32]) -> DriverResult<()>;
+    revoke_access(range: AddrRange, peers: &[u32]) -> DriverResult<()>;
+    export(handle: Handle) -> DriverResult<ExportedHandle>;
+    import(exported: &ExportedHandle, len: Bytes) -> DriverResult<Handle>;
+    export_dma_buf(range: AddrRange) -> DriverResult<OwnedFd>;
     alloc_memory(len: Bytes) -> DriverResult<DeviceAddr>;
     free_memory(at: DeviceAddr) -> DriverResult<()>;
     create_stream() -> DriverResult<Stream>;
@@ -117,6 +122,7 @@ forward! {
     synchronize_event(event: Event) -> DriverResult<()>;
     fill(stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()>;
     copy(stream: Stream, copy: DeviceCopy) -> DriverResult<()>;
+    copy_peer(stream: Stream, copy: DeviceCopy, other: &dyn Driver) -> DriverResult<()>;
     copy_to_device(stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()>;
     copy_to_host(stream: Stream, from: DeviceAddr, to: HostSlice) -> DriverResult<()>;
     malloc_async(stream: Stream, len: Bytes) -> DriverResult<DeviceAddr>;
@@ -129,6 +135,7 @@ forward! {
     free_host(buffer: HostBuffer) -> DriverResult<()>;
     write_host(buffer: HostBuffer, offset: Bytes, bytes: &[u8]) -> DriverResult<()>;
     read_host(buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> DriverResult<()>;
+    owns(range: AddrRange) -> bool;
     memory_info() -> DriverResult<MemoryInfo>;
     begin_capture(stream: Stream, mode: CaptureMode) -> DriverResult<()>;
     end_capture(stream: Stream) -> DriverResult<Graph>;

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, NotVacant};
-use vramp_driver::{Driver, DriverError, Handle, MemoryLocation};
+use vramp_driver::{Driver, DriverError, Handle, MemoryLocation, MemoryProperties};
 use vramp_host::fork::is_forked;
 
 use crate::allocator::Allocator;
@@ -95,7 +95,7 @@ impl Allocator {
         if len.is_zero() || len != len.round_down(page) {
             return Err(HostBackingError::Length { len, page });
         }
-        let handle = driver.create(len, MemoryLocation::HostNuma(node))?;
+        let handle = driver.create(len, MemoryProperties::at(MemoryLocation::HostNuma(node)))?;
         Ok(HostBacking { driver: Arc::clone(driver), handle, len })
     }
 }
@@ -226,7 +226,7 @@ impl VirtualPool {
     ) -> Result<(), HostBackingError> {
         self.exec.driver.map(at.start, handle)?;
         self.pool.set_hosted(id, from, at.len);
-        let Err(error) = self.exec.driver.set_access(at) else { return Ok(()) };
+        let Err(error) = self.exec.driver.set_access(at, &[]) else { return Ok(()) };
         match self.exec.driver.unmap(at) {
             Ok(()) => self.pool.clear_hosted(id, from),
             Err(_) => self.pool.spoil_hosted(id, from),

@@ -409,6 +409,10 @@ fn v21_odd_requests_are_answers_and_never_panics() {
         pinned_host: false,
         remap_beside_kernels: false,
         graphs: false,
+        posix_fd: false,
+        fabric: false,
+        rdma: false,
+        dma_buf: false,
     };
     let sim: Arc<dyn Driver> = Arc::new(Simulator::builder().capabilities(nothing).build());
     let error = Allocator::new(sim, Config::default()).expect_err("there is no virtual memory");

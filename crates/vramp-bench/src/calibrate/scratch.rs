@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vramp::device::{
     CaptureMode, Driver, DriverResult, Event, Graph, GraphExec, Handle, HostBuffer, MemoryLocation,
-    Stream,
+    MemoryProperties, Stream,
 };
 use vramp::{Bytes, DeviceAddr};
 use vramp_core::AddrRange;
@@ -80,7 +80,7 @@ impl<'a> Scratch<'a> {
     }
 
     pub fn create(&mut self, len: Bytes, location: MemoryLocation) -> DriverResult<()> {
-        self.handles.push(self.driver.create(len, location)?);
+        self.handles.push(self.driver.create(len, MemoryProperties::at(location))?);
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::wrapper::{Wrapped, Wrapper};
 use vramp_driver::{
     Call, CaptureInfo, CaptureMode, Driver, DriverError, DriverResult, Event, Graph, GraphExec,
-    Handle, MemoryLocation, Stream,
+    Handle, MemoryProperties, Stream,
 };
 
 /// A failure to inject.
@@ -138,11 +138,11 @@ impl Wrapper for Tap {
     checked! {
         Reserve => reserve(len: Bytes, alignment: Bytes) -> DeviceAddr;
         FreeAddresses => free_addresses(range: AddrRange) -> ();
-        Create => create(len: Bytes, location: MemoryLocation) -> Handle;
+        Create => create(len: Bytes, properties: MemoryProperties) -> Handle;
         Release => release(handle: Handle) -> ();
         Map => map(at: DeviceAddr, handle: Handle) -> ();
         Unmap => unmap(range: AddrRange) -> ();
-        SetAccess => set_access(range: AddrRange) -> ();
+        SetAccess => set_access(range: AddrRange, peers: &[u32]) -> ();
         AllocMemory => alloc_memory(len: Bytes) -> DeviceAddr;
         FreeMemory => free_memory(at: DeviceAddr) -> ();
         DestroyStream => destroy_stream(stream: Stream) -> ();

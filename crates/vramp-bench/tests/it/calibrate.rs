@@ -142,6 +142,10 @@ fn what_a_device_lacks_is_not_measured() {
         pinned_host: false,
         remap_beside_kernels: false,
         graphs: false,
+        posix_fd: false,
+        fabric: false,
+        rdma: false,
+        dma_buf: false,
     };
     let calibration = calibrated(&Simulator::builder().capabilities(none).build());
     let text = calibration.to_toml();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::{
     Call, CaptureMode, DeviceCopy, Driver, Event, Handle, HostBuffer, HostMemory, HostSlice,
-    MemoryLocation, Stream,
+    MemoryProperties, Stream,
 };
 use vramp_driver::{DriverError, ErrorKind};
 use vramp_host::PageKind;
@@ -34,9 +34,9 @@ fn kind<T: std::fmt::Debug>(result: Result<T, DriverError>) -> ErrorKind {
 /// A reservation of four pages with one handle mapped at its start.
 fn mapped(driver: &CudaDriver) -> (AddrRange, Handle) {
     let at = driver.reserve(PAGE * 4, PAGE).unwrap();
-    let handle = driver.create(PAGE, MemoryLocation::Device).unwrap();
+    let handle = driver.create(PAGE, MemoryProperties::DEVICE).unwrap();
     driver.map(at, handle).unwrap();
-    driver.set_access(AddrRange::new(at, PAGE)).unwrap();
+    driver.set_access(AddrRange::new(at, PAGE), &[]).unwrap();
     calls();
     (AddrRange::new(at, PAGE * 4), handle)
 }
@@ -113,7 +113,7 @@ fn a_missing_symbol_turns_a_capability_off_and_its_calls_are_not_supported() {
     assert!(error.to_string().contains("cuMemAllocFromPoolAsync"), "{error}");
     assert_eq!(kind(driver.alloc_host(PAGE)), ErrorKind::NotSupported);
     assert_eq!(kind(driver.reserve(PAGE, PAGE)), ErrorKind::NotSupported);
-    assert_eq!(kind(driver.create(PAGE, MemoryLocation::Device)), ErrorKind::NotSupported);
+    assert_eq!(kind(driver.create(PAGE, MemoryProperties::DEVICE)), ErrorKind::NotSupported);
     assert_eq!(
         kind(driver.map(DeviceAddr::new(0), Handle::from_number(1))),
         ErrorKind::NotSupported
@@ -126,7 +126,7 @@ fn foreign_and_stale_ids_never_reach_the_driver() {
     let stream = driver.create_stream().unwrap();
     let event = driver.create_event().unwrap();
     driver.destroy_event(event).unwrap();
-    let handle = driver.create(PAGE, MemoryLocation::Device).unwrap();
+    let handle = driver.create(PAGE, MemoryProperties::DEVICE).unwrap();
     driver.release(handle).unwrap();
     let (range, _) = mapped(&driver);
     let (no_stream, no_event) = (Stream::from_number(77), Event::from_number(u64::MAX));
@@ -175,14 +175,14 @@ fn addresses_of_other_code_never_reach_the_driver() {
             .unwrap_err(),
         driver.unmap(wild).unwrap_err(),
         driver.unmap(AddrRange::new(range.start, PAGE * 2)).unwrap_err(),
-        driver.set_access(wild).unwrap_err(),
+        driver.set_access(wild, &[]).unwrap_err(),
         driver.map(range.start, handle).unwrap_err(),
         driver.map(wild.start, handle).unwrap_err(),
         driver.map(range.start + Bytes::new(512), handle).unwrap_err(),
         driver.free_addresses(range).unwrap_err(),
         driver.free_addresses(wild).unwrap_err(),
         driver.free_async(stream, range.start).unwrap_err(),
-        driver.create(Bytes::new(512), MemoryLocation::Device).unwrap_err(),
+        driver.create(Bytes::new(512), MemoryProperties::DEVICE).unwrap_err(),
         driver.reserve(Bytes::ZERO, PAGE).unwrap_err(),
         driver.reserve(PAGE, PAGE * 3).unwrap_err(),
     ] {
@@ -207,7 +207,7 @@ fn what_the_driver_refuses_can_be_tried_again() {
         ("cuMemFreeAsync", Box::new(|| driver.free_async(stream, pooled))),
         ("cuStreamDestroy_v2", Box::new(|| driver.destroy_stream(stream))),
     ];
-    driver.set_access(first).unwrap();
+    driver.set_access(first, &[]).unwrap();
     for (name, attempt) in attempts {
         fake::fail(name, 2);
         let error = attempt().unwrap_err();
@@ -231,7 +231,7 @@ fn a_lost_device_stays_lost_and_is_not_called_again() {
     calls();
     let second = driver.query(event).unwrap_err();
     assert_eq!(second, first);
-    let third = driver.create(PAGE, MemoryLocation::Device).unwrap_err();
+    let third = driver.create(PAGE, MemoryProperties::DEVICE).unwrap_err();
     assert_eq!((third.call, third.code), (Call::Create, 700));
     drop(driver);
     assert_eq!(calls(), Vec::<&str>::new());
@@ -287,12 +287,12 @@ fn every_call_runs_on_the_devices_context_whichever_is_current() {
 #[test]
 fn a_dropped_device_leaves_a_thread_with_the_context_it_had() {
     let driver = open();
-    driver.create(PAGE, MemoryLocation::Device).unwrap();
+    driver.create(PAGE, MemoryProperties::DEVICE).unwrap();
     fake::set_context(0xbeef);
     drop(driver);
     assert_eq!(fake::context(), 0xbeef);
     let driver = open();
-    driver.create(PAGE, MemoryLocation::Device).unwrap();
+    driver.create(PAGE, MemoryProperties::DEVICE).unwrap();
     fake::set_context(CONTEXT);
     drop(driver);
     assert_eq!(fake::context(), 0);

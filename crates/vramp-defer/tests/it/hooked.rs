@@ -54,11 +54,11 @@ impl Wrapper for Hooked {
         &self.sim
     }
 
-    fn set_access(&self, range: AddrRange) -> DriverResult<()> {
+    fn set_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
         if let Some(hook) = &*self.hook.lock().unwrap_or_else(PoisonError::into_inner) {
             hook(range);
         }
-        self.sim.set_access(range)
+        self.sim.set_access(range, peers)
     }
 
     fn record(&self, event: Event, stream: Stream) -> DriverResult<()> {

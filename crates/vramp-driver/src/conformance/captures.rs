@@ -6,7 +6,7 @@ use vramp_host::{HostMemory, PageKind};
 use super::rig::{Rig, refused};
 use super::{Checked, Failure, ensure, rules};
 use crate::{
-    Capabilities, CaptureMode, Driver, DriverResult, ErrorKind, Event, MemoryLocation, Stream,
+    Capabilities, CaptureMode, Driver, DriverResult, ErrorKind, Event, MemoryProperties, Stream,
 };
 
 const ANY: fn(&Capabilities) -> bool = |can| can.graphs;
@@ -108,9 +108,9 @@ fn forbidden_as_the_mode_says<T>(
 fn memory_is_built_and_taken_down_during_any_capture(rig: &Rig) -> Checked {
     let range = rig.reserve(rig.page)?;
     let build = |device: &dyn Driver| {
-        let handle = device.create(range.len, MemoryLocation::Device)?;
+        let handle = device.create(range.len, MemoryProperties::DEVICE)?;
         let built = device.map(range.start, handle).and_then(|()| {
-            let accessible = device.set_access(range);
+            let accessible = device.set_access(range, &[]);
             device.unmap(range).and(accessible)
         });
         device.release(handle).and(built)

@@ -113,7 +113,7 @@ fn a_replay_writes_the_pages_that_are_mapped_when_it_runs(rig: &Rig) -> Checked 
     let (first, second) = (rig.create(rig.page)?, rig.create(rig.page)?);
     let stream = rig.stream()?;
     rig.map(range, first)?;
-    rig.device.set_access(range)?;
+    rig.device.set_access(range, &[])?;
     let exec = instantiated(rig, stream, || Ok(rig.device.fill(stream, range, 0x31)?))?;
     rig.device.launch_graph(exec, stream)?;
     rig.expect_filled(stream, range, 0x31)?;
@@ -121,7 +121,7 @@ fn a_replay_writes_the_pages_that_are_mapped_when_it_runs(rig: &Rig) -> Checked 
     rig.device.synchronize_stream(stream)?;
     rig.unmap(range)?;
     rig.map(range, second)?;
-    rig.device.set_access(range)?;
+    rig.device.set_access(range, &[])?;
     rig.device.fill(stream, range, 0x51)?;
     rig.device.launch_graph(exec, stream)?;
     rig.expect_filled(stream, range, 0x31)?;

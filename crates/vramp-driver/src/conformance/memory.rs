@@ -135,12 +135,12 @@ fn access_needs_a_range_without_gaps(rig: &Rig) -> Checked {
     let range = rig.reserve(rig.pages(3))?;
     let first = part(range, Bytes::ZERO, rig.page);
     let third = part(range, rig.pages(2), rig.page);
-    refused("access to nothing", ErrorKind::InvalidUse, rig.device.set_access(range))?;
+    refused("access to nothing", ErrorKind::InvalidUse, rig.device.set_access(range, &[]))?;
     rig.map(first, rig.create(rig.page)?)?;
     rig.map(third, rig.create(rig.page)?)?;
-    refused("access over a gap", ErrorKind::InvalidUse, rig.device.set_access(range))?;
-    rig.device.set_access(first)?;
-    rig.device.set_access(third)?;
+    refused("access over a gap", ErrorKind::InvalidUse, rig.device.set_access(range, &[]))?;
+    rig.device.set_access(first, &[])?;
+    rig.device.set_access(third, &[])?;
     Ok(())
 }
 
@@ -171,7 +171,7 @@ fn the_backing_of_an_address_can_be_swapped(rig: &Rig) -> Checked {
     let stream = rig.stream()?;
     let back = |handle: Handle| -> Checked {
         rig.map(range, handle)?;
-        rig.device.set_access(range)?;
+        rig.device.set_access(range, &[])?;
         Ok(())
     };
     for (handle, byte) in handles.into_iter().zip([0x21, 0x22]) {
@@ -216,7 +216,7 @@ fn bytes_survive_remapping_beside_running_work(rig: &Rig) -> Checked {
         rig.device.fill(idle, elsewhere, byte)?;
         rig.device.synchronize_stream(idle)?;
         rig.map(home, handle)?;
-        rig.device.set_access(home)?;
+        rig.device.set_access(home, &[])?;
         rig.unmap(elsewhere)?;
         rig.expect_filled(idle, home, byte)?;
         rig.unmap(home)?;
@@ -311,7 +311,7 @@ fn host_memory_can_back_an_address_of_device_memory(rig: &Rig) -> Checked {
     rig.device.synchronize_stream(stream)?;
     rig.unmap(range)?;
     rig.map(range, host)?;
-    rig.device.set_access(range)?;
+    rig.device.set_access(range, &[])?;
     rig.expect_bytes(stream, range, &bytes)
 }
 

@@ -8,7 +8,7 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use super::{Checked, Failure};
 use crate::{
     CaptureMode, Driver, DriverError, DriverResult, ErrorKind, Event, Graph, GraphExec, Handle,
-    HostBuffer, HostMemory, HostSlice, MemoryLocation, Stream,
+    HostBuffer, HostMemory, HostSlice, MemoryLocation, MemoryProperties, Stream,
 };
 
 pub(super) struct Rig<'a> {
@@ -70,7 +70,7 @@ impl<'a> Rig<'a> {
     }
 
     pub fn create_at(&self, len: Bytes, place: MemoryLocation) -> DriverResult<Handle> {
-        let handle = self.device.create(len, place)?;
+        let handle = self.device.create(len, MemoryProperties::at(place))?;
         self.taken.borrow_mut().handles.push(handle);
         Ok(handle)
     }
@@ -105,7 +105,7 @@ impl<'a> Rig<'a> {
             self.map(AddrRange::new(at, *len), self.create(*len)?)?;
             at = at + *len;
         }
-        self.device.set_access(range)?;
+        self.device.set_access(range, &[])?;
         Ok(range)
     }
 
@@ -113,7 +113,7 @@ impl<'a> Rig<'a> {
     pub fn mapped_again(&self, handle: Handle, len: Bytes) -> DriverResult<AddrRange> {
         let range = self.reserve(len)?;
         self.map(range, handle)?;
-        self.device.set_access(range)?;
+        self.device.set_access(range, &[])?;
         Ok(range)
     }
 

@@ -42,6 +42,10 @@ impl Default for SimulatorBuilder {
             pinned_host: true,
             remap_beside_kernels: true,
             graphs: true,
+            posix_fd: false,
+            fabric: false,
+            rdma: false,
+            dma_buf: false,
         };
         let limits = Limits {
             memory: Bytes::ZERO,
@@ -58,6 +62,8 @@ impl Default for SimulatorBuilder {
             pci: None,
             uuid: None,
             host_numa: None,
+            ordinal: 0,
+            peers: Vec::new(),
             limits,
             capabilities: all,
         };

@@ -1,5 +1,6 @@
 //! The simulator as a [`Driver`].
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
@@ -15,9 +16,9 @@ use super::state::State;
 use super::streams::{Effect, Kernel};
 use super::work::host_buffer_part;
 use crate::{
-    Call, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event, Graph,
-    GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice, MemoryInfo, MemoryLocation,
-    PoolUsage, Stream,
+    Call, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event,
+    ExportedHandle, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice,
+    MemoryInfo, MemoryLocation, MemoryProperties, PoolUsage, Stream,
 };
 
 impl Simulator {
@@ -63,6 +64,10 @@ fn need_no_capture(state: &State, stream: usize) -> Outcome<()> {
     }
 }
 
+fn no_peer(ordinal: u32) -> Refusal {
+    Refusal::invalid(format!("device {ordinal} is not a peer of this one"))
+}
+
 fn check_end(range: AddrRange) -> Outcome<()> {
     match range.checked_end() {
         Some(_) => Ok(()),
@@ -73,6 +78,10 @@ fn check_end(range: AddrRange) -> Outcome<()> {
 impl Driver for Simulator {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn owns(&self, _: AddrRange) -> bool {
+        false
     }
 
     fn now_ns(&self) -> u64 {
@@ -97,16 +106,20 @@ impl Driver for Simulator {
         })
     }
 
-    fn create(&self, len: Bytes, place: MemoryLocation) -> DriverResult<Handle> {
+    fn create(&self, len: Bytes, properties: MemoryProperties) -> DriverResult<Handle> {
         self.call(log(Call::Create).len(len), |state| {
             need_virtual_memory(state)?;
-            if place != MemoryLocation::Device {
-                state.need(|can| can.host_numa, "no mapping of host memory")?;
+            match properties.location {
+                MemoryLocation::Device => {}
+                MemoryLocation::HostNuma(_) => {
+                    state.need(|can| can.host_numa, "no mapping of host memory")?;
+                }
+                MemoryLocation::Peer(ordinal) => return Err(no_peer(ordinal)),
             }
-            let handle = state.memory.create(len, place)?;
-            match place {
-                MemoryLocation::Device => state.spend_on_handle(Call::Create, len),
+            let handle = state.memory.create(len, properties.location)?;
+            match properties.location {
                 MemoryLocation::HostNuma(_) => state.now_ns += state.costs.create_host_numa_ns(len),
+                _ => state.spend_on_handle(Call::Create, len),
             }
             Ok(handle)
         })
@@ -138,15 +151,39 @@ impl Driver for Simulator {
         })
     }
 
-    fn set_access(&self, range: AddrRange) -> DriverResult<()> {
+    fn set_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
         self.call(log_range(Call::SetAccess, range), |state| {
             need_virtual_memory(state)?;
+            if let Some(&peer) = peers.first() {
+                return Err(no_peer(peer));
+            }
             let handles = state.memory.whole_mappings(range)?;
             state.memory.set_access(range)?;
             let on_host = state.memory.host_part(range);
             state.now_ns += state.costs.range_ns(Call::SetAccess, &handles)
                 + state.costs.set_access_host_numa_ns(on_host);
             Ok(())
+        })
+    }
+
+    fn revoke_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
+        self.call(log_range(Call::RevokeAccess, range), |_| match peers.first() {
+            Some(&peer) => Err(no_peer(peer)),
+            None => Ok(()),
+        })
+    }
+
+    fn export(&self, _: Handle) -> DriverResult<ExportedHandle> {
+        self.call(log(Call::Export), |_| Err(Refusal::not_supported("no export")))
+    }
+
+    fn import(&self, _: &ExportedHandle, _: Bytes) -> DriverResult<Handle> {
+        self.call(log(Call::Import), |_| Err(Refusal::not_supported("no import")))
+    }
+
+    fn export_dma_buf(&self, range: AddrRange) -> DriverResult<OwnedFd> {
+        self.call(log_range(Call::ExportDmaBuf, range), |_| {
+            Err(Refusal::not_supported("no dma-buf"))
         })
     }
 
@@ -312,6 +349,10 @@ impl Driver for Simulator {
             let ns = Rates::ns(state.rates().copy, copy.len);
             state.queue(stream, kernel.lasting(ns), Effect::Copy { from, to: copy.to })
         })
+    }
+
+    fn copy_peer(&self, stream: Stream, _: DeviceCopy, other: &dyn Driver) -> DriverResult<()> {
+        self.call(log(Call::CopyPeer).on(stream), |_| Err(no_peer(other.info().ordinal)))
     }
 
     fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()> {

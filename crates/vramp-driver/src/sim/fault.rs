@@ -9,12 +9,12 @@ use crate::{Call, DriverError};
 ///
 /// ```
 /// use vramp_core::Bytes;
-/// use vramp_driver::{Call, Driver, MemoryLocation, sim::{FaultPlan, Simulator}};
+/// use vramp_driver::{Call, Driver, MemoryProperties, sim::{FaultPlan, Simulator}};
 /// let device = Simulator::card("h200")?;
 /// device.set_faults(FaultPlan::nth_of(Call::Create, 2).with_code(2));
-/// assert!(device.create(Bytes::mib(2), MemoryLocation::Device).is_ok());
-/// assert!(device.create(Bytes::mib(2), MemoryLocation::Device).is_err_and(|e| e.is_out_of_memory()));
-/// assert!(device.create(Bytes::mib(2), MemoryLocation::Device).is_ok());
+/// assert!(device.create(Bytes::mib(2), MemoryProperties::DEVICE).is_ok());
+/// assert!(device.create(Bytes::mib(2), MemoryProperties::DEVICE).is_err_and(|e| e.is_out_of_memory()));
+/// assert!(device.create(Bytes::mib(2), MemoryProperties::DEVICE).is_ok());
 /// # Ok::<(), vramp_driver::sim::UnknownCard>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -243,7 +243,7 @@ impl Memory {
         self.check_pages("the length", len.count())?;
         let content = self.new_content(len.count())?;
         match place {
-            MemoryLocation::Device => self.charge(len)?,
+            MemoryLocation::Device | MemoryLocation::Peer(_) => self.charge(len)?,
             MemoryLocation::HostNuma(_) => self.host_handles += 1,
         }
         self.handles_made += 1;
@@ -495,7 +495,7 @@ impl Memory {
     fn destroy_physical(&mut self, number: u64) {
         let destroyed = self.physical.remove(&number).expect("the caller holds a live number");
         match destroyed.place {
-            MemoryLocation::Device => self.used -= destroyed.len,
+            MemoryLocation::Device | MemoryLocation::Peer(_) => self.used -= destroyed.len,
             MemoryLocation::HostNuma(_) => self.host_handles -= 1,
         }
         self.destroyed.push(number);

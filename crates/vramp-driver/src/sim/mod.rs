@@ -71,12 +71,12 @@ use state::State;
 ///
 /// ```
 /// use vramp_core::Bytes;
-/// use vramp_driver::{Driver, MemoryLocation, sim::Simulator};
+/// use vramp_driver::{Driver, MemoryProperties, sim::Simulator};
 /// let device = Simulator::card("h200")?;
 /// let range = vramp_core::AddrRange::new(device.reserve(Bytes::mib(4), Bytes::mib(2))?, Bytes::mib(4));
-/// let handle = device.create(range.len, MemoryLocation::Device)?;
+/// let handle = device.create(range.len, MemoryProperties::DEVICE)?;
 /// device.map(range.start, handle)?;
-/// device.set_access(range)?;
+/// device.set_access(range, &[])?;
 /// let stream = device.create_stream()?;
 /// device.fill(stream, range, 7)?;
 /// device.synchronize_stream(stream)?;

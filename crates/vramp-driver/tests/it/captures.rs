@@ -2,8 +2,8 @@
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Contents, Kernel, Simulator};
 use vramp_driver::{
-    Call, CaptureMode, Driver, DriverError, ErrorKind, Event, GraphExec, HostSlice, MemoryLocation,
-    Stream,
+    Call, CaptureMode, Driver, DriverError, ErrorKind, Event, GraphExec, HostSlice,
+    MemoryProperties, Stream,
 };
 
 const PAGE: Bytes = Bytes::mib(2);
@@ -18,9 +18,9 @@ struct Rig {
 fn rig() -> Rig {
     let device = Simulator::builder().checked().contents(Contents::Stored).build();
     let range = AddrRange::new(device.reserve(PAGE, PAGE).unwrap(), PAGE);
-    let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
+    let handle = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
     device.map(range.start, handle).unwrap();
-    device.set_access(range).unwrap();
+    device.set_access(range, &[]).unwrap();
     let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
     Rig { device, range, a, b }
 }

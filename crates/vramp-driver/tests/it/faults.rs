@@ -1,7 +1,7 @@
 //! Fault injection, and the log and counts of calls.
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::sim::{FaultPlan, Simulator};
-use vramp_driver::{Call, CaptureMode, Driver, DriverResult, ErrorKind, MemoryLocation};
+use vramp_driver::{Call, CaptureMode, Driver, DriverResult, ErrorKind, MemoryProperties};
 
 const PAGE: Bytes = Bytes::mib(2);
 
@@ -10,9 +10,9 @@ fn program(device: &dyn Driver) -> DriverResult<()> {
     let at = device.alloc_memory(PAGE)?;
     device.free_memory(at)?;
     let range = AddrRange::new(device.reserve(PAGE, PAGE)?, PAGE);
-    let handle = device.create(PAGE, MemoryLocation::Device)?;
+    let handle = device.create(PAGE, MemoryProperties::DEVICE)?;
     device.map(range.start, handle)?;
-    device.set_access(range)?;
+    device.set_access(range, &[])?;
     let stream = device.create_stream()?;
     device.fill(stream, range, 1)?;
     device.begin_capture(stream, CaptureMode::Global)?;
@@ -85,7 +85,7 @@ fn random_failures_come_from_the_seed() {
     let device = device(FaultPlan::randomly_of(Call::Map, 1.0));
     device.create_event().unwrap();
     device
-        .map(DeviceAddr::new(0), device.create(PAGE, MemoryLocation::Device).unwrap())
+        .map(DeviceAddr::new(0), device.create(PAGE, MemoryProperties::DEVICE).unwrap())
         .unwrap_err();
 }
 
@@ -102,7 +102,7 @@ fn an_injected_loss_is_sticky() {
 fn calls_are_counted_and_logged_failed_ones_too() {
     let device = device(FaultPlan::none());
     program(&device).unwrap();
-    device.create(Bytes::new(1), MemoryLocation::Device).unwrap_err();
+    device.create(Bytes::new(1), MemoryProperties::DEVICE).unwrap_err();
     assert_eq!((device.calls(), device.calls_of(Call::Create)), (24, 2));
     let log: Vec<_> = device.take_log().iter().map(|entry| entry.to_string()).collect();
     assert_eq!(log.len(), 24);

@@ -1,7 +1,7 @@
 //! The race detector finds each missing order, and nothing where order exists.
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Hazard, Kernel, Simulator};
-use vramp_driver::{Driver, Handle, HostSlice, MemoryLocation, Stream};
+use vramp_driver::{Driver, Handle, HostSlice, MemoryProperties, Stream};
 
 const PAGE: Bytes = Bytes::mib(2);
 
@@ -16,9 +16,9 @@ struct Rig {
 fn rig() -> Rig {
     let device = Simulator::builder().checked().build();
     let range = AddrRange::new(device.reserve(PAGE, PAGE).unwrap(), PAGE);
-    let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
+    let handle = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
     device.map(range.start, handle).unwrap();
-    device.set_access(range).unwrap();
+    device.set_access(range, &[]).unwrap();
     let (a, b) = (device.create_stream().unwrap(), device.create_stream().unwrap());
     Rig { device, range, handle, a, b }
 }
@@ -268,7 +268,7 @@ fn two_addresses_of_one_handle_are_one_memory() {
     let rig = rig();
     let twin = AddrRange::new(rig.device.reserve(PAGE, PAGE).unwrap(), PAGE);
     rig.device.map(twin.start, rig.handle).unwrap();
-    rig.device.set_access(twin).unwrap();
+    rig.device.set_access(twin, &[]).unwrap();
     rig.write("old address", rig.a);
     rig.device.launch(rig.b, Kernel::new("new address").writing(twin)).unwrap();
     let hazard = rig.the_hazard();
@@ -308,9 +308,9 @@ fn unmapping_what_was_seen_complete_is_fine_and_so_is_its_next_life() {
     rig.device.synchronize_stream(rig.a).unwrap();
     rig.device.unmap(rig.range).unwrap();
     rig.device.release(rig.handle).unwrap();
-    let handle = rig.device.create(PAGE, MemoryLocation::Device).unwrap();
+    let handle = rig.device.create(PAGE, MemoryProperties::DEVICE).unwrap();
     rig.device.map(rig.range.start, handle).unwrap();
-    rig.device.set_access(rig.range).unwrap();
+    rig.device.set_access(rig.range, &[]).unwrap();
     rig.write("next life", rig.b);
     rig.assert_ordered();
 }
@@ -322,7 +322,7 @@ fn an_old_address_goes_while_the_memory_works_on_at_its_new_one() {
     rig.device.synchronize_stream(rig.a).unwrap();
     let twin = AddrRange::new(rig.device.reserve(PAGE, PAGE).unwrap(), PAGE);
     rig.device.map(twin.start, rig.handle).unwrap();
-    rig.device.set_access(twin).unwrap();
+    rig.device.set_access(twin, &[]).unwrap();
     rig.device.launch(rig.b, Kernel::new("moved").writing(twin).lasting(1 << 40)).unwrap();
     rig.device.unmap(rig.range).unwrap();
     rig.assert_ordered();
@@ -393,7 +393,7 @@ fn work_queued_before_its_memory_is_mapped_is_checked_when_it_starts() {
     rig.device.launch(rig.b, Kernel::new("gate").until(gate)).unwrap();
     rig.device.launch(rig.b, Kernel::new("early bird").writing(late)).unwrap();
     rig.device.map(late.start, rig.handle).unwrap();
-    rig.device.set_access(late).unwrap();
+    rig.device.set_access(late, &[]).unwrap();
     rig.write("w", rig.a);
     rig.device.open(gate);
     rig.device.advance(1_000_000);

@@ -2,7 +2,8 @@
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::sim::{Contents, Kernel, Simulator};
 use vramp_driver::{
-    Capabilities, DeviceCopy, Driver, ErrorKind, Handle, HostSlice, MemoryLocation, Stream,
+    Capabilities, DeviceCopy, Driver, ErrorKind, Handle, HostSlice, MemoryLocation,
+    MemoryProperties, Stream,
 };
 
 const PAGE: Bytes = Bytes::mib(2);
@@ -22,9 +23,9 @@ fn range(start: DeviceAddr, len: Bytes) -> AddrRange {
 /// Reserved, created, mapped and accessible.
 fn memory(device: &Simulator, len: Bytes) -> (AddrRange, Handle) {
     let range = range(device.reserve(len, PAGE).unwrap(), len);
-    let handle = device.create(len, MemoryLocation::Device).unwrap();
+    let handle = device.create(len, MemoryProperties::DEVICE).unwrap();
     device.map(range.start, handle).unwrap();
-    device.set_access(range).unwrap();
+    device.set_access(range, &[]).unwrap();
     (range, handle)
 }
 
@@ -45,10 +46,10 @@ fn sizes_that_are_no_whole_pages_are_refused() {
     assert_eq!(kind(device.reserve(Bytes::ZERO, PAGE)), INVALID);
     assert_eq!(kind(device.reserve(PAGE, Bytes::mib(6))), INVALID);
     assert_eq!(kind(device.reserve(PAGE, Bytes::kib(4))), INVALID);
-    assert_eq!(kind(device.create(Bytes::mib(1), MemoryLocation::Device)), INVALID);
-    assert_eq!(kind(device.create(Bytes::ZERO, MemoryLocation::Device)), INVALID);
+    assert_eq!(kind(device.create(Bytes::mib(1), MemoryProperties::DEVICE)), INVALID);
+    assert_eq!(kind(device.create(Bytes::ZERO, MemoryProperties::DEVICE)), INVALID);
     let at = device.reserve(Bytes::mib(4), PAGE).unwrap();
-    let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
+    let handle = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
     assert_eq!(kind(device.map(at + Bytes::mib(1), handle)), INVALID);
 }
 
@@ -101,12 +102,12 @@ fn a_handle_maps_only_into_unmapped_addresses_of_one_reservation() {
     let at = device.reserve(Bytes::mib(4), PAGE).unwrap();
     let next = device.reserve(Bytes::mib(4), PAGE).unwrap();
     assert_eq!(next, at + Bytes::mib(4));
-    let handle = device.create(Bytes::mib(4), MemoryLocation::Device).unwrap();
+    let handle = device.create(Bytes::mib(4), MemoryProperties::DEVICE).unwrap();
     assert_eq!(kind(device.map(at + PAGE, handle)), INVALID);
     assert_eq!(kind(device.map(next + Bytes::mib(4), handle)), INVALID);
     device.map(at, handle).unwrap();
     assert_eq!(kind(device.map(at, handle)), INVALID);
-    let page = device.create(PAGE, MemoryLocation::Device).unwrap();
+    let page = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
     assert_eq!(kind(device.map(at + PAGE, page)), INVALID);
     device.map(next, handle).unwrap();
 }
@@ -116,7 +117,7 @@ fn mappings_are_unmapped_only_whole_and_may_go_several_at_once() {
     let device = small();
     let at = device.reserve(Bytes::mib(8), PAGE).unwrap();
     for page in [0, 4] {
-        let handle = device.create(Bytes::mib(4), MemoryLocation::Device).unwrap();
+        let handle = device.create(Bytes::mib(4), MemoryProperties::DEVICE).unwrap();
         device.map(at + Bytes::mib(page), handle).unwrap();
     }
     assert_eq!(kind(device.unmap(range(at, PAGE))), INVALID);
@@ -132,27 +133,27 @@ fn mappings_are_unmapped_only_whole_and_may_go_several_at_once() {
 fn access_is_set_over_whole_mappings_without_gaps() {
     let device = small();
     let at = device.reserve(Bytes::mib(6), PAGE).unwrap();
-    let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
+    let handle = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
     device.map(at, handle).unwrap();
     device.map(at + Bytes::mib(4), handle).unwrap();
-    assert_eq!(kind(device.set_access(range(at, Bytes::mib(6)))), INVALID);
+    assert_eq!(kind(device.set_access(range(at, Bytes::mib(6)), &[])), INVALID);
     device.map(at + PAGE, handle).unwrap();
-    device.set_access(range(at, Bytes::mib(6))).unwrap();
-    assert_eq!(kind(device.set_access(range(at, Bytes::mib(8)))), INVALID);
+    device.set_access(range(at, Bytes::mib(6)), &[]).unwrap();
+    assert_eq!(kind(device.set_access(range(at, Bytes::mib(8)), &[])), INVALID);
 }
 
 #[test]
 fn the_card_is_full_when_its_memory_is_given_out() {
     let device = small();
-    let first = device.create(Bytes::mib(10), MemoryLocation::Device).unwrap();
+    let first = device.create(Bytes::mib(10), MemoryProperties::DEVICE).unwrap();
     let before = device.memory_info().unwrap();
     assert_eq!((before.free, before.total), (Bytes::mib(6), Bytes::mib(16)));
-    assert_eq!(kind(device.create(Bytes::mib(8), MemoryLocation::Device)), FULL);
+    assert_eq!(kind(device.create(Bytes::mib(8), MemoryProperties::DEVICE)), FULL);
     assert_eq!(device.memory_info().unwrap(), before);
-    device.create(Bytes::mib(8), MemoryLocation::HostNuma(0)).unwrap();
+    device.create(Bytes::mib(8), MemoryProperties::at(MemoryLocation::HostNuma(0))).unwrap();
     assert_eq!(device.memory_info().unwrap(), before);
     device.release(first).unwrap();
-    device.create(Bytes::mib(16), MemoryLocation::Device).unwrap();
+    device.create(Bytes::mib(16), MemoryProperties::DEVICE).unwrap();
 }
 
 #[test]
@@ -178,7 +179,7 @@ fn one_handle_is_seen_through_two_addresses() {
     let (first, handle) = memory(&device, PAGE);
     let second = range(device.reserve(PAGE, PAGE).unwrap(), PAGE);
     device.map(second.start, handle).unwrap();
-    device.set_access(second).unwrap();
+    device.set_access(second, &[]).unwrap();
     let stream = device.create_stream().unwrap();
     device.fill(stream, first, 0xA1).unwrap();
     device.synchronize_stream(stream).unwrap();
@@ -196,15 +197,15 @@ fn the_backing_of_an_address_can_be_swapped() {
     device.fill(stream, range, 1).unwrap();
     device.synchronize_stream(stream).unwrap();
     device.unmap(range).unwrap();
-    let second = device.create(PAGE, MemoryLocation::Device).unwrap();
+    let second = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
     device.map(range.start, second).unwrap();
-    device.set_access(range).unwrap();
+    device.set_access(range, &[]).unwrap();
     device.fill(stream, range, 2).unwrap();
     device.synchronize_stream(stream).unwrap();
     assert_eq!(device.peek(range).unwrap()[0], 2);
     device.unmap(range).unwrap();
     device.map(range.start, first).unwrap();
-    device.set_access(range).unwrap();
+    device.set_access(range, &[]).unwrap();
     assert_eq!(device.peek(range).unwrap()[0], 1);
 }
 
@@ -234,7 +235,7 @@ fn touching_unmapped_memory_loses_the_device_and_names_work_and_address() {
 #[test]
 fn touching_a_mapping_without_access_loses_the_device() {
     let explanation = lost_by(|device, stream, page| {
-        let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
+        let handle = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
         let at = device.reserve(PAGE, PAGE).unwrap();
         assert_eq!(at, page.start + PAGE);
         device.map(at, handle).unwrap();
@@ -247,7 +248,7 @@ fn touching_a_mapping_without_access_loses_the_device() {
 fn a_new_mapping_at_an_accessible_address_has_no_access_of_its_own() {
     lost_by(|device, stream, page| {
         device.unmap(page).unwrap();
-        let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
+        let handle = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
         device.map(page.start, handle).unwrap();
         device.fill(stream, page, 1).unwrap();
     });
@@ -281,9 +282,9 @@ fn memory_may_be_mapped_between_queueing_and_start() {
     let gate = device.gate();
     device.launch(stream, Kernel::new("gate").until(gate)).unwrap();
     device.fill(stream, range, 9).unwrap();
-    let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
+    let handle = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
     device.map(range.start, handle).unwrap();
-    device.set_access(range).unwrap();
+    device.set_access(range, &[]).unwrap();
     device.open(gate);
     device.synchronize_stream(stream).unwrap();
     assert_eq!(device.peek(range).unwrap()[0], 9);
@@ -294,10 +295,10 @@ fn copies_go_through_pinned_memory_and_across_handles() {
     let device = small();
     let at = device.reserve(Bytes::mib(8), PAGE).unwrap();
     for page in 0..4 {
-        let handle = device.create(PAGE, MemoryLocation::Device).unwrap();
+        let handle = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
         device.map(at + PAGE * page, handle).unwrap();
     }
-    device.set_access(range(at, Bytes::mib(8))).unwrap();
+    device.set_access(range(at, Bytes::mib(8)), &[]).unwrap();
     let stream = device.create_stream().unwrap();
     let host = device.alloc_host(Bytes::mib(3)).unwrap();
     let pattern: Vec<u8> = (0..3u32 << 20).map(|i| (i % 253) as u8).collect();
@@ -381,15 +382,22 @@ fn what_a_device_cannot_do_is_not_supported() {
         pinned_host: false,
         remap_beside_kernels: false,
         graphs: false,
+        posix_fd: false,
+        fabric: false,
+        rdma: false,
+        dma_buf: false,
     };
     let unsupported = (801, ErrorKind::NotSupported);
     let device = Simulator::builder().capabilities(none).build();
     let stream = device.create_stream().unwrap();
     assert_eq!(kind(device.reserve(PAGE, PAGE)), unsupported);
-    assert_eq!(kind(device.create(PAGE, MemoryLocation::Device)), unsupported);
+    assert_eq!(kind(device.create(PAGE, MemoryProperties::DEVICE)), unsupported);
     assert_eq!(kind(device.malloc_async(stream, PAGE)), unsupported);
     assert_eq!(kind(device.alloc_host(PAGE)), unsupported);
     let no_numa = Capabilities { virtual_memory: true, ..none };
     let device = Simulator::builder().capabilities(no_numa).build();
-    assert_eq!(kind(device.create(PAGE, MemoryLocation::HostNuma(0))), unsupported);
+    assert_eq!(
+        kind(device.create(PAGE, MemoryProperties::at(MemoryLocation::HostNuma(0)))),
+        unsupported
+    );
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Kernel, Simulator};
-use vramp_driver::{CaptureMode, Driver, Event, GraphNode, MemoryLocation, Stream};
+use vramp_driver::{CaptureMode, Driver, Event, GraphNode, MemoryProperties, Stream};
 
 const PAGE: Bytes = Bytes::mib(2);
 const PAGES: u64 = 4;
@@ -68,8 +68,8 @@ struct Rig {
 fn rig() -> Rig {
     let device = Simulator::builder().checked().build();
     let memory = AddrRange::new(device.reserve(PAGE * PAGES, PAGE).unwrap(), PAGE * PAGES);
-    device.map(memory.start, device.create(memory.len, MemoryLocation::Device).unwrap()).unwrap();
-    device.set_access(memory).unwrap();
+    device.map(memory.start, device.create(memory.len, MemoryProperties::DEVICE).unwrap()).unwrap();
+    device.set_access(memory, &[]).unwrap();
     let streams = (0..STREAMS).map(|_| device.create_stream().unwrap()).collect();
     let events = (0..EVENTS).map(|_| device.create_event().unwrap()).collect();
     Rig { device, memory, streams, events }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::sim::{Contents, Kernel, Simulator};
-use vramp_driver::{Driver, Handle, MemoryLocation};
+use vramp_driver::{Driver, Handle, MemoryProperties};
 
 const PAGE: u64 = 2 << 20;
 const CARD_PAGES: u64 = 12;
@@ -152,7 +152,7 @@ fn run_memory_program(steps: &[MemoryStep]) {
             }
             MemoryStep::Create(count) => {
                 let fits = model.card_pages_used() + count <= CARD_PAGES;
-                let created = device.create(pages(count), MemoryLocation::Device);
+                let created = device.create(pages(count), MemoryProperties::DEVICE);
                 assert_eq!(created.is_ok(), fits, "{step:?}");
                 if let Ok(handle) = created {
                     let bytes = vec![None; count as usize];
@@ -199,7 +199,7 @@ fn run_memory_program(steps: &[MemoryStep]) {
             }
             MemoryStep::SetAccess { page, pages } => {
                 let allowed = model.whole_mappings(page, pages);
-                assert_eq!(device.set_access(range(page, pages)).is_ok(), allowed, "{step:?}");
+                assert_eq!(device.set_access(range(page, pages), &[]).is_ok(), allowed, "{step:?}");
                 if allowed {
                     for slot in &mut model.slots[page as usize..(page + pages) as usize] {
                         slot.accessible = true;
@@ -296,9 +296,9 @@ fn has_conflict(steps: &[OrderStep]) -> bool {
 fn checker_finds_conflict(steps: &[OrderStep]) -> bool {
     let device = Simulator::builder().checked().build();
     let range = AddrRange::new(device.reserve(pages(1), pages(1)).unwrap(), pages(1));
-    let handle = device.create(pages(1), MemoryLocation::Device).unwrap();
+    let handle = device.create(pages(1), MemoryProperties::DEVICE).unwrap();
     device.map(range.start, handle).unwrap();
-    device.set_access(range).unwrap();
+    device.set_access(range, &[]).unwrap();
     let streams: Vec<_> = (0..STREAMS).map(|_| device.create_stream().unwrap()).collect();
     let events: Vec<_> = (0..EVENTS).map(|_| device.create_event().unwrap()).collect();
     for step in steps {

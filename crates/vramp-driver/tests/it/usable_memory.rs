@@ -2,7 +2,7 @@
 
 use vramp_core::Bytes;
 use vramp_driver::sim::{CardModel, CostSpec, CostTable, Simulator};
-use vramp_driver::{Driver, MemoryInfo, MemoryLocation};
+use vramp_driver::{Driver, MemoryInfo, MemoryProperties};
 
 fn info(device: &Simulator) -> MemoryInfo {
     device.memory_info().expect("a query")
@@ -25,9 +25,9 @@ fn creation_fails_beyond_what_is_usable() {
         assert_eq!(device.info().limits.memory, card.memory);
         assert_eq!(info(&device), MemoryInfo { free: card.usable(), total: card.memory });
         let usable = card.usable().round_down(card.page);
-        let handle = device.create(usable, MemoryLocation::Device).expect("it is usable");
+        let handle = device.create(usable, MemoryProperties::DEVICE).expect("it is usable");
         assert_eq!(info(&device).free, card.usable() - usable);
-        let more = device.create(card.page, MemoryLocation::Device).expect_err("it is full");
+        let more = device.create(card.page, MemoryProperties::DEVICE).expect_err("it is full");
         assert!(more.is_out_of_memory());
         assert!(device.alloc_memory(card.page).expect_err("it is full").is_out_of_memory());
         let stream = device.create_stream().expect("a stream");

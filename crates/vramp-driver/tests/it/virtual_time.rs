@@ -1,7 +1,7 @@
 //! Streams, events and gates in virtual time.
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Contents, CostTable, Kernel, Simulator};
-use vramp_driver::{Call, DeviceCopy, Driver, ErrorKind, MemoryLocation};
+use vramp_driver::{Call, DeviceCopy, Driver, ErrorKind, MemoryLocation, MemoryProperties};
 
 fn device() -> Simulator {
     Simulator::builder().contents(Contents::Stored).build()
@@ -16,7 +16,7 @@ fn host_time_is_the_sum_of_what_calls_cost() {
     let costs = CostTable::h200();
     let before = device.now_ns();
     let handles: Vec<_> =
-        (0..4).map(|_| device.create(page, MemoryLocation::Device).unwrap()).collect();
+        (0..4).map(|_| device.create(page, MemoryProperties::DEVICE).unwrap()).collect();
     let run =
         costs.handle_ns(Call::Create, page, false) + 3 * costs.handle_ns(Call::Create, page, true);
     assert_eq!(device.now_ns() - before, run);
@@ -31,7 +31,7 @@ fn host_time_is_the_sum_of_what_calls_cost() {
 #[test]
 fn a_refused_call_takes_no_time() {
     let device = device();
-    device.create(Bytes::new(1), MemoryLocation::Device).unwrap_err();
+    device.create(Bytes::new(1), MemoryProperties::DEVICE).unwrap_err();
     assert_eq!(device.now_ns(), 0);
 }
 
@@ -177,8 +177,8 @@ fn copies_in_one_direction_share_the_bus_and_those_in_the_other_do_not() {
 /// Addresses with a handle behind them.
 fn mapped(device: &Simulator, len: Bytes, place: MemoryLocation) -> AddrRange {
     let range = AddrRange::new(device.reserve(len, Bytes::mib(2)).unwrap(), len);
-    device.map(range.start, device.create(len, place).unwrap()).unwrap();
-    device.set_access(range).unwrap();
+    device.map(range.start, device.create(len, MemoryProperties::at(place)).unwrap()).unwrap();
+    device.set_access(range, &[]).unwrap();
     range
 }
 
@@ -221,13 +221,13 @@ fn work_is_as_fast_as_the_memory_that_it_finds_when_it_starts() {
     let device = Simulator::builder().build();
     let (stream, len) = (device.create_stream().unwrap(), Bytes::mib(256));
     let range = mapped(&device, len, MemoryLocation::Device);
-    let host = device.create(len, MemoryLocation::HostNuma(0)).unwrap();
+    let host = device.create(len, MemoryProperties::at(MemoryLocation::HostNuma(0))).unwrap();
     device.unmap(range).unwrap();
     device.map(range.start, host).unwrap();
     let gate = device.gate();
     device.launch(stream, Kernel::new("first").until(gate)).unwrap();
     device.launch(stream, Kernel::new("sum").reading(range)).unwrap();
-    device.set_access(range).unwrap();
+    device.set_access(range, &[]).unwrap();
     device.open(gate);
     let before_ns = device.now_ns();
     device.synchronize_stream(stream).unwrap();

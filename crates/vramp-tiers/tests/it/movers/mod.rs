@@ -14,7 +14,7 @@ use crate::common::blocks::{BLOCKS, MIB, space};
 use vramp_alloc::Driver;
 use vramp_core::{AddrRange, DeviceAddr};
 use vramp_driver::sim::{Contents, FaultPlan, Kernel, LiveObjects, LoggedCall, Simulator};
-use vramp_driver::{Call, CaptureMode, MemoryLocation, Stream};
+use vramp_driver::{Call, CaptureMode, MemoryProperties, Stream};
 use vramp_tiers::host::{HostAllocation, HostPoolConfig, HostPoolError};
 use vramp_tiers::movers::{CopyDependency, MoveError, MoverConfig, Transfer, TransferProgress};
 use vramp_tiers::{Bytes, CancelToken, HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
@@ -58,9 +58,9 @@ fn bench() -> Bench {
 fn memory(device: &Simulator, len: Bytes) -> AddrRange {
     let len = len.checked_round_up(device.info().limits.page).unwrap();
     let range = AddrRange::new(device.reserve(len, device.info().limits.page).unwrap(), len);
-    let handle = device.create(len, MemoryLocation::Device).unwrap();
+    let handle = device.create(len, MemoryProperties::DEVICE).unwrap();
     device.map(range.start, handle).unwrap();
-    device.set_access(range).unwrap();
+    device.set_access(range, &[]).unwrap();
     device.release(handle).unwrap();
     range
 }
