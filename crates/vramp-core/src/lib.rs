@@ -58,8 +58,9 @@ pub use bytes::{AddrRange, Bytes, DeviceAddr, ParseBytesError};
 pub use heap::{Freed, StreamHeap};
 pub use ids::{ArenaId, BlockId, ChunkId, Epoch, Mark, PoolAddr, SpanId, StreamId};
 pub use pool::{
-    AddedArena, ArenaMemory, Attempt, Block, Census, ConfigError, Counters, FreeParts,
-    Inconsistency, Leftovers, Mixed, NotVacant, Op, PartCount, PartKind, Plan, Policy, Pool,
-    PoolConfig, Range, Request, Share, Shortage, Slab, Step, Stretch, StretchPart, UnknownBlock,
+    AddedArena, ArenaMemory, Attempt, Block, Census, ChunkAt, ConfigError, Counters, FreeParts,
+    Inconsistency, Leftovers, Mixed, NotPoolMemory, NotVacant, Op, PartCount, PartKind, Plan,
+    Policy, Pool, PoolConfig, Range, Request, Share, Shortage, Slab, Step, Stretch, StretchPart,
+    UnknownBlock,
 };
 pub use stream_table::StreamTable;

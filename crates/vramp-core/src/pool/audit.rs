@@ -139,7 +139,7 @@ impl View<'_> {
         let is_own =
             |region: &Region| matches!(&region.kind, Kind::Free(free) if free.lent_by.is_none());
         let free = self.regions.iter().filter(|(_, region)| is_own(region));
-        let found: usize = free.map(|(key, _)| self.chunks_in(key).count()).sum();
+        let found: usize = free.map(|(key, _)| self.movable_in(key).count()).sum();
         (found == listed).then_some(()).ok_or(format!("{found} chunks are free, {listed} listed"))
     }
 

@@ -4,8 +4,12 @@
 //! mappings at addresses from which it was moved. The home changes when the chunk moves; a move to
 //! one of its own aliases needs no driver call. A quarantined alias is never dropped, so its chunk
 //! is never released.
+//!
+//! A *pinned* chunk keeps its home, because something outside holds its memory physically: another
+//! process, a network card, a communication library. Blocks come and go in it; it is neither moved nor
+//! released.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Bytes;
 use crate::ids::{ChunkId, PoolAddr};
@@ -17,6 +21,8 @@ pub(crate) struct Chunk {
     /// `None` for a quarantined chunk: it exists, but its memory is unusable.
     pub home: Option<PoolAddr>,
     pub aliases: Vec<PoolAddr>,
+    /// Number of pins that hold it at its home.
+    pub pins: u32,
 }
 
 /// A chunk at its home.
@@ -42,6 +48,9 @@ pub(crate) struct Chunks {
     /// Number of chunks of each length.
     lens: BTreeMap<Bytes, usize>,
     bytes: Bytes,
+    /// Homes of pinned chunks.
+    pinned: BTreeSet<PoolAddr>,
+    pinned_bytes: Bytes,
 }
 
 impl Chunks {
@@ -81,7 +90,7 @@ impl Chunks {
             self.slots.push(None);
         }
         assert!(self.slots[id.index()].is_none(), "{id} exists already");
-        self.slots[id.index()] = Some(Chunk { len, home, aliases: Vec::new() });
+        self.slots[id.index()] = Some(Chunk { len, home, aliases: Vec::new(), pins: 0 });
         *self.lens.entry(len).or_default() += 1;
         if let Some(home) = home {
             self.homes.insert(home, id);
@@ -91,6 +100,7 @@ impl Chunks {
 
     pub(crate) fn remove(&mut self, id: ChunkId) {
         let chunk = self.slots[id.index()].take().unwrap_or_else(|| panic!("{id} is gone already"));
+        assert_eq!(chunk.pins, 0, "{id} is pinned and cannot go");
         if let Some(home) = chunk.home {
             self.homes.remove(&home);
         }
@@ -106,6 +116,7 @@ impl Chunks {
     /// Makes `to` the chunk's home and its old home an alias.
     pub(crate) fn move_home(&mut self, id: ChunkId, to: PoolAddr) {
         let chunk = self.get_mut(id);
+        assert_eq!(chunk.pins, 0, "{id} is pinned and cannot move");
         let from = chunk.home.replace(to).unwrap_or_else(|| panic!("{id} has no home to leave"));
         chunk.aliases.retain(|&alias| alias != to);
         chunk.aliases.push(from);
@@ -128,6 +139,68 @@ impl Chunks {
             .range(at..end)
             .map(|(&home, &chunk)| Mapped { chunk, home, len: self.get(chunk).len })
             .filter(move |mapped| mapped.end() <= end)
+    }
+
+    /// The same without pinned chunks.
+    pub(crate) fn movable_within(&self, at: PoolAddr, len: Bytes) -> impl Iterator<Item = Mapped> {
+        self.within(at, len).filter(|mapped| !self.is_pinned(mapped.chunk))
+    }
+
+    /// The chunks that `len` bytes from `at` on lie in, in address order: the first and the last may
+    /// reach beyond. `None` where some of the bytes are not at the home of a chunk.
+    pub(crate) fn covering(&self, at: PoolAddr, len: Bytes) -> Option<Vec<Mapped>> {
+        let (mut reached, end) = (at, at + len);
+        let mut found = Vec::new();
+        let (&first, _) = self.homes.range(..=at).next_back()?;
+        for (&home, &chunk) in self.homes.range(first..end) {
+            let mapped = Mapped { chunk, home, len: self.get(chunk).len };
+            if home > reached || mapped.end() <= reached {
+                return None;
+            }
+            reached = mapped.end();
+            found.push(mapped);
+        }
+        (reached >= end).then_some(found)
+    }
+
+    // --- pins ---
+
+    /// Adds a pin. Returns true if it is the first.
+    pub(crate) fn pin(&mut self, id: ChunkId) -> bool {
+        let chunk = self.get_mut(id);
+        chunk.pins += 1;
+        let (home, len, first) = (chunk.home, chunk.len, chunk.pins == 1);
+        if first {
+            self.pinned.insert(home.unwrap_or_else(|| panic!("{id} has no home to stay at")));
+            self.pinned_bytes += len;
+        }
+        first
+    }
+
+    /// Removes a pin. Returns true if it was the last.
+    pub(crate) fn unpin(&mut self, id: ChunkId) -> bool {
+        let chunk = self.get_mut(id);
+        chunk.pins = chunk.pins.checked_sub(1).unwrap_or_else(|| panic!("{id} is not pinned"));
+        let (home, len, last) = (chunk.home, chunk.len, chunk.pins == 0);
+        if last {
+            self.pinned.remove(&home.unwrap_or_else(|| panic!("{id} has no home")));
+            self.pinned_bytes -= len;
+        }
+        last
+    }
+
+    pub(crate) fn is_pinned(&self, id: ChunkId) -> bool {
+        self.get(id).pins > 0
+    }
+
+    /// True if a pinned chunk's home begins within `len` bytes from `at` on. O(log n).
+    pub(crate) fn has_pinned_within(&self, at: PoolAddr, len: Bytes) -> bool {
+        self.pinned.range(at..at + len).next().is_some()
+    }
+
+    /// Number and bytes of pinned chunks.
+    pub(crate) fn pinned(&self) -> (u64, Bytes) {
+        (self.pinned.len() as u64, self.pinned_bytes)
     }
 
     /// Length of the smallest chunk: no shorter region holds a whole one.

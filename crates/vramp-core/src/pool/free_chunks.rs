@@ -2,7 +2,7 @@
 //!
 //! A chunk is wholly free where one free region covers it. Placing and freeing a block only marks the
 //! regions that it touched as stale; their chunks are listed anew by the next request that needs the
-//! lists ([`FreeChunks::refresh`]). So a hit pays a flag, and a miss pays for what changed since the
+//! lists ([`FreeChunks::refresh`]). A pinned chunk is not listed: no plan moves or releases it. So a hit pays a flag, and a miss pays for what changed since the
 //! last one: O(log n) for each chunk in the regions that changed, and nothing for regions that are
 //! shorter than the smallest chunk.
 
@@ -29,8 +29,16 @@ pub(crate) struct FreeChunk {
 struct Listed {
     owner: StreamId,
     chunks: Vec<(Bytes, FreeChunk)>,
+    /// Pinned chunks there, which are left out.
+    pinned: Vec<ChunkId>,
     /// Number of them of each length.
     counts: BTreeMap<Bytes, u64>,
+}
+
+impl Listed {
+    fn new(owner: StreamId) -> Listed {
+        Listed { owner, chunks: Vec::new(), pinned: Vec::new(), counts: BTreeMap::new() }
+    }
 }
 
 /// The lists.
@@ -41,6 +49,8 @@ pub(crate) struct FreeChunks {
     listed: Vec<Option<Box<Listed>>>,
     /// The region in which a chunk is listed, by chunk.
     region_of: Vec<Option<RegionKey>>,
+    /// The region from whose list a pinned chunk was left out.
+    left_out_of: BTreeMap<ChunkId, RegionKey>,
     is_stale: Vec<bool>,
     stale: Vec<RegionKey>,
 }
@@ -56,6 +66,15 @@ impl FreeChunks {
         if !self.is_stale[index] {
             self.is_stale[index] = true;
             self.stale.push(key);
+        }
+    }
+
+    /// Notes that the first pin of a chunk was added, or its last one removed. O(log n).
+    pub(crate) fn note_pins_changed(&mut self, chunk: ChunkId) {
+        let left_out_of = self.left_out_of.get(&chunk).copied();
+        let region = self.region_of.get(chunk.index()).copied().flatten().or(left_out_of);
+        if let Some(region) = region {
+            self.note_changed(region);
         }
     }
 
@@ -94,7 +113,10 @@ impl FreeChunks {
             }
             self.region_of[entry.chunk.index()] = None;
         }
-        listed.chunks.len()
+        for chunk in &listed.pinned {
+            self.left_out_of.remove(chunk);
+        }
+        listed.chunks.len() + listed.pinned.len()
     }
 
     fn list(&mut self, key: RegionKey, regions: &Regions, chunks: &Chunks) -> usize {
@@ -102,8 +124,13 @@ impl FreeChunks {
         if chunks.smallest().is_none_or(|smallest| len < smallest) {
             return 0;
         }
-        let mut listed = Listed { owner, chunks: Vec::new(), counts: BTreeMap::new() };
+        let mut listed = Listed::new(owner);
         for Mapped { chunk, home, len: chunk_len } in chunks.within(at, len) {
+            if chunks.is_pinned(chunk) {
+                self.left_out_of.insert(chunk, key);
+                listed.pinned.push(chunk);
+                continue;
+            }
             let entry = FreeChunk { region_len: len, home, chunk, region: key };
             self.by_len.entry((owner, chunk_len)).or_default().insert(entry);
             if self.region_of.len() <= chunk.index() {
@@ -113,7 +140,7 @@ impl FreeChunks {
             *listed.counts.entry(chunk_len).or_default() += 1;
             listed.chunks.push((chunk_len, entry));
         }
-        let found = listed.chunks.len();
+        let found = listed.chunks.len() + listed.pinned.len();
         if found > 0 {
             if self.listed.len() <= key as usize {
                 self.listed.resize_with(key as usize + 1, || None);

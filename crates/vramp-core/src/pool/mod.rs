@@ -44,4 +44,4 @@ pub use free_parts::{FreeParts, PartCount};
 pub use ops::{Leftovers, Op, Plan, Range};
 pub use plan::hosted::NotVacant;
 pub use request::{Attempt, Request, Shortage, Step};
-pub use state::Pool;
+pub use state::{ChunkAt, NotPoolMemory, Pool};

@@ -126,6 +126,12 @@ impl<'a> View<'a> {
         self.chunks.within(region.at, region.len)
     }
 
+    /// The same without pinned chunks.
+    pub(crate) fn movable_in(self, key: RegionKey) -> impl Iterator<Item = Mapped> + 'a {
+        let region = self.regions.get(key);
+        self.chunks.movable_within(region.at, region.len)
+    }
+
     // --- arenas ---
 
     /// An arena's regions in address order.

@@ -5,6 +5,7 @@
 mod idle;
 mod order;
 mod paper;
+mod pins;
 mod random;
 mod streams;
 mod trim;

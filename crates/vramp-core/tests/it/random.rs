@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::paper::shell::{Placed, Shell};
 use crate::paper::{Failure, Paper, Piece};
 use proptest::prelude::*;
-use vramp_core::{Block, Bytes, Mixed, Policy, Pool, PoolConfig, Range, StreamId};
+use vramp_core::{Block, Bytes, ChunkAt, Mixed, Policy, Pool, PoolConfig, Range, StreamId};
 
 const PAGE: Bytes = Bytes::mib(2);
 const STREAMS_MOST: usize = 64;
@@ -80,6 +80,13 @@ enum Action {
     RemoveArena {
         which: usize,
     },
+    /// Pin the memory of a block, or of an arena's start.
+    Pin {
+        which: usize,
+    },
+    Unpin {
+        which: usize,
+    },
 }
 
 /// A stretch of driver calls that fail, counted from the program's first.
@@ -131,7 +138,10 @@ fn action() -> impl Strategy<Value = Action> {
             .prop_map(|(size, stream, touched)| Action::Malloc { size, stream, touched }),
         7 => (which.clone(), stream.clone(), prop::bool::weighted(0.7))
             .prop_map(|(which, stream, on_own)| Action::Free { which, stream, on_own }),
-        2 => (which, stream.clone()).prop_map(|(which, stream)| Action::RecordUse { which, stream }),
+        2 => (which.clone(), stream.clone())
+            .prop_map(|(which, stream)| Action::RecordUse { which, stream }),
+        1 => which.clone().prop_map(|which| Action::Pin { which }),
+        1 => which.prop_map(|which| Action::Unpin { which }),
         3 => (stream.clone(), 1..8usize)
             .prop_map(|(stream, most)| Action::Progress { stream, most }),
         1 => Just(Action::Poll),
@@ -190,8 +200,16 @@ struct Held {
     touched: bool,
 }
 
+/// Memory that is held at its address, and the physical memory that lies there.
+struct Pinned {
+    range: Range,
+    chunks: Vec<ChunkAt>,
+    pieces: Vec<Piece>,
+}
+
 struct Program {
     shell: Shell,
+    pins: Vec<Pinned>,
     streams: Vec<StreamId>,
     ended: Vec<StreamId>,
     held: Vec<Held>,
@@ -216,7 +234,7 @@ impl Program {
             polls: 0,
         };
         let streams = (0..streams).map(|_| shell.add_stream()).collect();
-        Program { shell, streams, ended: Vec::new(), held: Vec::new(), lives: 0 }
+        Program { shell, pins: Vec::new(), streams, ended: Vec::new(), held: Vec::new(), lives: 0 }
     }
 
     fn step(&mut self, action: &Action) {
@@ -280,7 +298,29 @@ impl Program {
             }
             Action::Replay { .. } | Action::ShortenArena { .. } | Action::RemoveArena { .. } => {}
             Action::Lend => self.shell.lend(),
+            Action::Pin { which } => self.pin(which),
+            Action::Unpin { which } if !self.pins.is_empty() => {
+                let pinned = self.pins.swap_remove(which % self.pins.len());
+                self.shell.pool.unpin(&pinned.chunks);
+            }
+            Action::Unpin { .. } => {}
         }
+    }
+
+    fn pin(&mut self, which: usize) {
+        let pool = &self.shell.pool;
+        let blocks = self.held.iter().map(|held| range(held.placed.block));
+        let arenas = self.shell.arenas.iter().filter(|arena| !arena.upto.is_zero());
+        let arenas = arenas.map(|arena| Range { len: arena.upto, ..pool.arena_range(arena.id) });
+        let ranges: Vec<Range> = blocks.chain(arenas).collect();
+        let Some(&range) = ranges.get(which % ranges.len().max(1)) else { return };
+        // Part of an arena may be lent and moved away.
+        let Ok(chunks) = self.shell.pool.pin(range) else { return };
+        let first = chunks.first().expect("a range has a byte");
+        let last = chunks.last().expect("a range has a byte");
+        assert!(first.at <= range.at && range.at + range.len <= last.at + last.len);
+        let pieces = self.shell.paper.pieces(range);
+        self.pins.push(Pinned { range, chunks, pieces });
     }
 
     fn replay(&mut self, which: usize, upto: Bytes, stream: usize, live: Bytes) {
@@ -367,6 +407,12 @@ impl Program {
         for heap in &self.shell.heaps {
             assert_eq!(ids(&mut heap.blocks()), held_in(Some(heap.stream())));
         }
+        for Pinned { range, pieces, .. } in &self.pins {
+            assert_eq!(&paper.pieces(*range), pieces, "the memory of {range:?} left, pinned");
+        }
+        let chunks: BTreeSet<_> =
+            self.pins.iter().flat_map(|p| &p.chunks).map(|c| c.chunk).collect();
+        assert_eq!(pool.pinned().0, chunks.len() as u64);
         let mut spots = Vec::new();
         let mut pieces: Vec<Piece> = Vec::new();
         for held in &self.held {
@@ -399,6 +445,9 @@ impl Program {
     /// Frees everything and lets all work end.
     fn come_to_rest(&mut self) {
         self.shell.paper.failures.clear();
+        for pinned in self.pins.drain(..) {
+            self.shell.pool.unpin(&pinned.chunks);
+        }
         while !self.shell.arenas.is_empty() {
             self.shell.remove_arena(0);
             self.check();

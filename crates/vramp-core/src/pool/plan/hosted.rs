@@ -28,6 +28,9 @@ pub enum NotVacant {
     /// Work in flight uses the memory there, or used it before it was moved away.
     #[error("work in flight uses the memory there: try again when it is over")]
     InUse,
+    /// The memory there is pinned.
+    #[error("the memory there is pinned: unpin it first")]
+    Pinned,
     /// Other memory is mapped there already.
     #[error("other memory is mapped there already: unmap it first")]
     Hosted,
@@ -69,6 +72,9 @@ impl View<'_> {
         let found = self.chunks_in(key).find(|mapped| part.touches(mapped.home, mapped.len));
         let Mapped { chunk, home, .. } = found.expect("lent memory is whole chunks");
         let region_len = self.regions.get(key).len;
+        if self.chunks.is_pinned(chunk) {
+            return Err(NotVacant::Pinned);
+        }
         match self.is_idle(chunk, key) {
             true => Ok(self.release_plan(vec![FreeChunk { region_len, home, chunk, region: key }])),
             false => Err(NotVacant::InUse),

@@ -87,7 +87,7 @@ impl<'a> View<'a> {
     /// Chunks of a free region whose mappings no work uses any more.
     fn idle_chunks_in(self, region: RegionKey) -> impl Iterator<Item = FreeChunk> + 'a {
         let region_len = self.regions.get(region).len;
-        self.chunks_in(region)
+        self.movable_in(region)
             .filter(move |mapped| self.is_idle(mapped.chunk, region))
             .map(move |Mapped { chunk, home, .. }| FreeChunk { region_len, home, chunk, region })
     }

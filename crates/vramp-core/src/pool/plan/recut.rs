@@ -42,7 +42,7 @@ impl View<'_> {
         let at = self.regions.get(region).at;
         let Mapped { chunk, home, len: chunk_len } = self.chunks_in(region).next()?;
         let is_huge = chunk_len > mixed.chunk_usual && chunk_len >= len * TOO_LONG;
-        if !is_huge || home >= at + len {
+        if !is_huge || home >= at + len || self.chunks.is_pinned(chunk) {
             return None;
         }
         let mark = self.source_mark(chunk, region);

@@ -166,7 +166,7 @@ impl<'a> View<'a> {
         let mut bytes = Bytes::ZERO;
         let enough = len.saturating_add(len);
         let lent = self.arenas.lent();
-        let mut lent = lent.flat_map(|region| self.chunks_in(region).map(move |c| (region, c)));
+        let mut lent = lent.flat_map(|region| self.movable_in(region).map(move |c| (region, c)));
         for (region, Mapped { chunk, len, .. }) in lent.by_ref() {
             all.push(Source { chunk, len, region });
             bytes += len;

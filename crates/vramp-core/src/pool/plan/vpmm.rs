@@ -91,14 +91,21 @@ impl View<'_> {
         marks.all(|mark| self.streams.is_ordered(stream, mark) || may_wait(mark))
     }
 
+    /// True if a page of a region is pinned: none of the region is harvested then.
+    fn holds_pinned(self, key: RegionKey) -> bool {
+        let region = self.regions.get(key);
+        self.chunks.has_pinned_within(region.at, region.len)
+    }
+
     /// Phase 2.
     fn harvest(self, len: Bytes, attempt: &mut Attempt) -> Step {
         let stream = attempt.request.stream;
         let page = self.config.page;
         let mut foreign = self.foreign(stream);
-        foreign.retain(|&key| self.may_harvest(key, stream));
+        foreign.retain(|&key| self.may_harvest(key, stream) && !self.holds_pinned(key));
         let mut own: Vec<RegionKey> =
             self.streams.get(stream).free.iter().map(|(_, _, key)| key).collect();
+        own.retain(|&key| !self.holds_pinned(key));
         own.sort_by_key(|&key| self.free_of(key).born);
         let total: Bytes = own.iter().chain(&foreign).map(|&key| self.regions.get(key).len).sum();
         let shortfall = len.saturating_sub(total);
@@ -117,7 +124,7 @@ impl View<'_> {
         let Some(hole) = self.holes.smallest_of(len) else {
             return Step::Perform(self.reserve_plan(len));
         };
-        let front = self.regions.prev(hole.region).filter(|&prev| self.is_free_of(prev, stream));
+        let front = self.regions.prev(hole.region).filter(|prev| own.contains(prev));
         let mut fills: Vec<Fill> = (0..shortfall.whole(page))
             .map(|n| Fill::New { chunk: self.chunks.upcoming(n as usize), len: page })
             .collect();

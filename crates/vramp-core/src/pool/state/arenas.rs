@@ -106,7 +106,7 @@ impl Pool {
         self.view().is_ill_cut(arena, upto)
     }
 
-    /// Lends every chunk of an arena that none of the `live` ranges touches: offsets from the
+    /// Lends every chunk of an arena that is not pinned and that none of the `live` ranges touches: offsets from the
     /// arena's start, sorted, not overlapping. All work on that memory must be *over*, not only
     /// ordered. Returns how much is lent now that was not. No driver call.
     pub fn lend(&mut self, arena: ArenaId, live: &[(Bytes, Bytes)]) -> Bytes {
@@ -121,7 +121,7 @@ impl Pool {
             let region = self.regions.get(key);
             let Kind::Arena { stream, .. } = region.kind else { continue };
             let mut runs: Vec<Range> = Vec::new();
-            for mapped in self.view().chunks_in(key).filter(|mapped| !touched(mapped)) {
+            for mapped in self.view().movable_in(key).filter(|mapped| !touched(mapped)) {
                 Range::new(mapped.home, mapped.len).append(&mut runs);
             }
             let at = region.at;

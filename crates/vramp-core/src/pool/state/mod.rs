@@ -24,10 +24,13 @@ mod fill;
 mod free;
 mod holes;
 mod idle;
+mod pins;
 mod place;
 mod progress;
 mod reports;
 mod settle;
+
+pub use pins::{ChunkAt, NotPoolMemory};
 
 use std::collections::{BTreeMap, BTreeSet};
 
