@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use vramp_core::{Policy, StreamId};
 
+use crate::sharing::SharingConfig;
 pub use vramp_core::{Bytes, ConfigError, Epoch, Mark, Mixed, ParseBytesError};
+
 pub use vramp_model::{Divisions, TorchConfig, TorchConfigError};
 
 /// Memory manager of an allocator.
@@ -158,6 +160,11 @@ pub struct Config {
     pub mixed: Mixed,
     /// Settings of PyTorch's allocator. `torch-expandable` has expandable segments in any case.
     pub torch: TorchConfig,
+    /// Who can reach the memory: other cards, processes, network cards.
+    pub sharing: SharingConfig,
+    /// True if each segment of PyTorch's allocator is one handle instead of a plain allocation, so that it
+    /// can be exported and accessed by peers: [`Allocator::comm_pool`](crate::Allocator::comm_pool).
+    pub one_handle_segments: bool,
     /// Source of the completion of work.
     pub progress: Progress,
     /// Pages to reserve at the start, as in VPMM's variable. Takes precedence over `prefill`.
@@ -178,6 +185,8 @@ impl Config {
             first_span: None,
             mixed: Mixed::default(),
             torch: TorchConfig::default(),
+            sharing: SharingConfig::default(),
+            one_handle_segments: false,
             progress: Progress::Events,
             prefill_pages: None,
         }

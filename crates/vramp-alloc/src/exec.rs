@@ -8,13 +8,12 @@ use std::sync::Arc;
 
 use vramp_core::{
     AddrRange, Bytes, ChunkId, DeviceAddr, Leftovers, Mark, Op, Plan, Pool, PoolAddr, Range,
-    StreamId, StreamTable,
+    SpanId, StreamId, StreamTable,
 };
-use vramp_driver::{
-    Call, Driver, DriverError, DriverResult, ErrorKind, Handle, MemoryProperties, Stream,
-};
+use vramp_driver::{Call, Driver, DriverError, DriverResult, ErrorKind, Handle, Stream};
 
 use crate::completion::Events;
+use crate::sharing::Access;
 
 /// A device, and its handles by the pool's ids.
 pub(crate) struct Executor {
@@ -22,17 +21,20 @@ pub(crate) struct Executor {
     /// The driver's streams that have not ended.
     pub streams: StreamTable<Stream>,
     pub events: Events,
+    /// What memory is created and mapped as.
+    pub access: Access,
     page: Bytes,
     spans: Vec<AddrRange>,
     chunks: Vec<Option<Handle>>,
 }
 
 impl Executor {
-    pub(crate) fn new(driver: Arc<dyn Driver>, page: Bytes) -> Executor {
+    pub(crate) fn new(driver: Arc<dyn Driver>, access: Access, page: Bytes) -> Executor {
         Executor {
             driver,
             streams: StreamTable::default(),
             events: Events::default(),
+            access,
             page,
             spans: Vec::new(),
             chunks: Vec::new(),
@@ -61,7 +63,7 @@ impl Executor {
                 Ok(())
             }
             Op::Create { chunk, len } => {
-                let handle = self.driver.create(len, MemoryProperties::DEVICE)?;
+                let handle = self.driver.create(len, self.access.properties)?;
                 if self.chunks.len() <= chunk.index() {
                     self.chunks.resize(chunk.index() + 1, None);
                 }
@@ -69,7 +71,7 @@ impl Executor {
                 Ok(())
             }
             Op::Map { chunk, at, .. } => self.driver.map(self.addr(at), self.handle(chunk)),
-            Op::SetAccess(range) => self.driver.set_access(self.range(range), &[]),
+            Op::SetAccess(range) => self.driver.set_access(self.range(range), &self.access.peers),
             Op::Unmap(range) => self.driver.unmap(self.range(range)),
             Op::Release { chunk } => {
                 self.driver.release(self.handle(chunk))?;
@@ -157,11 +159,23 @@ impl Executor {
         &self.spans
     }
 
-    fn range(&self, range: Range) -> AddrRange {
+    pub(crate) fn range(&self, range: Range) -> AddrRange {
         AddrRange::new(self.addr(range.at), range.len)
     }
 
-    fn handle(&self, chunk: ChunkId) -> Handle {
+    /// Returns the pool's addresses of a range. `None` if it does not lie in one span. O(spans).
+    pub(crate) fn find(&self, range: AddrRange) -> Option<Range> {
+        let end = range.checked_end()?;
+        let within = |span: &AddrRange| {
+            span.start <= range.start && span.checked_end().is_some_and(|last| end <= last)
+        };
+        let index = self.spans.iter().position(within)?;
+        let span = SpanId::new(u32::try_from(index).ok()?);
+        let at = PoolAddr::new(span, range.start.checked_offset_from(self.spans[index].start)?);
+        Some(Range { at, len: range.len })
+    }
+
+    pub(crate) fn handle(&self, chunk: ChunkId) -> Handle {
         self.chunks[chunk.index()].unwrap_or_else(|| panic!("{chunk} has no handle"))
     }
 

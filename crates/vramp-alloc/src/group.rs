@@ -82,6 +82,9 @@ pub(crate) struct Group {
     limit: AtomicU64,
     /// Held while one of several members may reserve memory under a limit.
     growing: ForkMutex<()>,
+    /// Cards that were granted access to the members' memory, in ascending order. Held while access
+    /// changes and while a member is added. Taken before any pool's lock.
+    peers: ForkMutex<Vec<u32>>,
     /// Held while a stream is ending. Taken before any pool's lock.
     ending: ForkMutex<()>,
 }
@@ -96,6 +99,11 @@ impl Group {
         let group = Group::default();
         group.set_limit(limit);
         group
+    }
+
+    /// Locks the cards that have access.
+    pub(crate) fn peers(&self) -> MutexGuard<'_, Vec<u32>> {
+        lock(&self.peers)
     }
 
     pub(crate) fn add_stream(&self, raw: Stream, owned: bool) -> StreamId {

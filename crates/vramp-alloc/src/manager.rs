@@ -13,6 +13,7 @@ use vramp_model::{TorchConfig, TorchPool};
 use crate::allocation::{Allocation, Owner};
 use crate::config::{Config, FIRST_SPAN, Preset};
 use crate::error::{CreateError, Largest};
+use crate::sharing::Access;
 use crate::stream_end::StreamEnd;
 use crate::stream_ordered::{OrderedOutcome, OrderedPool};
 use crate::torch_pool::CachingPool;
@@ -85,6 +86,15 @@ impl Manager {
         match self {
             Manager::Virtual { pool, .. } => Some(pool),
             Manager::Ordered(_) | Manager::Caching(_) => None,
+        }
+    }
+
+    /// Returns what memory is created and mapped as; `None` for the driver's pool.
+    pub(crate) fn access_mut(&mut self) -> Option<&mut Access> {
+        match self {
+            Manager::Virtual { pool, .. } => Some(&mut pool.exec.access),
+            Manager::Caching(caching) => Some(&mut caching.access),
+            Manager::Ordered(_) => None,
         }
     }
 
@@ -488,7 +498,8 @@ fn caching_pool(driver: &Arc<dyn Driver>, config: &Config) -> Result<CachingPool
     }
     let torch = TorchConfig { expandable_segments, ..config.torch.clone() };
     let pool = TorchPool::new(torch, info.limits.memory, config.limit);
-    Ok(CachingPool::new(Arc::clone(driver), pool, config.progress.clone()))
+    let access = Access::resolve(&**driver, &config.sharing)?;
+    Ok(CachingPool::new(Arc::clone(driver), access, pool, config))
 }
 
 fn virtual_pool(driver: &Arc<dyn Driver>, config: &Config) -> Result<VirtualPool, CreateError> {
@@ -509,5 +520,6 @@ fn virtual_pool(driver: &Arc<dyn Driver>, config: &Config) -> Result<VirtualPool
     }
     let first_span = config.first_span.unwrap_or(usual).round_down(page).max(page).min(span);
     let pool = PoolConfig { page, span, first_span, limit: config.limit, policy: config.policy() };
-    Ok(VirtualPool::new(Arc::clone(driver), pool, config.progress.clone())?)
+    let access = Access::resolve(&**driver, &config.sharing)?;
+    Ok(VirtualPool::new(Arc::clone(driver), access, pool, config.progress.clone())?)
 }

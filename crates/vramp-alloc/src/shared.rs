@@ -20,6 +20,7 @@ use crate::local::{self, Local};
 use crate::manager::Manager;
 use crate::observe::Observers;
 use crate::scopes::Scopes;
+use crate::sharing::Exports;
 use crate::stats::SeenPeaks;
 use crate::stream_end::{StreamEnd, StreamWork};
 use crate::tally::{Base, Tally, unfolded};
@@ -64,6 +65,8 @@ pub(crate) struct Inner {
     ending: BTreeSet<StreamId>,
     pub base: Base,
     pub scopes: Scopes,
+    /// Blocks that other processes may have open.
+    pub exports: Exports,
     /// Tallies of live threads that allocated here.
     pub tallies: Vec<Arc<Tally>>,
     pub tags: Vec<TagUsage>,
@@ -362,6 +365,7 @@ impl Inner {
             ending: BTreeSet::new(),
             base: Base::default(),
             scopes: Scopes::default(),
+            exports: Exports::default(),
             tallies: Vec::new(),
             tags: Vec::new(),
             seen_peaks: SeenPeaks::default(),

@@ -6,16 +6,17 @@ use std::sync::Arc;
 use vramp_core::{
     AddrRange, BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Request, StreamId, StreamTable,
 };
-use vramp_driver::{Driver, DriverResult, Handle, MemoryProperties, Stream};
+use vramp_driver::{Driver, DriverResult, Handle, Stream};
 use vramp_model::{
     SegmentId, TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep,
 };
 
 use crate::allocation::Owner;
 use crate::completion::Events;
-use crate::config::Progress;
+use crate::config::{Config, Progress};
 use crate::exec::captures;
 use crate::manager::Found;
+use crate::sharing::Access;
 use crate::stream_end::StreamEnd;
 use crate::virtual_pool::Refusal;
 
@@ -24,13 +25,20 @@ pub(crate) struct CachingPool {
     pub pool: TorchPool,
     /// The driver's streams that have not ended.
     streams: StreamTable<Stream>,
-    driver: Arc<dyn Driver>,
+    pub driver: Arc<dyn Driver>,
+    /// What memory is created and mapped as.
+    pub access: Access,
+    /// True if each segment is one handle, which can be exported and accessed by peers; else segments
+    /// that are not expandable are plain allocations.
+    one_handle: bool,
     events: Events,
     progress: Progress,
     /// Memory of each segment, by id.
     segments: Vec<Option<Memory>>,
     /// Handles whose release failed: unused, and released again by `trim` and `close`.
     stuck: Vec<(Handle, Bytes)>,
+    /// Segments that a failed call left behind: unused, and returned by `close`.
+    spoiled: Vec<Memory>,
     /// Memory on the card: the pool's, and handles left by a failed call.
     held: Bytes,
     held_peak: Bytes,
@@ -59,15 +67,23 @@ impl Memory {
 }
 
 impl CachingPool {
-    pub(crate) fn new(driver: Arc<dyn Driver>, pool: TorchPool, progress: Progress) -> CachingPool {
+    pub(crate) fn new(
+        driver: Arc<dyn Driver>,
+        access: Access,
+        pool: TorchPool,
+        config: &Config,
+    ) -> CachingPool {
         CachingPool {
             pool,
             streams: StreamTable::default(),
             driver,
+            access,
+            one_handle: config.one_handle_segments,
             events: Events::default(),
-            progress,
+            progress: config.progress.clone(),
             segments: Vec::new(),
             stuck: Vec::new(),
+            spoiled: Vec::new(),
             held: Bytes::ZERO,
             held_peak: Bytes::ZERO,
         }
@@ -233,6 +249,25 @@ impl CachingPool {
     /// Performs one operation, all of it or nothing.
     fn perform(&mut self, op: TorchOp) -> DriverResult<()> {
         match op {
+            TorchOp::Allocate { segment, len } if self.one_handle => {
+                let start = self.driver.reserve(len, self.driver.info().limits.page)?;
+                let range = AddrRange::new(start, len);
+                self.add(segment, Memory::Range { range, handles: Handles::new() });
+                if let Err(error) = self.map(segment, Bytes::ZERO, len, len) {
+                    let undone = self.unmap_each(segment, Bytes::ZERO, len);
+                    let undone = undone.and_then(|()| self.driver.free_addresses(range));
+                    let memory = self.segments[segment.index()].take();
+                    self.spoiled.extend(memory.filter(|_| undone.is_err()));
+                    return Err(error);
+                }
+            }
+            TorchOp::Free { segment, len } if self.one_handle => {
+                // As `cudaFree` does: work may still access the segment.
+                self.synchronize_streams()?;
+                self.unmap_each(segment, Bytes::ZERO, len)?;
+                self.driver.free_addresses(AddrRange::new(self.memory(segment).start(), len))?;
+                self.segments[segment.index()] = None;
+            }
             TorchOp::Allocate { segment, len } => {
                 let start = self.driver.alloc_memory(len)?;
                 self.took(len);
@@ -282,6 +317,41 @@ impl CachingPool {
         Ok(())
     }
 
+    /// Returns the handle that holds an address, with its own address and length. `None` for plain
+    /// allocations.
+    pub(crate) fn handle_of(&self, at: DeviceAddr) -> Option<(DeviceAddr, Handle, Bytes)> {
+        self.segments.iter().flatten().find_map(|memory| {
+            let Memory::Range { range, handles } = memory else { return None };
+            let within =
+                at.checked_offset_from(range.start).filter(|&within| within < range.len)?;
+            let (&offset, &(handle, len)) = handles.range(..=within).next_back()?;
+            Some((range.start + offset, handle, len))
+        })
+    }
+
+    /// Waits on the host for the work of all open streams.
+    fn synchronize_streams(&self) -> DriverResult<()> {
+        self.streams.iter().try_for_each(|(_, &stream)| self.driver.synchronize_stream(stream))
+    }
+
+    /// Returns the ranges that the device may access. `None` if segments are plain allocations.
+    pub(crate) fn mapped_ranges(&self) -> Option<Vec<AddrRange>> {
+        let mut ranges: Vec<AddrRange> = Vec::new();
+        for memory in self.segments.iter().flatten() {
+            let Memory::Range { range, handles } = memory else { return None };
+            for (&offset, &(_, len)) in handles {
+                let at = range.start + offset;
+                match ranges.last_mut() {
+                    Some(last) if offset > Bytes::ZERO && last.start + last.len == at => {
+                        last.len += len
+                    }
+                    _ => ranges.push(AddrRange::new(at, len)),
+                }
+            }
+        }
+        Some(ranges)
+    }
+
     fn add(&mut self, segment: SegmentId, memory: Memory) {
         if self.segments.len() <= segment.index() {
             self.segments.resize_with(segment.index() + 1, || None);
@@ -307,7 +377,7 @@ impl CachingPool {
         while at < offset + len {
             let (start, handles) = self.range(segment);
             if !handles.contains_key(&at) {
-                let new = self.driver.create(handle, MemoryProperties::DEVICE)?;
+                let new = self.driver.create(handle, self.access.properties)?;
                 self.took(handle);
                 if let Err(error) = self.driver.map(start + at, new) {
                     self.release(new, handle);
@@ -318,7 +388,7 @@ impl CachingPool {
             at += handle;
         }
         let start = self.range(segment).0;
-        self.driver.set_access(AddrRange::new(start + offset, len), &[])
+        self.driver.set_access(AddrRange::new(start + offset, len), &self.access.peers)
     }
 
     /// Unmaps and releases the handles in a part of a range, one after the other. Goes on after a
@@ -377,7 +447,7 @@ impl CachingPool {
                 first = result;
             }
         };
-        for memory in self.segments.drain(..).flatten() {
+        for memory in self.segments.drain(..).flatten().chain(self.spoiled.drain(..)) {
             match memory {
                 Memory::Allocated(start) => note(driver.free_memory(start)),
                 Memory::Range { range, handles } => {

@@ -18,6 +18,7 @@ use crate::cache::{Cache, CachedBlock, Tag};
 use crate::completion::Awaited;
 use crate::config::Progress;
 use crate::exec::{Executor, is_capacity_error};
+use crate::sharing::Access;
 use crate::stream_end::StreamEnd;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
@@ -180,6 +181,7 @@ pub(crate) enum Refusal {
 impl VirtualPool {
     pub(crate) fn new(
         driver: Arc<dyn Driver>,
+        access: Access,
         config: PoolConfig,
         progress: Progress,
     ) -> Result<VirtualPool, vramp_core::ConfigError> {
@@ -189,7 +191,7 @@ impl VirtualPool {
             }
             Policy::Vpmm => None,
         };
-        let exec = Executor::new(driver, config.page);
+        let exec = Executor::new(driver, access, config.page);
         Ok(VirtualPool {
             pool: Pool::new(config)?,
             exec,

@@ -190,6 +190,8 @@ impl Allocator {
                 return Ok(());
             }
         }
+        // Other processes may have it open.
+        let Some(allocation) = inner.exports.keep(allocation, stream) else { return Ok(()) };
         let freed = inner.free_folded(&allocation, stream);
         self.shared.update_local(inner, local);
         drop(guard);
@@ -198,7 +200,7 @@ impl Allocator {
     }
 
     /// Returns false for an allocation of another allocator.
-    fn owns(&self, inner: &Inner, allocation: &Allocation) -> bool {
+    pub(crate) fn owns(&self, inner: &Inner, allocation: &Allocation) -> bool {
         allocation.allocator == self.shared.number && inner.manager.owns(allocation)
     }
 }
@@ -217,15 +219,17 @@ impl Inner {
         pool.keep_for_graph(arena, allocation);
     }
 
-    /// Frees an allocation that the manager owns, and counts it.
+    /// Frees an allocation that the manager owns, and counts it. One that is exported is kept until that
+    /// ends.
     pub(crate) fn free(
         &mut self,
-        allocation: &Allocation,
+        allocation: Allocation,
         stream: StreamId,
         number: u64,
     ) -> Result<(), DriverError> {
+        let Some(allocation) = self.exports.keep(allocation, stream) else { return Ok(()) };
         local::with(number, |local| self.fold(&local.tally));
-        self.free_folded(allocation, stream)
+        self.free_folded(&allocation, stream)
     }
 
     /// Frees an allocation as [`Inner::free`] does, after the calling thread's counts were folded

@@ -41,6 +41,7 @@ use crate::error::{CloseError, CreateError, Unusable};
 use crate::group::Group;
 use crate::manager::Manager;
 use crate::shared::{CloseFailure, Shared};
+use crate::sharing::{Sharing, SharingConfig};
 
 pub use diagnostics::Stats;
 pub(crate) use shortage::Relief;
@@ -104,13 +105,60 @@ impl Allocator {
         }
         Unusable::check_fork()?;
         vramp_host::fork::watch();
-        let manager = Manager::new(&driver, &config)?;
+        // A card that is granted access meanwhile gets it to this pool, too.
+        let mut peers = group.peers();
+        let mut manager = Manager::new(&driver, &config)?;
+        if let Some(access) = manager.access_mut() {
+            access.add_peers(&peers);
+            peers.clone_from(&access.peers);
+        }
         let page = config.page.unwrap_or(driver.info().limits.page);
         let prefill = config.prefill_bytes(page);
-        let shared = Shared::new(name, driver, manager, group);
+        let shared = Shared::new(name, driver, manager, Arc::clone(&group));
+        drop(peers);
         let allocator = Allocator { shared, config };
         allocator.prefill_at_start(prefill)?;
         Ok(allocator)
+    }
+
+    /// Creates another pool as [`Allocator::create_pool`] does, for memory that communication libraries
+    /// register: NCCL's user buffers, `torch.cuda.MemPool` with `register_mem_pool`, UCX.
+    ///
+    /// It is PyTorch's caching allocator with segments of one handle each. A segment keeps its memory from
+    /// its creation until it is freed whole, by [`Allocator::trim`] or when the card is full; it can be
+    /// exported, and cards with access to this allocator have access to it.
+    ///
+    /// # Errors
+    /// As of [`Allocator::new`]; the device needs virtual memory management.
+    pub fn comm_pool(&self, name: &str) -> Result<Allocator, CreateError> {
+        if !self.driver().info().capabilities.virtual_memory {
+            return Err(CreateError::NotSupported {
+                preset: "comm pool",
+                needed: "virtual memory management",
+                instead: Preset::Torch.name(),
+            });
+        }
+        let config = Config {
+            preset: Preset::Torch,
+            one_handle_segments: true,
+            sharing: self.config.sharing.clone(),
+            progress: self.config.progress.clone(),
+            patience: self.config.patience,
+            ..Config::default()
+        };
+        let group = Arc::clone(&self.shared.group);
+        Allocator::in_group(name.to_owned(), Arc::clone(self.driver()), config, group)
+    }
+
+    /// Returns how the memory can be shared: as configured, or as far as the device can. No driver
+    /// call.
+    pub fn sharing(&self) -> Sharing {
+        let mut inner = self.shared.lock_anyway();
+        inner.manager.access_mut().map(|access| access.state()).unwrap_or_default()
+    }
+
+    pub(crate) fn sharing_config(&self) -> &SharingConfig {
+        &self.config.sharing
     }
 
     pub(crate) fn preset(&self) -> Preset {

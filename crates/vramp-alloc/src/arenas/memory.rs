@@ -144,6 +144,7 @@ mod tests {
 
     use super::*;
     use crate::config::Progress;
+    use crate::sharing::{Access, SharingConfig};
 
     const LEN: Bytes = Bytes::mib(2);
 
@@ -155,7 +156,9 @@ mod tests {
         let policy = Policy::Mixed(Mixed::default());
         let config =
             PoolConfig { page: LEN, span: Bytes::tib(1), first_span: Bytes::tib(1), limit, policy };
-        let pool = VirtualPool::new(driver, config, Progress::Events);
+        let access = Access::resolve(&*driver, &SharingConfig::default());
+        let access = access.expect("the default is possible");
+        let pool = VirtualPool::new(driver, access, config, Progress::Events);
         let mut pool = pool.expect("the configuration is sound");
         let stream = StreamId::new(0);
         pool.add_stream(stream, Some(raw));

@@ -88,6 +88,17 @@ pub enum CreateError {
         /// Threshold of the configuration.
         threshold: f64,
     },
+    /// Network cards cannot access memory of this device.
+    #[error("rdma=on is not possible on this device: use rdma=auto or rdma=off")]
+    Rdma,
+    /// A card that is to have access has no link to the device.
+    #[error("device {ordinal} is no peer of this one: its peers are {peers:?}")]
+    NoPeer {
+        /// Ordinal in the configuration.
+        ordinal: u32,
+        /// The device's peers.
+        peers: Vec<u32>,
+    },
     /// The memory to reserve at the start is not available.
     #[error("cannot reserve {prefill} at the start: {reason}; use a smaller prefill, or none")]
     Prefill {

@@ -250,7 +250,8 @@ impl Drop for GraphHold {
             for &user in &users {
                 inner.manager.record_use(&allocation, user);
             }
-            let _ = inner.free(&allocation, allocation.stream(), shared.number);
+            let stream = allocation.stream();
+            let _ = inner.free(allocation, stream, shared.number);
         }
     }
 }

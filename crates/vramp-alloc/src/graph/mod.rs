@@ -420,7 +420,7 @@ impl Capture {
                 // No graph uses it.
                 if !closed {
                     for allocation in captured.kept {
-                        let _ = inner.free(&allocation, self.stream, shared.number);
+                        let _ = inner.free(allocation, self.stream, shared.number);
                     }
                 }
                 return Err(CaptureError::Invalidated(error));
@@ -559,7 +559,7 @@ impl Drop for CapturedGraph {
             for &user in &users {
                 inner.manager.record_use(&allocation, user);
             }
-            let _ = inner.free(&allocation, self.stream, shared.number);
+            let _ = inner.free(allocation, self.stream, shared.number);
         }
     }
 }

@@ -226,7 +226,9 @@ impl VirtualPool {
     ) -> Result<(), HostBackingError> {
         self.exec.driver.map(at.start, handle)?;
         self.pool.set_hosted(id, from, at.len);
-        let Err(error) = self.exec.driver.set_access(at, &[]) else { return Ok(()) };
+        let Err(error) = self.exec.driver.set_access(at, &self.exec.access.peers) else {
+            return Ok(());
+        };
         match self.exec.driver.unmap(at) {
             Ok(()) => self.pool.clear_hosted(id, from),
             Err(_) => self.pool.spoil_hosted(id, from),

@@ -147,6 +147,17 @@ impl View<'_> {
         ranges
     }
 
+    /// Mapped ranges except those that a failed driver call left in an unknown state.
+    pub(crate) fn accessible_ranges(self) -> Vec<Range> {
+        let mut ranges: Vec<Range> = Vec::new();
+        for (_, region) in self.regions.iter() {
+            if region.kind.is_mapped() && region.kind != Kind::Quarantined {
+                Range::new(region.at, region.len).append(&mut ranges);
+            }
+        }
+        ranges
+    }
+
     pub(crate) fn shares(self) -> Vec<Share> {
         let none =
             |stream| Share { stream, used: Bytes::ZERO, free: Bytes::ZERO, waiting: Bytes::ZERO };

@@ -88,6 +88,12 @@ impl Pool {
         self.view().mapped_ranges()
     }
 
+    /// Returns the ranges that the device may access, in address order, each as long as possible: blocks,
+    /// free memory, old mappings and memory that is not the pool's. O(regions).
+    pub fn accessible_ranges(&self) -> Vec<Range> {
+        self.view().accessible_ranges()
+    }
+
     /// The mapped part of the first span in VPMM's notation: one bracket for each region, holes at
     /// the end left out, neighbours of one kind drawn as one. Sizes are whole pages. `newest` is
     /// drawn with a plus.

@@ -1,0 +1,271 @@
+//! An allocation for other processes.
+//!
+//! 1. [`Allocator::export`] pins the handles that a block lies in and keeps the block.
+//! 2. [`Export::description`] says how to put the handles together, and [`Export::descriptor`] makes one
+//!    of them a file descriptor. The caller sends both to another process, which imports them.
+//! 3. A free of the block meanwhile takes effect once the [`Export`] is dropped. So the caller keeps it
+//!    for as long as another process uses the memory.
+//!
+//! An importer's mapping outlives all of that: the memory behind it is freed once nothing maps it and no
+//! descriptor of it is open. But once the export is dropped, other blocks of this process use it too.
+//!
+//! Growth: one entry for each exported block, and 16 bytes for each handle. A free looks up the table
+//! only for blocks that were exported at some time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use vramp_core::{Bytes, ChunkAt, DeviceAddr, NotPoolMemory, StreamId};
+use vramp_driver::{DriverError, ExportedHandle, HandleType};
+
+use crate::error::Unusable;
+use crate::manager::Manager;
+use crate::shared::{Inner, Shared};
+use crate::sharing::range_of;
+use crate::{Allocation, Allocator};
+
+/// How an exported block lies in its handles.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Lengths of the handles, in address order.
+    pub handles: Vec<Bytes>,
+    /// Distance of the block's first byte from the first handle's.
+    pub offset: Bytes,
+    /// Bytes of the block.
+    pub len: Bytes,
+}
+
+impl Description {
+    /// Returns the length of all handles together.
+    pub fn mapped(&self) -> Bytes {
+        self.handles.iter().copied().sum()
+    }
+
+    /// Returns true if the block lies in its handles.
+    pub fn is_possible(&self) -> bool {
+        let mut sum = Some(Bytes::ZERO);
+        for &len in &self.handles {
+            sum = sum.filter(|_| !len.is_zero()).and_then(|sum| sum.checked_add(len));
+        }
+        let end = self.offset.checked_add(self.len);
+        !self.len.is_zero() && end.zip(sum).is_some_and(|(end, sum)| end <= sum)
+    }
+}
+
+/// A block that other processes may have open. Dropping it ends that: the block's handles are no longer
+/// pinned, and if the block was freed its memory serves other requests.
+pub struct Export {
+    shared: Arc<Shared>,
+    addr: DeviceAddr,
+    description: Description,
+    memory: Memory,
+}
+
+/// The handles of an export.
+enum Memory {
+    Chunks(Vec<ChunkAt>),
+    /// A segment of one handle.
+    Segment(vramp_driver::Handle),
+}
+
+/// Error of [`Allocator::export`] and [`Export::descriptor`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// The allocation belongs to another allocator.
+    #[error("the allocation at {0} belongs to another allocator: export it there")]
+    Foreign(DeviceAddr),
+    /// The memory was created for this process only.
+    #[error("this memory cannot be exported: {reason}")]
+    NotExportable {
+        /// Why, and what to do.
+        reason: &'static str,
+    },
+    /// There is no such handle.
+    #[error("the export has {count} handles, and no number {index}")]
+    NoSuchHandle {
+        /// Number that was given.
+        index: usize,
+        /// Number of handles.
+        count: usize,
+    },
+    /// A driver call failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// No call can succeed any more.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
+/// Exported blocks of an allocator.
+#[derive(Default)]
+pub(crate) struct Exports {
+    blocks: BTreeMap<DeviceAddr, Exported>,
+}
+
+#[derive(Default)]
+struct Exported {
+    /// Number of exports of the block.
+    count: usize,
+    /// The block, once it was freed, and the stream it was freed on.
+    freed: Option<(Allocation, StreamId)>,
+}
+
+impl Exports {
+    /// Keeps a block that is freed while it is exported. Returns it if it is not exported.
+    pub(crate) fn keep(&mut self, allocation: Allocation, stream: StreamId) -> Option<Allocation> {
+        match self.blocks.get_mut(&allocation.addr()) {
+            Some(exported) => {
+                exported.freed = Some((allocation, stream));
+                None
+            }
+            None => Some(allocation),
+        }
+    }
+
+    /// Ends one export. Returns the block if it was freed meanwhile, and this was the last one.
+    fn end(&mut self, addr: DeviceAddr) -> Option<(Allocation, StreamId)> {
+        let exported = self.blocks.get_mut(&addr)?;
+        exported.count -= 1;
+        if exported.count > 0 {
+            return None;
+        }
+        self.blocks.remove(&addr)?.freed
+    }
+
+    /// Number of exported blocks.
+    pub(crate) fn count(&self) -> usize {
+        self.blocks.len()
+    }
+}
+
+impl Allocator {
+    /// Exports an allocation: pins its handles, and keeps it beyond a free until the result is dropped.
+    /// No driver call. A block may be exported several times.
+    ///
+    /// The memory of neighbours in the same handles becomes readable and writable for the importer too.
+    ///
+    /// # Errors
+    /// It belongs to another allocator, or its memory was created for this process only.
+    pub fn export(&self, allocation: &Allocation) -> Result<Export, ExportError> {
+        let mut guard = self.shared().lock()?;
+        let inner = &mut *guard;
+        if !self.owns(inner, allocation) {
+            return Err(ExportError::Foreign(allocation.addr()));
+        }
+        let (handles, start, memory) = inner.manager.memory_to_export(allocation)?;
+        let offset = allocation.addr().checked_offset_from(start);
+        let offset = offset.expect("the first handle holds the first byte");
+        let description = Description { handles, offset, len: allocation.len() };
+        let entry = inner.exports.blocks.entry(allocation.addr()).or_default();
+        entry.count += 1;
+        // Its free takes the lock from now on, where the table is looked up.
+        allocation.has_recorded_uses.store(true, Ordering::Relaxed);
+        let (shared, addr) = (Arc::clone(self.shared()), allocation.addr());
+        Ok(Export { shared, addr, description, memory })
+    }
+
+    /// Returns the number of exported blocks.
+    pub fn exported(&self) -> usize {
+        let inner = self.shared().lock_anyway();
+        if inner.closed { 0 } else { inner.exports.count() }
+    }
+}
+
+impl Manager {
+    /// Returns the lengths of the handles of a block, the address of the first, and pins them.
+    fn memory_to_export(
+        &mut self,
+        allocation: &Allocation,
+    ) -> Result<(Vec<Bytes>, DeviceAddr, Memory), ExportError> {
+        let refuse = |reason| Err(ExportError::NotExportable { reason });
+        match self {
+            Manager::Virtual { pool, .. } => {
+                if pool.exec.access.properties.handle_type == HandleType::None {
+                    return refuse("it was created for one process: set `sharing` to posix-fd");
+                }
+                let Some(place) = pool.exec.find(range_of(allocation)) else {
+                    return refuse("it is a block of the driver's pool: allocate a page or more");
+                };
+                let pinned = pool.pool.pin(place);
+                let Ok::<_, NotPoolMemory>(chunks) = pinned else {
+                    return refuse("part of it is not memory of the pool");
+                };
+                let start = pool.exec.addr(chunks[0].at);
+                let lens = chunks.iter().map(|chunk| chunk.len).collect();
+                Ok((lens, start, Memory::Chunks(chunks)))
+            }
+            Manager::Caching(caching) => match caching.handle_of(allocation.addr()) {
+                Some((start, handle, len))
+                    if caching.access.properties.handle_type != HandleType::None =>
+                {
+                    Ok((vec![len], start, Memory::Segment(handle)))
+                }
+                _ => refuse("it is a plain allocation: use the preset vramp, or a comm pool"),
+            },
+            Manager::Ordered(_) => {
+                refuse("it is memory of the driver's pool: use the preset vramp")
+            }
+        }
+    }
+}
+
+impl Export {
+    /// Returns how the block lies in its handles.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// Returns one of its handles as the outside sees it: by number, in address order. One driver call,
+    /// 185 us. The descriptor keeps the memory alive until it is closed.
+    ///
+    /// # Errors
+    /// There is no such handle, the allocator is closed, or the driver call failed.
+    pub fn descriptor(&self, index: usize) -> Result<ExportedHandle, ExportError> {
+        let count = self.description.handles.len();
+        if index >= count {
+            return Err(ExportError::NoSuchHandle { index, count });
+        }
+        let inner = self.shared.lock()?;
+        let handle = match &self.memory {
+            Memory::Chunks(chunks) => {
+                let pool = inner.manager.virtual_pool().expect("the export was made of a pool");
+                pool.exec.handle(chunks[index].chunk)
+            }
+            Memory::Segment(handle) => *handle,
+        };
+        // The pin keeps the handle; the call takes long and needs no lock.
+        drop(inner);
+        Ok(self.shared.driver.export(handle)?)
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        let mut guard = self.shared.lock_anyway();
+        let inner: &mut Inner = &mut guard;
+        if inner.closed {
+            return;
+        }
+        if let (Memory::Chunks(chunks), Some(pool)) =
+            (&self.memory, inner.manager.virtual_pool_mut())
+        {
+            pool.pool.unpin(chunks);
+        }
+        if let Some((allocation, stream)) = inner.exports.end(self.addr) {
+            // A drop cannot report a failure. The memory is free all the same, unless the device is lost.
+            let _ = inner.free(allocation, stream, self.shared.number);
+            self.shared.refresh(inner);
+        }
+        drop(guard);
+        self.shared.notify_waiters();
+    }
+}
+
+impl std::fmt::Debug for Export {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Description { handles, len, .. } = &self.description;
+        write!(f, "{len} at {} exported in {} handles", self.addr, handles.len())
+    }
+}

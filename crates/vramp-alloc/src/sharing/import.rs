@@ -1,0 +1,196 @@
+//! Memory of another process, mapped here as one range.
+//!
+//! 1. [`Allocator::import`] reserves addresses, imports the handles that an export described, maps them
+//!    side by side and makes them accessible.
+//! 2. Work uses [`Imported::range`]. [`Imported::record_use`] notes on which streams.
+//! 3. [`Imported::close`], or dropping it, waits for that work on the host, then unmaps and releases
+//!    everything. It does not depend on the allocator, which may be closed before.
+//!
+//! The mapping outlives the exporter: its process may end, or free the block. Imported memory is the
+//! exporter's on the card: no limit here counts it.
+//!
+//! Growth: one reservation for each import, and a handle for each of the exporter's.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vramp_core::{AddrRange, Bytes, StreamId};
+use vramp_driver::{Driver, DriverError, ExportedHandle, Handle};
+use vramp_host::fork::is_forked;
+
+use crate::Allocator;
+use crate::error::{Unusable, UseError};
+use crate::shared::Shared;
+use crate::sharing::export::Description;
+use crate::stream_end::StreamWork;
+
+/// Memory of another process. Dropping it closes it.
+#[must_use = "the memory is unmapped when this is dropped"]
+pub struct Imported {
+    shared: Arc<Shared>,
+    mapping: Option<Mapping>,
+    /// The exporter's block.
+    range: AddrRange,
+    uses: Mutex<BTreeSet<StreamId>>,
+}
+
+/// Imported handles, mapped side by side.
+struct Mapping {
+    whole: AddrRange,
+    handles: Vec<Handle>,
+    mapped: Bytes,
+}
+
+/// Error of [`Allocator::import`] and [`Imported::close`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportError<E: std::error::Error + 'static = std::convert::Infallible> {
+    /// The description is impossible: a block beyond its handles, or lengths that are no whole pages.
+    #[error("the description of the exported memory is impossible: {0}")]
+    Description(String),
+    /// The handle of this number could not be fetched.
+    #[error("handle {index} of the exported memory did not arrive: {error}")]
+    Fetch {
+        /// Number of the handle.
+        index: usize,
+        /// Error of the caller's function.
+        #[source]
+        error: E,
+    },
+    /// A driver call failed. Nothing is imported.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// No call can succeed any more.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
+impl Allocator {
+    /// Imports memory that [`Export`](super::Export) describes. `fetch` returns the handle of each
+    /// number in turn; it is closed before the next is fetched, so one descriptor is open at a time. One
+    /// import and one map for each handle, 34 us together, and two calls more.
+    ///
+    /// Cards that have access to this allocator's memory get access to it, too.
+    ///
+    /// # Errors
+    /// Nothing is imported, and no descriptor is left open.
+    pub fn import<E: std::error::Error + 'static>(
+        &self,
+        description: &Description,
+        mut fetch: impl FnMut(usize) -> Result<ExportedHandle, E>,
+    ) -> Result<Imported, ImportError<E>> {
+        Unusable::check_fork()?;
+        let driver = self.driver();
+        let page = driver.info().limits.page;
+        if !description.is_possible() {
+            let Description { offset, len, handles } = description;
+            let what = format!("{len} from {offset} on in {} handles", handles.len());
+            return Err(ImportError::Description(what));
+        }
+        if let Some(odd) = description.handles.iter().find(|len| !len.is_multiple_of(page)) {
+            return Err(ImportError::Description(format!(
+                "a handle of {odd} with pages of {page}"
+            )));
+        }
+        // Held until all of it is accessible: no card is granted access in between.
+        let peers = self.shared().group.peers();
+        let whole =
+            AddrRange::new(driver.reserve(description.mapped(), page)?, description.mapped());
+        let mut mapping = Mapping { whole, handles: Vec::new(), mapped: Bytes::ZERO };
+        let mut map_all = || -> Result<(), ImportError<E>> {
+            for (index, &len) in description.handles.iter().enumerate() {
+                let exported = fetch(index).map_err(|error| ImportError::Fetch { index, error })?;
+                let handle = driver.import(&exported, len)?;
+                mapping.handles.push(handle);
+                driver.map(whole.start + mapping.mapped, handle)?;
+                mapping.mapped += len;
+            }
+            Ok(driver.set_access(whole, &peers)?)
+        };
+        if let Err(error) = map_all() {
+            // What cannot be undone stays until the device is dropped.
+            let _ = mapping.release(&**driver);
+            return Err(error);
+        }
+        drop(peers);
+        let range = AddrRange::new(whole.start + description.offset, description.len);
+        let (shared, uses) = (Arc::clone(self.shared()), Mutex::default());
+        Ok(Imported { shared, mapping: Some(mapping), range, uses })
+    }
+}
+
+impl Mapping {
+    /// Unmaps and releases everything. Goes on after a failure and returns the first one.
+    fn release(&mut self, driver: &dyn Driver) -> Result<(), DriverError> {
+        let mut first = Ok(());
+        if !self.mapped.is_zero() {
+            first = driver.unmap(AddrRange::new(self.whole.start, self.mapped));
+        }
+        for handle in self.handles.drain(..) {
+            first = first.and(driver.release(handle));
+        }
+        first.and(driver.free_addresses(self.whole))
+    }
+}
+
+impl Imported {
+    /// Returns the addresses of the exporter's block here.
+    pub fn range(&self) -> AddrRange {
+        self.range
+    }
+
+    /// Notes that work queued on `stream`, so far and from now on, uses the memory: closing waits for
+    /// it. No driver call.
+    ///
+    /// # Errors
+    /// The stream is not one of the allocator's, or was destroyed.
+    pub fn record_use(&self, stream: StreamId) -> Result<(), UseError> {
+        if self.shared.group.work_of(stream).is_none() {
+            return Err(UseError::UnknownStream(stream));
+        }
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner).insert(stream);
+        Ok(())
+    }
+
+    /// Waits on the host for the noted work, then unmaps the memory and releases the handles. No lock is
+    /// held during the wait.
+    ///
+    /// # Errors
+    /// The wait failed, or a driver call. What could be released is.
+    pub fn close(mut self) -> Result<(), DriverError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), DriverError> {
+        let Some(mut mapping) = self.mapping.take() else { return Ok(()) };
+        let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for stream in uses {
+            let waited = match self.shared.group.work_of(stream) {
+                Some(StreamWork::Open(raw)) => self.shared.driver.synchronize_stream(raw),
+                Some(StreamWork::Ended(end)) => end.synchronize(),
+                Some(StreamWork::Over) | None => Ok(()),
+            };
+            if let Err(error) = waited {
+                // Work may still use it: it stays mapped until the device is dropped.
+                return Err(error);
+            }
+        }
+        mapping.release(&*self.shared.driver)
+    }
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
+        // A drop cannot report a failure; `close` does.
+        let _ = self.end();
+    }
+}
+
+impl std::fmt::Debug for Imported {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of another process", self.range)
+    }
+}
