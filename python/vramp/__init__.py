@@ -103,7 +103,7 @@ def open(device: str = "auto", **options: object) -> Pool:
     """Opens a pool of the program's own.
 
     `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim" or
-    "sim:CARD". Options are those of VRAMP_CONF: preset, limit, prefill, page, span, torch. A number
+    "sim:CARD". Options are those of VRAMP_CONF: preset, limit, prefill, page, span, torch, sharing, rdma, peers. A number
     is bytes. The pool is a context manager, which closes it.
 
     Raises OptionError or DeviceError.

@@ -2,7 +2,9 @@
 
 use vramp_alloc::config::{Mixed, TorchConfig, VariableError};
 use vramp_alloc::device::CaptureMode;
+use vramp_alloc::device::HandleType;
 use vramp_alloc::graph::{ArenaConfig, ArenaPolicy, Overlap};
+use vramp_alloc::sharing::{Peers, Rdma, SharingConfig};
 use vramp_alloc::{Bytes, Config, Preset};
 
 /// An option is invalid.
@@ -52,6 +54,9 @@ pub(crate) struct Options {
     page: Option<Bytes>,
     span: Option<Bytes>,
     torch: Option<TorchConfig>,
+    sharing: Option<HandleType>,
+    rdma: Option<Rdma>,
+    peers: Option<Peers>,
 }
 
 /// A configuration, and what there is to say about its origin.
@@ -63,7 +68,8 @@ pub(crate) struct Configured {
 }
 
 impl Options {
-    const KEYS: [&str; 6] = ["preset", "limit", "prefill", "page", "span", "torch"];
+    const KEYS: [&str; 9] =
+        ["preset", "limit", "prefill", "page", "span", "torch", "sharing", "rdma", "peers"];
 
     /// Parses `key=value` pairs separated by commas. Space around keys and values is ignored.
     pub fn parse(text: &str) -> Result<Options, OptionError> {
@@ -89,6 +95,18 @@ impl Options {
                     let config = TorchConfig::parse(settings);
                     options.torch = Some(config.map_err(|error| refuse(error.to_string()))?);
                 }
+                "sharing" => {
+                    options.sharing = Some(pair.one_of(&[
+                        ("none", HandleType::None),
+                        ("posix-fd", HandleType::PosixFd),
+                        ("fabric", HandleType::Fabric),
+                    ])?);
+                }
+                "rdma" => {
+                    let known = [("off", Rdma::Off), ("on", Rdma::On), ("auto", Rdma::Auto)];
+                    options.rdma = Some(pair.one_of(&known)?);
+                }
+                "peers" => options.peers = Some(pair.peers()?),
                 _ => return Err(pair.unknown(&Options::KEYS)),
             }
         }
@@ -164,6 +182,12 @@ impl Options {
         }
         config.span = self.span.unwrap_or(config.span);
         config.torch = self.torch.clone().unwrap_or(config.torch);
+        let SharingConfig { handle_type, rdma, peers } = config.sharing;
+        config.sharing = SharingConfig {
+            handle_type: self.sharing.unwrap_or(handle_type),
+            rdma: self.rdma.unwrap_or(rdma),
+            peers: self.peers.clone().unwrap_or(peers),
+        };
         config
     }
 }
@@ -245,6 +269,21 @@ impl Pair<'_> {
             let expected = "write a size such as 80GiB, or a part of the device such as 90%";
             self.refuse(expected.to_owned())
         })
+    }
+
+    fn peers(&self) -> Result<Peers, OptionError> {
+        let listed = self.value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        let listed = listed.map(|list| {
+            let numbers = list.split(',').map(str::trim).filter(|number| !number.is_empty());
+            numbers.map(str::parse).collect::<Result<Vec<u32>, _>>()
+        });
+        match (self.value, listed) {
+            ("none", _) => Ok(Peers::None),
+            ("on-demand", _) => Ok(Peers::OnDemand),
+            ("all", _) => Ok(Peers::All),
+            (_, Some(Ok(ordinals))) => Ok(Peers::These(ordinals)),
+            _ => Err(self.refuse("use none, on-demand, all or a list such as [0,1]".to_owned())),
+        }
     }
 
     fn one_of<T: Copy>(&self, known: &[(&str, T)]) -> Result<T, OptionError> {
@@ -437,11 +476,32 @@ mod tests {
     }
 
     #[test]
+    fn who_can_reach_the_memory_is_an_option() {
+        let sharing =
+            |text: &str| Options::parse(text).unwrap().config(Bytes::gib(80), None).sharing;
+        assert_eq!(sharing(""), SharingConfig::default());
+        let all = sharing("sharing=fabric, rdma=auto, peers=[ 2, 0]");
+        assert_eq!((all.handle_type, all.rdma), (HandleType::Fabric, Rdma::Auto));
+        assert_eq!(all.peers, Peers::These(vec![2, 0]));
+        for (text, peers) in
+            [("none", Peers::None), ("on-demand", Peers::OnDemand), ("all", Peers::All)]
+        {
+            assert_eq!(sharing(&format!("peers={text}")).peers, peers);
+        }
+        let message = |text| Options::parse(text).unwrap_err().to_string();
+        assert_eq!(message("rdma=yes"), "rdma=yes is invalid: use off or on or auto");
+        assert!(message("sharing=fd").contains("use none or posix-fd or fabric"));
+        for bad in ["peers=1", "peers=[a]", "peers=[-1]", "peers=[1"] {
+            assert!(message(bad).contains("a list such as [0,1]"), "{bad}");
+        }
+    }
+
+    #[test]
     fn an_invalid_option_is_named() {
         let message = |text| Options::parse(text).unwrap_err().to_string();
         assert_eq!(
             message("size=1"),
-            "unknown option 'size': use preset, limit, prefill, page, span, torch"
+            "unknown option 'size': use preset, limit, prefill, page, span, torch, sharing, rdma, peers"
         );
         assert_eq!(message("limit=1,limit=2"), "duplicate option 'limit': remove one");
         assert_eq!(

@@ -19,6 +19,8 @@ struct Description<'a> {
     pci: Option<&'a str>,
     uuid: Option<&'a str>,
     host_numa: Option<u32>,
+    ordinal: u32,
+    peers: &'a [u32],
     fell_back: Option<&'a str>,
     capabilities: BTreeMap<&'static str, bool>,
     page_bytes: u64,
@@ -42,6 +44,8 @@ pub(crate) fn run(args: &Info, out: &mut dyn Write) -> Result<()> {
         pci: info.pci.as_deref(),
         uuid: info.uuid.as_deref(),
         host_numa: info.host_numa,
+        ordinal: info.ordinal,
+        peers: &info.peers,
         fell_back: device.fell_back(),
         capabilities: BTreeMap::from([
             ("virtual_memory", can.virtual_memory),
@@ -50,6 +54,10 @@ pub(crate) fn run(args: &Info, out: &mut dyn Write) -> Result<()> {
             ("pinned_host", can.pinned_host),
             ("remap_beside_kernels", can.remap_beside_kernels),
             ("graphs", can.graphs),
+            ("posix_fd", can.posix_fd),
+            ("fabric", can.fabric),
+            ("rdma", can.rdma),
+            ("dma_buf", can.dma_buf),
         ]),
         page_bytes: info.limits.page.count(),
         recommended_page_bytes: info.limits.recommended_page.count(),
@@ -77,6 +85,9 @@ fn print(description: &Description<'_>, out: &mut dyn Write) -> Result<()> {
     if let Some(node) = description.host_numa {
         line("NUMA node", &node.to_string())?;
     }
+    let peers: Vec<String> = description.peers.iter().map(u32::to_string).collect();
+    let peers = if peers.is_empty() { "none".to_owned() } else { peers.join(", ") };
+    line("peers", &peers)?;
     if let Some(reason) = description.fell_back {
         line("no CUDA device", reason)?;
     }

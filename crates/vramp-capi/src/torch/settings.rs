@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(
             message("", "limits=1"),
             "VRAMP_CONF is invalid: unknown option 'limits': use preset, limit, prefill, \
-             page, span, torch"
+             page, span, torch, sharing, rdma, peers"
         );
         assert!(message("", "limit=80").contains("write a unit"));
     }
