@@ -11,6 +11,7 @@
 //! - [`topology`] reads GPUs, NUMA nodes, disks and network cards from sysfs and procfs, and
 //!   classifies the PCIe path between two devices.
 //! - [`barrier`] orders a fast path and a rare one, at the cost of the rare one.
+//! - [`peer`] returns the process at the other end of a Unix socket.
 //! - [`fork`] tells a forked child that locks and devices of its parent are out of its reach.
 //!
 //! ```
@@ -52,6 +53,7 @@ mod disk;
 pub mod fork;
 mod mapped;
 mod memory;
+pub mod peer;
 mod reserve;
 pub mod topology;
 

@@ -19,10 +19,11 @@ use crate::{charts, header};
 use scan::Sources;
 
 /// The crates, each of which may name only those before it.
-const LAYERS: [&str; 15] = [
+const LAYERS: [&str; 16] = [
     "vramp-core",
     "vramp-model",
     "vramp-host",
+    "vramp-ipc",
     "vramp-driver",
     "vramp-cuda",
     "vramp-trace",

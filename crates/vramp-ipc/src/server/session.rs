@@ -1,0 +1,359 @@
+//! One connection of an importer: what it has open, and the reply that its full queue delays.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+
+use super::export::{Export, SourceFailure};
+use crate::core::message::{
+    Failure, MAX_BATCH, MAX_PART, MAX_REQUEST, OpenId, Reply, Request, Secret,
+};
+use crate::system;
+
+/// Most opens of one connection.
+pub const MAX_OPENS: usize = 1 << 20;
+/// Requests that a connection may make before the next connection is served.
+const REQUESTS_IN_TURN: usize = 16;
+
+/// Looks an export up by its number.
+pub type Lookup<'a> = &'a dyn Fn(u64) -> Option<Arc<Export>>;
+
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// For a request.
+    Readable,
+    /// For space in the importer's queue.
+    Writable,
+    /// It ended, or broke the rules.
+    End,
+}
+
+struct OpenExport {
+    export: Arc<Export>,
+    descriptors: u32,
+}
+
+/// A description of which parts are still to be sent.
+struct Transfer {
+    open: OpenId,
+    description: Vec<u8>,
+}
+
+/// A reply before its descriptors are made. It is kept while the importer's queue is full, so that
+/// no descriptor is open meanwhile.
+enum Plan {
+    Opened { open: OpenId, most: u16 },
+    Part { open: OpenId, offset: u32 },
+    Batch { open: OpenId, first: u32, most: u16 },
+    Failed { failure: Failure, value: u64, text: String },
+}
+
+/// State of one connection.
+pub struct Session {
+    socket: OwnedFd,
+    /// Readable once the importing process ended; `None` where the kernel cannot say.
+    process: Option<OwnedFd>,
+    opens: FxHashMap<OpenId, OpenExport>,
+    last_open: OpenId,
+    /// One at a time: importers receive a description completely before they open the next export.
+    transfer: Option<Transfer>,
+    delayed: Option<(u32, Plan)>,
+    /// The events for which the socket is registered.
+    interest: EventFlags,
+}
+
+impl Session {
+    pub fn new(socket: OwnedFd, process: Option<OwnedFd>) -> Session {
+        Session {
+            socket,
+            process,
+            opens: FxHashMap::default(),
+            last_open: 0,
+            transfer: None,
+            delayed: None,
+            interest: EventFlags::IN | EventFlags::RDHUP,
+        }
+    }
+
+    pub fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    pub fn interest(&self) -> EventFlags {
+        self.interest
+    }
+
+    pub fn set_interest(&mut self, interest: EventFlags) {
+        self.interest = interest;
+    }
+
+    pub fn process(&self) -> Option<&OwnedFd> {
+        self.process.as_ref()
+    }
+
+    /// Serves requests until none is left, the queue is full, or other connections should be served.
+    pub fn serve(&mut self, lookup: Lookup<'_>) -> Next {
+        if let Some((sequence, plan)) = self.delayed.take() {
+            match self.reply(sequence, plan) {
+                Next::Readable => {}
+                other => return other,
+            }
+        }
+        let mut buffer = [0; MAX_REQUEST];
+        for _ in 0..REQUESTS_IN_TURN {
+            let length = match system::receive_bytes(&self.socket, &mut buffer) {
+                Ok(Some(0)) => return Next::End,
+                Ok(Some(length)) => length,
+                Ok(None) => return Next::End,
+                Err(Errno::AGAIN) => return Next::Readable,
+                Err(_) => return Next::End,
+            };
+            let Some((sequence, request)) = Request::decode(&buffer[..length]) else {
+                return Next::End;
+            };
+            match self.answer(sequence, request, lookup) {
+                Next::Readable => {}
+                other => return other,
+            }
+        }
+        Next::Readable
+    }
+
+    fn answer(&mut self, sequence: u32, request: Request, lookup: Lookup<'_>) -> Next {
+        match request {
+            Request::Open { export, grant, secret, most } => {
+                let plan = self.open(lookup(export), grant, &secret, most);
+                self.reply(sequence, plan)
+            }
+            Request::Part { open, offset } => {
+                let is_left = self.transfer.as_ref().is_some_and(|transfer| {
+                    transfer.open == open && (offset as usize) < transfer.description.len()
+                });
+                if !is_left {
+                    return Next::End;
+                }
+                self.reply(sequence, Plan::Part { open, offset })
+            }
+            Request::Batch { open, first, most } => {
+                match self.opens.get(&open) {
+                    Some(known) if first < known.descriptors && most > 0 => {}
+                    _ => return Next::End,
+                }
+                self.reply(sequence, Plan::Batch { open, first, most })
+            }
+            Request::Close { open } => match self.opens.remove(&open) {
+                Some(closed) => {
+                    self.transfer.take_if(|transfer| transfer.open == open);
+                    closed.export.close();
+                    Next::Readable
+                }
+                None => Next::End,
+            },
+        }
+    }
+
+    fn open(
+        &mut self,
+        export: Option<Arc<Export>>,
+        grant: u64,
+        secret: &Secret,
+        most: u16,
+    ) -> Plan {
+        let failed = |failure, value, text| Plan::Failed { failure, value, text };
+        let Some(export) = export else {
+            return failed(Failure::Withdrawn, 0, String::new());
+        };
+        if !export.has_secret(secret) {
+            return failed(Failure::WrongSecret, 0, String::new());
+        }
+        if self.opens.len() >= MAX_OPENS {
+            return failed(Failure::TooManyOpens, MAX_OPENS as u64, String::new());
+        }
+        let offer = match export.open(grant) {
+            Ok(offer) => offer,
+            Err(SourceFailure::Withdrawn) => {
+                return failed(Failure::Withdrawn, 0, String::new());
+            }
+            Err(SourceFailure::Message(text)) => return failed(Failure::Source, 0, text),
+        };
+        self.last_open += 1;
+        let open = self.last_open;
+        // Within `MAX_DESCRIPTORS`, as `Export::open` checked.
+        self.opens.insert(open, OpenExport { export, descriptors: offer.descriptors as u32 });
+        self.transfer = Some(Transfer { open, description: offer.description });
+        Plan::Opened { open, most }
+    }
+
+    /// Sends the reply, or keeps it for later if the queue is full.
+    fn reply(&mut self, sequence: u32, plan: Plan) -> Next {
+        match self.send(sequence, &plan) {
+            Ok(()) => {
+                self.forget_sent(&plan);
+                Next::Readable
+            }
+            Err(Errno::AGAIN) => {
+                self.delayed = Some((sequence, plan));
+                Next::Writable
+            }
+            Err(_) => Next::End,
+        }
+    }
+
+    /// Drops a description of which everything was sent.
+    fn forget_sent(&mut self, plan: &Plan) {
+        let sent = match *plan {
+            Plan::Opened { open, .. } => Some((open, MAX_PART)),
+            Plan::Part { open, offset } => Some((open, offset as usize + MAX_PART)),
+            Plan::Batch { .. } | Plan::Failed { .. } => None,
+        };
+        if let Some((open, sent)) = sent {
+            self.transfer
+                .take_if(|transfer| transfer.open == open && transfer.description.len() <= sent);
+        }
+    }
+
+    fn send(&self, sequence: u32, plan: &Plan) -> Result<(), Errno> {
+        match plan {
+            Plan::Opened { open, most } => {
+                let known = self.open_export(*open);
+                let (description, part) = self.part(*open, 0);
+                let descriptors = known.descriptors;
+                // Without a descriptor in it, the importer's next request gets the error.
+                let (batch, _) = self.batch(known, 0, *most);
+                self.send_batch(batch, sequence, |count| Reply::Opened {
+                    open: *open,
+                    description: description as u32,
+                    descriptors,
+                    count,
+                    part,
+                })
+                .or_else(|error| match error {
+                    BatchError::InFlight => {
+                        let opened = Reply::Opened {
+                            open: *open,
+                            description: description as u32,
+                            descriptors,
+                            count: 0,
+                            part,
+                        };
+                        self.send_bytes(sequence, &opened)
+                    }
+                    BatchError::Socket(error) => Err(error),
+                })
+            }
+            Plan::Part { open, offset } => {
+                let (_, part) = self.part(*open, *offset as usize);
+                self.send_bytes(sequence, &Reply::Part { offset: *offset, part })
+            }
+            Plan::Batch { open, first, most } => {
+                let (batch, error) = self.batch(self.open_export(*open), *first, *most);
+                if let (true, Some(error)) = (batch.is_empty(), error) {
+                    return self.send_bytes(sequence, &no_descriptor(&error));
+                }
+                self.send_batch(batch, sequence, |count| Reply::Batch { first: *first, count })
+                    .or_else(|error| match error {
+                        BatchError::InFlight => self.send_bytes(
+                            sequence,
+                            &Reply::Failed {
+                                failure: Failure::TooManyInFlight,
+                                value: system::open_file_limit(),
+                                text: String::new(),
+                            },
+                        ),
+                        BatchError::Socket(error) => Err(error),
+                    })
+            }
+            Plan::Failed { failure, value, text } => {
+                let (failure, value, text) = (*failure, *value, text.clone());
+                self.send_bytes(sequence, &Reply::Failed { failure, value, text })
+            }
+        }
+    }
+
+    fn open_export(&self, open: OpenId) -> &OpenExport {
+        // A close is read only after the reply, and nothing else removes an open.
+        self.opens.get(&open).expect("a reply is planned for an export that is open")
+    }
+
+    /// Returns the length of the description, and its part from `offset` on.
+    fn part(&self, open: OpenId, offset: usize) -> (usize, &[u8]) {
+        let transfer = self.transfer.as_ref().filter(|transfer| transfer.open == open);
+        let description = &transfer.expect("a description is kept until it was sent").description;
+        let end = description.len().min(offset + MAX_PART);
+        (description.len(), &description[offset..end])
+    }
+
+    /// Makes descriptors until there are enough or one cannot be made.
+    fn batch(
+        &self,
+        known: &OpenExport,
+        first: u32,
+        most: u16,
+    ) -> (Vec<OwnedFd>, Option<io::Error>) {
+        let left = (known.descriptors - first) as usize;
+        let wanted = left.min(usize::from(most)).min(MAX_BATCH);
+        let mut made = Vec::with_capacity(wanted);
+        for index in 0..wanted {
+            match known.export.descriptor(first as usize + index) {
+                Ok(descriptor) => made.push(descriptor),
+                Err(error) => return (made, Some(error)),
+            }
+        }
+        (made, None)
+    }
+
+    /// Sends as many of the descriptors as may be on their way.
+    fn send_batch<'a>(
+        &self,
+        mut batch: Vec<OwnedFd>,
+        sequence: u32,
+        reply: impl Fn(u16) -> Reply<'a>,
+    ) -> Result<(), BatchError> {
+        loop {
+            let mut bytes = Vec::new();
+            reply(batch.len() as u16).encode(sequence, &mut bytes);
+            let borrowed: Vec<_> = batch.iter().map(AsFd::as_fd).collect();
+            match system::send(&self.socket, &bytes, &borrowed) {
+                Err(Errno::TOOMANYREFS) if batch.len() > 1 => batch.truncate(batch.len() / 2),
+                Err(Errno::TOOMANYREFS) => return Err(BatchError::InFlight),
+                result => return result.map_err(BatchError::Socket),
+            }
+        }
+    }
+
+    fn send_bytes(&self, sequence: u32, reply: &Reply<'_>) -> Result<(), Errno> {
+        let mut bytes = Vec::new();
+        reply.encode(sequence, &mut bytes);
+        system::send(&self.socket, &bytes, &[])
+    }
+}
+
+/// Closes everything that the connection had open, and the connection.
+impl Drop for Session {
+    fn drop(&mut self) {
+        system::shut_down(&self.socket);
+        for (_, open) in self.opens.drain() {
+            open.export.close();
+        }
+    }
+}
+
+enum BatchError {
+    /// Not even one descriptor may be on its way.
+    InFlight,
+    Socket(Errno),
+}
+
+fn no_descriptor(error: &io::Error) -> Reply<'static> {
+    if system::is_file_limit(error) {
+        let value = system::open_file_limit();
+        Reply::Failed { failure: Failure::TooManyFiles, value, text: String::new() }
+    } else {
+        Reply::Failed { failure: Failure::Source, value: 0, text: error.to_string() }
+    }
+}

@@ -1,0 +1,1 @@
+//! Opens, closes, ends of processes and limits, with real sockets and processes.
