@@ -59,6 +59,7 @@ pub struct Export {
     shared: Arc<Shared>,
     addr: DeviceAddr,
     description: Description,
+    is_fabric: bool,
     memory: Memory,
 }
 
@@ -163,7 +164,9 @@ impl Allocator {
         // Its free takes the lock from now on, where the table is looked up.
         allocation.has_recorded_uses.store(true, Ordering::Relaxed);
         let (shared, addr) = (Arc::clone(self.shared()), allocation.addr());
-        Ok(Export { shared, addr, description, memory })
+        let properties = inner.manager.access_mut().map(|access| access.properties);
+        let is_fabric = properties.is_some_and(|of| of.handle_type == HandleType::Fabric);
+        Ok(Export { shared, addr, description, is_fabric, memory })
     }
 
     /// Returns the number of exported blocks.
@@ -215,6 +218,11 @@ impl Export {
     /// Returns how the block lies in its handles.
     pub fn description(&self) -> &Description {
         &self.description
+    }
+
+    /// Returns true if its handles are fabric handles.
+    pub(super) fn is_fabric(&self) -> bool {
+        self.is_fabric
     }
 
     /// Returns one of its handles as the outside sees it: by number, in address order. One driver call,

@@ -6,7 +6,8 @@
 //!   [`Allocator::revoke_access`];
 //! - `pins.rs`: ranges that keep their memory, [`Allocator::pin_range`];
 //! - `export.rs`: an allocation for other processes, [`Allocator::export`];
-//! - `import.rs`: memory of another process, [`Allocator::import`].
+//! - `import.rs`: memory of another process, [`Allocator::import`];
+//! - `exchange.rs`: the way from one process to another, [`Exchange`].
 //!
 //! ```
 //! use vramp_alloc::{Allocator, Bytes, Config};
@@ -25,9 +26,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Deliberately absent: sockets and messages between processes.
+//! Deliberately absent: messages between processes (`vramp-ipc`), and the order of their work.
 
 mod access;
+mod exchange;
 mod export;
 mod import;
 mod pins;
@@ -35,10 +37,12 @@ mod pins;
 use vramp_driver::{Driver, DriverError, HandleType, MemoryLocation, MemoryProperties};
 
 pub use access::{AccessChange, AccessError, Peers};
+pub use exchange::{Exchange, FetchError, OpenMemoryError, OpenedMemory, SharedMemory};
 pub(crate) use export::Exports;
 pub use export::{Description, Export, ExportError};
 pub use import::{ImportError, Imported};
 pub use pins::{PinError, PinnedRange, range_of};
+pub use vramp_ipc::{OpenError, ServeError, Ticket, TicketError};
 
 use crate::error::CreateError;
 
