@@ -1,6 +1,6 @@
 //! Devices: opening one by name, the [`Driver`] trait and the types that its calls use.
 //!
-//! [`open`] opens a device once. [`Device`] opens one anew for each run, with costs and memory of the
+//! [`open`] opens a device once, [`open_all`] all devices of a machine. [`Device`] opens one anew for each run, with costs and memory of the
 //! caller's. [`sim`] is a simulated card. [`CudaDriver`] is a card behind `libcuda`, loaded at run time.
 
 #[cfg(feature = "sim")]
@@ -41,7 +41,8 @@ pub struct Opened {
 pub enum OpenError {
     /// The name has no known form.
     #[error(
-        "there is no device '{name}': use auto, sim, sim:CARD, cuda or cuda:N, or a cost file FILE.toml"
+        "there is no device '{name}': use auto, sim, sim:CARD, sim:CARDxCOUNT, sim:CARDxCOUNT:N, cuda \
+         or cuda:N, or a cost file FILE.toml"
     )]
     Name {
         /// Name that was given.
@@ -51,6 +52,16 @@ pub enum OpenError {
     #[cfg(feature = "sim")]
     #[error(transparent)]
     Card(#[from] UnknownCard),
+    /// A simulated machine cannot have this number of cards, or has no card of this ordinal.
+    #[cfg(feature = "sim")]
+    #[error(
+        "there is no simulated machine '{name}': the count is 1 to 64, and the ordinal of \
+         sim:CARDxCOUNT:N is below the count"
+    )]
+    Devices {
+        /// Name that was given.
+        name: String,
+    },
     /// A cost file cannot be read.
     #[cfg(feature = "sim")]
     #[error("cannot read the cost file '{}': {error}", path.display())]
@@ -114,6 +125,8 @@ const DEFAULT_CARD: &str = "h200";
 
 /// Opens a device by name: `auto` (a card if there is one, else the simulator), `sim` or
 /// `sim:CARD`, a cost file `FILE.toml` that describes a card to simulate, `cuda` or `cuda:N`.
+/// `sim:CARDxCOUNT:N`, such as `sim:h200x2:1`, is device N of a machine of its own with COUNT cards;
+/// without `:N` it is the first one. [`open_all`] opens all of one machine.
 ///
 /// # Errors
 /// [`OpenError::Name`] and [`OpenError::Card`] for an unknown name, [`OpenError::Cuda`] if the card
@@ -147,7 +160,64 @@ pub fn open_mapped(name: &str) -> Result<Opened, OpenError> {
     }
     let name = if opened.fell_back.is_some() { "sim" } else { name };
     let memory = Arc::new(MappedMemory::new()?);
-    Ok(Opened { driver: Arc::new(fresh::builder(name)?.mapped_to(memory).build()), ..opened })
+    let driver = fresh::machine(name)?.mapped_to(memory).open();
+    Ok(Opened { driver: Arc::new(driver), ..opened })
+}
+
+/// Opens all devices of a machine, in the order of their ordinals: every card for `cuda` and `auto`,
+/// COUNT simulated cards for `sim:CARDxCOUNT`, and the one device of any other name. Simulated devices
+/// of one call can access each other's memory, if it is granted; those of two calls cannot.
+///
+/// ```
+/// let devices = vramp_alloc::device::open_all("sim:h200x2")?;
+/// assert_eq!(devices.len(), 2);
+/// assert_eq!(devices[1].driver.info().peers, [0]);
+/// # Ok::<(), vramp_alloc::device::OpenError>(())
+/// ```
+///
+/// # Errors
+/// As of [`open`].
+pub fn open_all(name: &str) -> Result<Vec<Opened>, OpenError> {
+    open_devices(name, false)
+}
+
+/// Opens devices as [`open_all`] does, and simulated ones mapped as [`open_mapped`] does.
+///
+/// # Errors
+/// As of [`open_mapped`].
+#[cfg(feature = "sim")]
+pub fn open_all_mapped(name: &str) -> Result<Vec<Opened>, OpenError> {
+    open_devices(name, true)
+}
+
+fn open_devices(name: &str, mapped: bool) -> Result<Vec<Opened>, OpenError> {
+    let every_card = |count: u32| {
+        let cards = (0..count).map(|ordinal| {
+            let driver: Arc<dyn Driver> = Arc::new(CudaDriver::open(ordinal)?);
+            Ok(Opened { driver, fell_back: None })
+        });
+        cards.collect()
+    };
+    match Kind::of(name)? {
+        Kind::Card(ordinal) if name.contains(':') => {
+            let driver: Arc<dyn Driver> = Arc::new(CudaDriver::open(ordinal)?);
+            Ok(vec![Opened { driver, fell_back: None }])
+        }
+        Kind::Card(_) => every_card(vramp_cuda::devices()?.len() as u32),
+        Kind::Auto => match vramp_cuda::devices() {
+            Ok(cards) if !cards.is_empty() => every_card(cards.len() as u32),
+            // Opening the first card gives the reason.
+            _ => match open(name)? {
+                Opened { fell_back: Some(why), .. } => {
+                    let mut opened = simulated_all("sim", mapped)?;
+                    opened.iter_mut().for_each(|one| one.fell_back = Some(why.clone()));
+                    Ok(opened)
+                }
+                opened => Ok(vec![opened]),
+            },
+        },
+        Kind::Simulated => simulated_all(name, mapped),
+    }
 }
 
 /// What a name stands for.
@@ -182,7 +252,22 @@ fn is_cost_file(name: &str) -> bool {
 
 #[cfg(feature = "sim")]
 fn simulated(name: &str) -> Result<Arc<dyn Driver>, OpenError> {
-    Ok(Arc::new(fresh::builder(name)?.build()))
+    Ok(Arc::new(fresh::machine(name)?.open()))
+}
+
+#[cfg(feature = "sim")]
+fn simulated_all(name: &str, mapped: bool) -> Result<Vec<Opened>, OpenError> {
+    let mut machine = fresh::machine(name)?;
+    if mapped {
+        machine = machine.mapped_to(Arc::new(MappedMemory::new()?));
+    }
+    let opened = |device| Opened { driver: Arc::new(device), fell_back: None };
+    Ok(machine.open_all().into_iter().map(opened).collect())
+}
+
+#[cfg(not(feature = "sim"))]
+fn simulated_all(_: &str, _: bool) -> Result<Vec<Opened>, OpenError> {
+    Err(OpenError::NoSimulator)
 }
 
 #[cfg(not(feature = "sim"))]

@@ -4,6 +4,7 @@
 //!   The host accesses it through copies, so no reference points into memory that a device or a
 //!   disk may change.
 //! - [`MappedMemory`] is memory that is mapped at addresses in pieces, for a simulated card.
+//!   [`SharedFile`] exports ranges of it to other processes.
 //! - [`DirectFile`] is a preallocated file that bypasses the page cache. A [`BlockIo`] engine,
 //!   io_uring or a thread pool, moves bytes between files and host memory.
 //! - [`check_host`] tells before a request whether the process has memory for its records, and
@@ -55,6 +56,7 @@ mod mapped;
 mod memory;
 pub mod peer;
 mod reserve;
+mod shared;
 pub mod topology;
 
 pub use disk::{
@@ -67,3 +69,4 @@ pub use memory::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutOfBounds, P
 pub use reserve::{
     HostReserve, HostShortage, check_host, check_host_for, is_host_short, reserve_allocations,
 };
+pub use shared::{FileId, SharedFile, SharedKind, SharedRange};

@@ -6,7 +6,9 @@
 //! 3. [`MappedMemory::map`] maps memory at reserved addresses, [`MappedMemory::set_access`] allows to
 //!    read and write it, and [`MappedMemory::unmap`] takes it away. The same memory may be mapped at
 //!    several addresses.
-//! 4. [`MappedMemory::discard`] returns the pages to the kernel. Offsets are not given again.
+//! 4. [`MappedMemory::shared`] is the file, to export memory to other processes;
+//!    [`MappedMemory::map_shared`] maps what another process exported.
+//! 5. [`MappedMemory::discard`] returns the pages to the kernel. Offsets are not given again.
 //!
 //! Dropping it unmaps everything. Pages are shared with a forked child.
 //!
@@ -18,12 +20,11 @@ use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fd::OwnedFd;
-use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
-/// Size of the file, of which pages exist where they were written.
-const FILE_LEN: u64 = 1 << 60;
+use crate::shared::{self, FILE_LEN, SharedFile, SharedKind, SharedRange};
 
 /// An operation that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,7 +56,7 @@ pub enum MapError {
 /// Memory of this process that is mapped at addresses in pieces. See the module's page.
 #[derive(Debug)]
 pub struct MappedMemory {
-    file: OwnedFd,
+    file: SharedFile,
     state: Mutex<State>,
 }
 
@@ -67,7 +68,7 @@ struct State {
     next: u64,
 }
 
-fn refused(what: &'static str, len: u64) -> impl Fn(Errno) -> MapError {
+pub(crate) fn refused(what: &'static str, len: u64) -> impl Fn(Errno) -> MapError {
     move |code| MapError::Refused { what, len, code: code.raw_os_error() }
 }
 
@@ -83,10 +84,7 @@ impl MappedMemory {
     /// # Errors
     /// The kernel refuses the file.
     pub fn new() -> Result<MappedMemory, MapError> {
-        let refused = refused("create a file for", FILE_LEN);
-        let file = rustix::fs::memfd_create("vramp-simulator", MemfdFlags::CLOEXEC);
-        let file = file.map_err(&refused)?;
-        rustix::fs::ftruncate(&file, FILE_LEN).map_err(&refused)?;
+        let file = SharedFile::new(SharedKind::Bytes)?;
         let state = Mutex::new(State { reservations: BTreeMap::new(), next: 0 });
         Ok(MappedMemory { file, state })
     }
@@ -155,7 +153,7 @@ impl MappedMemory {
     /// The kernel refuses. The pages stay until this object is dropped.
     pub fn discard(&self, offset: u64, len: u64) -> Result<(), MapError> {
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&self.file, punch, offset, len).map_err(refused("discard", len))
+        rustix::fs::fallocate(self.file.fd(), punch, offset, len).map_err(refused("discard", len))
     }
 
     /// Maps `len` bytes from `offset` on at `at`, without access.
@@ -163,13 +161,24 @@ impl MappedMemory {
     /// # Errors
     /// The range is not reserved, or the kernel refuses another mapping.
     pub fn map(&self, at: u64, offset: u64, len: u64) -> Result<(), MapError> {
+        self.map_file(at, self.file.fd(), offset, len)
+    }
+
+    /// Maps what another process exported at `at`, without access. The mapping holds the range.
+    ///
+    /// # Errors
+    /// As of [`map`](MappedMemory::map).
+    pub fn map_shared(&self, at: u64, range: &SharedRange) -> Result<(), MapError> {
+        self.map_file(at, range.fd(), range.offset, range.len)
+    }
+
+    fn map_file(&self, at: u64, file: &OwnedFd, offset: u64, len: u64) -> Result<(), MapError> {
         let state = self.state();
         state.check(at, len)?;
         let (flags, access) = (MapFlags::SHARED | MapFlags::FIXED, ProtFlags::empty());
         // SAFETY: the range lies in a reservation of this object, so it replaces nothing else.
-        let mapped = unsafe {
-            rustix::mm::mmap(pointer(at), len as usize, access, flags, &self.file, offset)
-        };
+        let mapped =
+            unsafe { rustix::mm::mmap(pointer(at), len as usize, access, flags, file, offset) };
         mapped.map(|_| ()).map_err(refused("map", len))
     }
 
@@ -206,7 +215,7 @@ impl MappedMemory {
     /// # Panics
     /// The kernel does not know the file that this object opened.
     pub fn pages(&self) -> u64 {
-        let found = rustix::fs::fstat(&self.file).expect("the file is open");
+        let found = rustix::fs::fstat(self.file.fd()).expect("the file is open");
         (found.st_blocks as u64).div_ceil(8)
     }
 
@@ -215,13 +224,7 @@ impl MappedMemory {
     /// # Errors
     /// The kernel refuses.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MapError> {
-        let len = into.len() as u64;
-        let mut done = 0;
-        while done < into.len() {
-            let read = rustix::io::pread(&self.file, &mut into[done..], offset + done as u64);
-            done += read.map_err(refused("read", len))?;
-        }
-        Ok(())
+        shared::read(self.file.fd(), offset, into)
     }
 
     /// Writes `from` into memory from `offset` on, whether it is mapped or not.
@@ -229,13 +232,12 @@ impl MappedMemory {
     /// # Errors
     /// The kernel refuses.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), MapError> {
-        let len = from.len() as u64;
-        let mut done = 0;
-        while done < from.len() {
-            let written = rustix::io::pwrite(&self.file, &from[done..], offset + done as u64);
-            done += written.map_err(refused("write", len))?;
-        }
-        Ok(())
+        shared::write(self.file.fd(), offset, from)
+    }
+
+    /// Returns the file, whose offsets are those of [`create`](MappedMemory::create).
+    pub fn shared(&self) -> &SharedFile {
+        &self.file
     }
 }
 

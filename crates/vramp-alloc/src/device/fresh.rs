@@ -9,8 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vramp_core::Bytes;
-use vramp_driver::sim::{CardModel, Contents, CostTable, Simulator, SimulatorBuilder};
+use vramp_driver::sim::{CardModel, Contents, CostTable, DEVICES_MAX, Simulator, SimulatorBuilder};
 use vramp_driver::{DeviceInfo, Driver};
+use vramp_host::MappedMemory;
 
 use super::{DEFAULT_CARD, Kind, OpenError, Opened, is_cost_file, open};
 
@@ -59,7 +60,7 @@ pub struct Device {
 enum Source {
     /// Kept open, so that the card's context outlives a run.
     Card(Arc<dyn Driver>),
-    Simulated(Box<SimulatorBuilder>),
+    Simulated(Box<Machine>),
 }
 
 /// A device without memory, streams or call counts of earlier runs.
@@ -80,17 +81,70 @@ pub fn read_costs(path: &Path) -> Result<CostTable, OpenError> {
     CostTable::from_toml(&text).map_err(|error| OpenError::Costs { path: path.to_owned(), error })
 }
 
-/// Returns the simulated card of a name: `sim`, `sim:CARD`, or a cost file that describes one.
-pub(super) fn builder(name: &str) -> Result<SimulatorBuilder, OpenError> {
+/// A simulated machine, and which of its devices a name stands for.
+#[derive(Clone, Debug)]
+pub(super) struct Machine {
+    pub builder: SimulatorBuilder,
+    devices: usize,
+    /// Device of the name; `None` if it names the whole machine.
+    ordinal: Option<usize>,
+}
+
+impl Machine {
+    /// Maps the host's memory at the addresses of all devices.
+    pub fn mapped_to(mut self, host: Arc<MappedMemory>) -> Machine {
+        self.builder = self.builder.mapped_to(host);
+        self
+    }
+
+    /// Returns the device that the name stands for, or the first one.
+    pub fn open(self) -> Simulator {
+        let ordinal = self.ordinal.unwrap_or(0);
+        self.builder.build_machine(self.devices).swap_remove(ordinal)
+    }
+
+    /// Returns the device that the name stands for, or all of them.
+    pub fn open_all(self) -> Vec<Simulator> {
+        match self.ordinal {
+            Some(_) => vec![self.open()],
+            None => self.builder.build_machine(self.devices),
+        }
+    }
+}
+
+/// Returns the simulated machine of a name: `sim`, `sim:CARD`, `sim:CARDxCOUNT`, `sim:CARDxCOUNT:N`, or
+/// a cost file that describes a card.
+pub(super) fn machine(name: &str) -> Result<Machine, OpenError> {
+    let one = |builder| Machine { builder, devices: 1, ordinal: None };
     if !is_cost_file(name) {
         let card = name.strip_prefix("sim:").unwrap_or(DEFAULT_CARD);
-        return Ok(Simulator::builder().card(CardModel::find(card)?));
+        let unknown = match CardModel::find(card) {
+            Ok(model) => return Ok(one(Simulator::builder().card(model))),
+            Err(unknown) => unknown,
+        };
+        let Some((card, devices, ordinal)) = several(card) else { return Err(unknown.into()) };
+        let fits = (1..=DEVICES_MAX).contains(&devices) && ordinal.is_none_or(|it| it < devices);
+        if !fits {
+            return Err(OpenError::Devices { name: name.to_owned() });
+        }
+        let builder = Simulator::builder().card(CardModel::find(card)?);
+        return Ok(Machine { builder, devices, ordinal });
     }
     let costs = read_costs(Path::new(name))?;
     match costs.memory {
-        Some(_) => Ok(Simulator::builder().described_by(costs)),
+        Some(_) => Ok(one(Simulator::builder().described_by(costs))),
         None => Err(OpenError::NoMemory { path: name.into() }),
     }
+}
+
+/// Returns card, count and ordinal of `CARDxCOUNT` and `CARDxCOUNT:N`.
+fn several(name: &str) -> Option<(&str, usize, Option<usize>)> {
+    let (machine, ordinal) = match name.split_once(':') {
+        Some((machine, ordinal)) => (machine, Some(ordinal.parse().ok()?)),
+        None => (name, None),
+    };
+    let (card, count) = machine.rsplit_once('x')?;
+    Some((card, count.parse().ok()?, ordinal))
 }
 
 impl Device {
@@ -121,7 +175,7 @@ impl Device {
             (Kind::Auto | Kind::Card(_), None) => {
                 let Opened { driver, fell_back } = open(&name)?;
                 if driver.info().simulated {
-                    return Ok(Device::simulated(builder("sim")?, fell_back));
+                    return Ok(Device::simulated(machine("sim")?, fell_back));
                 }
                 let info = driver.info().clone();
                 Ok(Device { source: Source::Card(driver), info, fell_back })
@@ -129,9 +183,9 @@ impl Device {
         }
     }
 
-    fn simulated(builder: SimulatorBuilder, fell_back: Option<String>) -> Device {
-        let info = builder.clone().build().info().clone();
-        Device { source: Source::Simulated(Box::new(builder)), info, fell_back }
+    fn simulated(machine: Machine, fell_back: Option<String>) -> Device {
+        let info = machine.clone().open().info().clone();
+        Device { source: Source::Simulated(Box::new(machine)), info, fell_back }
     }
 
     /// Returns the device's name, limits and capabilities.
@@ -180,27 +234,31 @@ impl Device {
                 let driver = open(&driver.info().id)?.driver;
                 Ok(FreshDevice { driver, simulator: None })
             }
-            Source::Simulated(builder) => {
-                let simulator = Arc::new(change((**builder).clone()).build());
+            Source::Simulated(machine) => {
+                let mut machine = (**machine).clone();
+                machine.builder = change(machine.builder);
+                let simulator = Arc::new(machine.open());
                 Ok(FreshDevice { driver: Arc::clone(&simulator) as _, simulator: Some(simulator) })
             }
         }
     }
 }
 
-/// Returns the simulated card of a name with the caller's costs and memory.
+/// Returns the simulated machine of a name with the caller's costs and memory of each card.
 fn customized(
     name: &str,
     costs: Option<CostTable>,
     usable: Option<Bytes>,
-) -> Result<SimulatorBuilder, OpenError> {
-    let mut builder = builder(name)?;
+) -> Result<Machine, OpenError> {
+    let mut machine = machine(name)?;
     if let Some(costs) = costs {
+        let builder = machine.builder;
         // The name `sim` selects no card, so the file may name one.
-        builder = if name == "sim" { builder.described_by(costs) } else { builder.costs(costs) };
+        machine.builder =
+            if name == "sim" { builder.described_by(costs) } else { builder.costs(costs) };
     }
-    Ok(match usable {
-        Some(usable) => builder.usable(usable),
-        None => builder,
-    })
+    if let Some(usable) = usable {
+        machine.builder = machine.builder.usable(usable);
+    }
+    Ok(machine)
 }

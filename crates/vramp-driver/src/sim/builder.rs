@@ -8,6 +8,7 @@ use vramp_host::MappedMemory;
 use super::bytes::Contents;
 use super::card::CardModel;
 use super::cost::CostTable;
+use super::devices::{DEVICES_MAX, DeviceSet};
 use super::fault::FaultPlan;
 use super::memory::Memory;
 use super::state::{Config, State};
@@ -31,6 +32,8 @@ pub struct SimulatorBuilder {
     context: Bytes,
     config: Config,
     host: Option<Arc<MappedMemory>>,
+    /// Pairs of devices without a link between them.
+    unlinked: Vec<(u32, u32)>,
 }
 
 impl Default for SimulatorBuilder {
@@ -42,10 +45,10 @@ impl Default for SimulatorBuilder {
             pinned_host: true,
             remap_beside_kernels: true,
             graphs: true,
-            posix_fd: false,
-            fabric: false,
-            rdma: false,
-            dma_buf: false,
+            posix_fd: true,
+            fabric: true,
+            rdma: true,
+            dma_buf: true,
         };
         let limits = Limits {
             memory: Bytes::ZERO,
@@ -74,9 +77,10 @@ impl Default for SimulatorBuilder {
             log_capacity: 0,
             faults: FaultPlan::none(),
             costs: CostTable::h200(),
+            fabric_permitted: false,
         };
         let (address_space, context) = (Bytes::ZERO, Bytes::ZERO);
-        SimulatorBuilder { info, address_space, context, config, host: None }
+        SimulatorBuilder { info, address_space, context, config, host: None, unlinked: Vec::new() }
             .card(&CardModel::all()[0])
     }
 }
@@ -197,15 +201,86 @@ impl SimulatorBuilder {
         self
     }
 
+    /// Removes the link between two devices of a machine: neither is a peer of the other.
+    pub fn without_link(mut self, one: u32, other: u32) -> SimulatorBuilder {
+        self.unlinked.push((one, other));
+        self
+    }
+
+    /// Permits memory that is exported as fabric handles, as on a machine with the IMEX service. Only
+    /// the simulated machine that exported it can import it.
+    pub fn with_fabric(mut self) -> SimulatorBuilder {
+        self.config.fabric_permitted = true;
+        self
+    }
+
     /// Builds the card.
-    pub fn build(mut self) -> Simulator {
+    pub fn build(self) -> Simulator {
+        self.build_machine(1).pop().expect("a machine of one device")
+    }
+
+    /// Builds a machine of `devices` such cards and returns them in the order of their ordinals. Their
+    /// ids are `sim:h200x2:0` and so on, or `sim:h200` if there is only one.
+    ///
+    /// ```
+    /// use vramp_core::{AddrRange, Bytes};
+    /// use vramp_driver::{DeviceCopy, Driver, MemoryProperties, sim::{Contents, Simulator}};
+    /// let [first, second] = Simulator::builder().contents(Contents::Stored).build_machine(2)
+    ///     .try_into().expect("two devices");
+    /// let ranges = [&first, &second].map(|device| {
+    ///     let range = AddrRange::new(device.reserve(Bytes::mib(2), Bytes::mib(2)).unwrap(), Bytes::mib(2));
+    ///     let handle = device.create(range.len, MemoryProperties::DEVICE).unwrap();
+    ///     device.map(range.start, handle).unwrap();
+    ///     device.set_access(range, &device.info().peers).unwrap();
+    ///     range
+    /// });
+    /// let stream = first.create_stream()?;
+    /// first.fill(stream, ranges[0], 7)?;
+    /// let copy = DeviceCopy { from: ranges[0].start, to: ranges[1].start, len: Bytes::mib(2) };
+    /// first.copy_peer(stream, copy, &second)?;
+    /// first.synchronize_stream(stream)?;
+    /// assert!(second.peek(ranges[1]).unwrap().iter().all(|byte| *byte == 7));
+    /// # Ok::<(), vramp_driver::DriverError>(())
+    /// ```
+    ///
+    /// # Panics
+    /// If `devices` is zero or more than 64.
+    pub fn build_machine(mut self, devices: usize) -> Vec<Simulator> {
+        assert!((1..=DEVICES_MAX).contains(&devices), "devices={devices}");
         let costs = &self.config.costs;
         let origin = if costs.measured { "measured" } else { "costs not measured on this card" };
         self.info.driver = format!("vramp simulator, {origin}: {}", costs.source);
         self.info.limits.pool_step = costs.pool().granule;
         let usable = self.info.limits.memory - self.context;
-        let memory = Memory::new(self.info.limits.page, usable, self.address_space, self.host);
-        let state = State::new(memory, self.info.capabilities, self.config);
-        Simulator { info: self.info, state: Mutex::new(state) }
+        let page = self.info.limits.page;
+        let memory = Memory::new(devices, page, usable, self.address_space, self.host.take());
+        let infos: Vec<DeviceInfo> =
+            (0..devices as u32).map(|ordinal| self.info_of(ordinal, devices as u32)).collect();
+        let peers = infos.iter().map(|info| {
+            info.peers.iter().fold(DeviceSet::default(), |set, peer| set.with(*peer as usize))
+        });
+        let peers: Vec<DeviceSet> = peers.collect();
+        let state = State::new(memory, &peers, self.info.capabilities, self.config);
+        let state = Arc::new(Mutex::new(state));
+        let simulator = |(device, info)| Simulator { info, device, state: Arc::clone(&state) };
+        infos.into_iter().enumerate().map(simulator).collect()
+    }
+
+    /// Returns the identity of one of `devices`.
+    fn info_of(&self, ordinal: u32, devices: u32) -> DeviceInfo {
+        let linked = |peer: &u32| {
+            let pairs = [(ordinal, *peer), (*peer, ordinal)];
+            *peer != ordinal && !pairs.iter().any(|pair| self.unlinked.contains(pair))
+        };
+        let id = match devices {
+            1 => self.info.id.clone(),
+            _ => format!("{}x{devices}:{ordinal}", self.info.id),
+        };
+        DeviceInfo {
+            id,
+            ordinal,
+            peers: (0..devices).filter(linked).collect(),
+            ..self.info.clone()
+        }
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use vramp_host::MappedMemory;
+use vramp_host::{MapError, MappedMemory, SharedRange};
 
 use super::refusal::Outcome;
 
@@ -39,14 +39,43 @@ pub(super) struct Content {
 #[derive(Debug)]
 struct Mapped {
     memory: Arc<MappedMemory>,
-    offset: u64,
-    len: u64,
+    stored: Stored,
+}
+
+/// Where the bytes are.
+#[derive(Debug)]
+enum Stored {
+    /// In the file of the mapped memory.
+    Own { offset: u64, len: u64, exported: bool },
+    /// In the file of another simulator.
+    Shared(SharedRange),
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // The pages that a refusal leaves are returned with the device.
-        let _ = self.memory.discard(self.offset, self.len);
+        if let Stored::Own { offset, len, exported } = self.stored
+            // Another process may still use what was exported. If the kernel cannot tell, pages stay.
+            && !(exported && self.memory.shared().is_held(offset, len).unwrap_or(true))
+        {
+            // The pages that a refusal leaves are returned with the device.
+            let _ = self.memory.discard(offset, len);
+        }
+    }
+}
+
+impl Mapped {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MapError> {
+        match &self.stored {
+            Stored::Own { offset: start, .. } => self.memory.read(start + offset, into),
+            Stored::Shared(range) => range.read(offset, into),
+        }
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), MapError> {
+        match &self.stored {
+            Stored::Own { offset: start, .. } => self.memory.write(start + offset, from),
+            Stored::Shared(range) => range.write(offset, from),
+        }
     }
 }
 
@@ -73,16 +102,43 @@ impl Block {
 impl Content {
     /// Returns a content that is stored in the host's memory at `offset`, and discarded when dropped.
     pub fn mapped(memory: Arc<MappedMemory>, offset: u64, len: u64) -> Content {
-        let mapped = Some(Mapped { memory, offset, len });
-        Content { mapped, ..Content::default() }
+        let stored = Stored::Own { offset, len, exported: false };
+        Content { mapped: Some(Mapped { memory, stored }), ..Content::default() }
+    }
+
+    /// Returns a content that another simulator exported, to be mapped beside `memory`.
+    pub fn shared(memory: Arc<MappedMemory>, range: SharedRange) -> Content {
+        let stored = Stored::Shared(range);
+        Content { mapped: Some(Mapped { memory, stored }), ..Content::default() }
+    }
+
+    /// Returns what another simulator exported, if this is it.
+    pub fn shared_range(&self) -> Option<&SharedRange> {
+        match &self.mapped.as_ref()?.stored {
+            Stored::Shared(range) => Some(range),
+            Stored::Own { .. } => None,
+        }
+    }
+
+    /// Returns the offset in the file of the mapped memory, where a descriptor may keep the bytes from
+    /// now on. `None` if the host's memory does not store them.
+    pub fn export(&mut self) -> Option<u64> {
+        match &mut self.mapped.as_mut()?.stored {
+            Stored::Own { offset, exported, .. } => {
+                *exported = true;
+                Some(*offset)
+            }
+            Stored::Shared(_) => None,
+        }
     }
 
     /// Maps the host's memory that stores the bytes, if there is any, at `at`.
     pub fn map_at(&self, at: u64) -> Outcome<()> {
-        match &self.mapped {
-            Some(mapped) => Ok(mapped.memory.map(at, mapped.offset, mapped.len)?),
-            None => Ok(()),
-        }
+        let Some(mapped) = &self.mapped else { return Ok(()) };
+        Ok(match &mapped.stored {
+            Stored::Own { offset, len, .. } => mapped.memory.map(at, *offset, *len)?,
+            Stored::Shared(range) => mapped.memory.map_shared(at, range)?,
+        })
     }
 
     /// Copies the bytes from `offset` on into `into`.
@@ -91,7 +147,7 @@ impl Content {
     /// The kernel refuses to copy the host's memory, which is a file that was opened for it.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         if let Some(mapped) = &self.mapped {
-            let read = mapped.memory.read(mapped.offset + offset, into);
+            let read = mapped.read(offset, into);
             return read.expect("a memory file can be read");
         }
         for (block, within, part) in parts(offset, into.len()) {
@@ -109,7 +165,7 @@ impl Content {
     /// Replaces the bytes from `offset` on by `from`.
     pub fn write(&mut self, offset: u64, from: &[u8]) {
         if let Some(mapped) = &self.mapped {
-            let written = mapped.memory.write(mapped.offset + offset, from);
+            let written = mapped.write(offset, from);
             return written.expect("the host has memory for what a simulated card stores");
         }
         for (block, within, part) in parts(offset, from.len()) {

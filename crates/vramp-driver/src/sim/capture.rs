@@ -40,6 +40,7 @@ pub(super) enum Recorded {
 
 #[derive(Debug)]
 struct Capture {
+    device: usize,
     origin: usize,
     mode: CaptureMode,
     thread: ThreadId,
@@ -82,17 +83,21 @@ impl Captures {
             .map(|(id, _)| *id)
     }
 
-    pub fn count(&self) -> usize {
-        self.open.len()
+    /// Returns the number of open captures of a device.
+    pub fn count(&self, device: usize) -> usize {
+        self.open.values().filter(|open| open.device == device).count()
     }
 
-    pub fn nodes(&self, capture: u64) -> Option<&[Node]> {
-        self.open.get(&capture).map(|open| open.nodes.as_slice())
+    /// Returns the nodes of an open capture of a device.
+    pub fn nodes(&self, device: usize, capture: u64) -> Option<&[Node]> {
+        let open = self.open.get(&capture).filter(|open| open.device == device);
+        open.map(|open| open.nodes.as_slice())
     }
 
-    fn begin(&mut self, stream: usize, mode: CaptureMode) {
+    fn begin(&mut self, device: usize, stream: usize, mode: CaptureMode) {
         self.made += 1;
         let capture = Capture {
+            device,
             origin: stream,
             mode,
             thread: std::thread::current().id(),
@@ -237,25 +242,25 @@ fn captured_event(detail: &str) -> Refusal {
 
 impl State {
     pub fn begin_capture(&mut self, stream: Stream, mode: CaptureMode) -> Outcome<()> {
-        let index = self.streams.index(stream)?;
+        let index = self.streams.index(self.current, stream)?;
         if self.captures.of(index).is_some() {
             return Err(Refusal {
                 code: 401,
                 detail: "the stream is capturing already".to_owned(),
             });
         }
-        self.captures.begin(index, mode);
+        self.captures.begin(self.current, index, mode);
         Ok(())
     }
 
     /// Ends a capture and returns its number and its nodes.
     pub fn end_capture(&mut self, stream: Stream) -> Outcome<(u64, Vec<Node>)> {
-        let index = self.streams.index(stream)?;
+        let index = self.streams.index(self.current, stream)?;
         self.captures.end(index)
     }
 
     pub fn capture_info(&mut self, stream: Stream) -> Outcome<Option<CaptureInfo>> {
-        let index = self.streams.index(stream)?;
+        let index = self.streams.index(self.current, stream)?;
         let Some(capture) = self.captures.of(index) else { return Ok(None) };
         let dependencies = self.captures.dependencies(capture, index)?;
         let dependencies = dependencies.into_iter().map(|index| node_id(capture, index)).collect();
@@ -264,13 +269,15 @@ impl State {
 
     /// Returns the last record of an event.
     pub fn recorded(&self, event: Event) -> Outcome<Recorded> {
-        let known = self.events.get(&event.number()).cloned();
-        known.ok_or_else(|| Refusal::unknown("event", event.number()))
+        let known = self.events.get(&event.number()).filter(|(owner, _)| *owner == self.current);
+        known
+            .map(|(_, recorded)| recorded.clone())
+            .ok_or_else(|| Refusal::unknown("event", event.number()))
     }
 
     pub fn record(&mut self, event: Event, stream: Stream) -> Outcome<()> {
         self.recorded(event)?;
-        let index = self.streams.index(stream)?;
+        let index = self.streams.index(self.current, stream)?;
         let recorded = match self.captures.of(index) {
             Some(capture) => {
                 let dependencies = self.captures.dependencies(capture, index)?;
@@ -286,13 +293,13 @@ impl State {
                 Recorded::At(self.streams.end_of(index))
             }
         };
-        self.events.insert(event.number(), recorded);
+        self.events.insert(event.number(), (self.current, recorded));
         Ok(())
     }
 
     pub fn wait(&mut self, stream: Stream, event: Event) -> Outcome<()> {
         let recorded = self.recorded(event)?;
-        let index = self.streams.index(stream)?;
+        let index = self.streams.index(self.current, stream)?;
         match (self.captures.of(index), recorded) {
             (None, Recorded::Never) => {}
             (None, Recorded::At(point)) => {

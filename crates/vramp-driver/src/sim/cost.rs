@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use vramp_core::Bytes;
 
 pub(super) use super::cost_spec::Rates;
-use super::cost_spec::{BY_SIZE, COST_MAX_US, CostError, CostSpec, SizedCosts};
+use super::cost_spec::{BY_SIZE, COST_MAX_US, CostError, CostSpec, SharingCosts, SizedCosts};
 use crate::Call;
 
 /// Sizes up to this many MiB are looked up instead of interpolated.
@@ -70,8 +70,8 @@ impl CostTable {
     pub fn new(spec: CostSpec) -> Result<CostTable, CostError> {
         spec.check()?;
         let mut fixed_ns = [0; Call::ALL.len()];
-        for (call, us) in &spec.fixed {
-            fixed_ns[*call as usize] = to_ns(*us);
+        for (call, us) in spec.all_fixed() {
+            fixed_ns[call as usize] = to_ns(us);
         }
         Ok(CostTable {
             name: spec.name.clone(),
@@ -153,6 +153,31 @@ impl CostTable {
     /// Returns what set-access to `len` on a host NUMA node costs more than to device memory.
     pub fn set_access_host_numa_ns(&self, len: Bytes) -> u64 {
         per_mib_ns(self.spec.per_mib.set_access_host_numa, len)
+    }
+
+    /// Returns what set-access costs more for this number of pairs of a mapping and a peer.
+    pub fn set_access_peers_ns(&self, grants: usize) -> u64 {
+        to_ns(self.spec.sharing.peer_set_access) * grants as u64
+    }
+
+    /// Returns what an unmap costs more for this number of pairs of a mapping and a peer.
+    pub fn unmap_peers_ns(&self, grants: usize) -> u64 {
+        to_ns(self.spec.sharing.peer_unmap) * grants as u64
+    }
+
+    /// Returns what a call on memory for network cards costs more for this number of mappings: a map
+    /// or an unmap.
+    pub fn rdma_ns(&self, call: Call, mappings: usize) -> u64 {
+        let us = match call {
+            Call::Map => self.spec.sharing.rdma_map,
+            Call::Unmap => self.spec.sharing.rdma_unmap,
+            _ => 0.0,
+        };
+        to_ns(us) * mappings as u64
+    }
+
+    pub(super) fn sharing(&self) -> SharingCosts {
+        self.spec.sharing
     }
 
     pub(super) fn rates(&self) -> Rates {

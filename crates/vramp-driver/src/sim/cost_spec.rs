@@ -24,6 +24,16 @@ pub(super) const BY_SIZE: [Call; 7] = [
 /// Calls with costs by MiB, which [`PerMib`] names.
 const BY_MIB: [Call; 3] = [Call::AllocHost, Call::RegisterHost, Call::FreeHost];
 
+/// Calls that a file may leave out, with the H200's microseconds: files were written before the driver
+/// had them.
+const OPTIONAL: [(Call, f64); 5] = [
+    (Call::RevokeAccess, 24.0),
+    (Call::Export, 185.0),
+    (Call::Import, 33.0),
+    (Call::ExportDmaBuf, 185.0),
+    (Call::CopyPeer, 2.0),
+];
+
 /// Largest cost of one call: a minute. With it the clock of a simulator does not overflow.
 pub(super) const COST_MAX_US: f64 = 60e6;
 
@@ -63,6 +73,9 @@ pub struct CostSpec {
     pub rates: Rates,
     /// The device's own stream-ordered pool.
     pub pool: PoolSpec,
+    /// Memory that other devices and network cards can access.
+    #[serde(default)]
+    pub sharing: SharingCosts,
 }
 
 /// Costs of one call by handle size: pairs of MiB and microseconds, sizes ascending.
@@ -108,6 +121,42 @@ pub struct Rates {
     pub host_numa_copy: f64,
     /// Kernels that access host memory that is mapped for the device.
     pub host_numa_kernel: f64,
+}
+
+/// Costs of memory that other devices and network cards can access. Microseconds for each mapping, and
+/// GB/s. What a file lacks is as on an H200.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct SharingCosts {
+    /// What set-access and revoke-access cost more for each peer that they name.
+    pub peer_set_access: f64,
+    /// What an unmap costs more for each peer that may access the mapping.
+    pub peer_unmap: f64,
+    /// What a map costs more of memory that network cards can access.
+    pub rdma_map: f64,
+    /// What an unmap costs more of memory that network cards can access.
+    pub rdma_unmap: f64,
+    /// Rate of work that accesses memory of a peer.
+    pub peer_access: f64,
+    /// Rate of copies between two devices that may access both sides.
+    pub peer_copy: f64,
+    /// Rate of copies between two devices of which each may access its own side only.
+    pub peer_copy_by_owners: f64,
+}
+
+impl Default for SharingCosts {
+    /// Returns the costs measured on two H200s.
+    fn default() -> SharingCosts {
+        SharingCosts {
+            peer_set_access: 45.0,
+            peer_unmap: 19.0,
+            rdma_map: 8.0,
+            rdma_unmap: 8.0,
+            peer_access: 395.0,
+            peer_copy: 390.0,
+            peer_copy_by_owners: 37.5,
+        }
+    }
 }
 
 /// The device's own stream-ordered pool.
@@ -219,7 +268,7 @@ impl CostSpec {
         toml::to_string(self).expect("names, numbers and tables are TOML")
     }
 
-    /// Returns the calls that need an entry in [`fixed`](CostSpec::fixed).
+    /// Returns the calls that belong in [`fixed`](CostSpec::fixed).
     pub fn fixed_calls() -> impl Iterator<Item = Call> {
         Call::ALL.into_iter().filter(|call| !BY_SIZE.contains(call) && !BY_MIB.contains(call))
     }
@@ -227,6 +276,11 @@ impl CostSpec {
     /// Returns the calls that need an entry in [`sized`](CostSpec::sized).
     pub fn sized_calls() -> impl Iterator<Item = Call> {
         BY_SIZE.into_iter()
+    }
+
+    /// Returns the cost of every call that does not depend on the arguments.
+    pub(super) fn all_fixed(&self) -> impl Iterator<Item = (Call, f64)> + '_ {
+        OPTIONAL.into_iter().chain(self.fixed.iter().map(|(call, us)| (*call, *us)))
     }
 
     /// Refuses contents that no table can be made of.
@@ -252,13 +306,16 @@ impl CostSpec {
         if let Some(call) = BY_SIZE.iter().find(|call| !self.sized.contains_key(call)) {
             return missing(format!("sized.{call}"));
         }
-        if let Some(call) = CostSpec::fixed_calls().find(|call| !self.fixed.contains_key(call)) {
+        let needed = |call: &Call| OPTIONAL.iter().all(|(optional, _)| optional != call);
+        let mut lacking = CostSpec::fixed_calls().filter(|call| !self.fixed.contains_key(call));
+        if let Some(call) = lacking.find(needed) {
             return missing(format!("fixed.{call}"));
         }
         let PerMib { alloc_host, register_host, free_host, create_host_numa, set_access_host_numa } =
             self.per_mib;
         let Rates { to_device, to_host, fill, copy, host_numa_copy, host_numa_kernel } = self.rates;
         let PoolSpec { granule_mib, growth_us } = self.pool;
+        let sharing = self.sharing;
         let memory = self.memory_mib.map(|mib| (MEMORY, "memory_mib", mib as f64));
         let most = self.memory_mib.map_or(SIZE_MAX_MIB, |mib| mib.saturating_sub(2) as f64);
         let context = Range(0.0, most, "MiB, less than memory_mib");
@@ -277,6 +334,13 @@ impl CostSpec {
             (RATE, "rates.host_numa_kernel", host_numa_kernel),
             (GRANULE, "pool.granule_mib", granule_mib as f64),
             (COST, "pool.growth_us", growth_us),
+            (COST, "sharing.peer-set-access", sharing.peer_set_access),
+            (COST, "sharing.peer-unmap", sharing.peer_unmap),
+            (COST, "sharing.rdma-map", sharing.rdma_map),
+            (COST, "sharing.rdma-unmap", sharing.rdma_unmap),
+            (RATE, "sharing.peer-access", sharing.peer_access),
+            (RATE, "sharing.peer-copy", sharing.peer_copy),
+            (RATE, "sharing.peer-copy-by-owners", sharing.peer_copy_by_owners),
         ];
         for (range, key, value) in numbers.into_iter().chain(memory).chain(context) {
             range.check(&|| key.to_owned(), value)?;

@@ -8,17 +8,18 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use super::Simulator;
 use super::capture::Recorded;
 use super::cost::Rates;
+use super::devices::{DEVICES_MAX, DeviceSet};
 use super::hazard::{Body, Part};
 use super::log::LoggedCall;
-use super::pool::POOL_BASE;
+use super::pool::pool_of;
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
 use super::streams::{Effect, Kernel};
 use super::work::host_buffer_part;
 use crate::{
     Call, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event,
-    ExportedHandle, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice,
-    MemoryInfo, MemoryLocation, MemoryProperties, PoolUsage, Stream,
+    ExportedHandle, Graph, GraphExec, GraphNode, Handle, HandleType, HostBuffer, HostMemory,
+    HostSlice, MemoryInfo, MemoryLocation, MemoryProperties, PoolUsage, Stream,
 };
 
 impl Simulator {
@@ -27,7 +28,7 @@ impl Simulator {
         entry: LoggedCall,
         body: impl FnOnce(&mut State) -> Outcome<T>,
     ) -> DriverResult<T> {
-        self.lock().call(entry, body)
+        self.lock().call(self.device, entry, body)
     }
 }
 
@@ -64,8 +65,77 @@ fn need_no_capture(state: &State, stream: usize) -> Outcome<()> {
     }
 }
 
-fn no_peer(ordinal: u32) -> Refusal {
-    Refusal::invalid(format!("device {ordinal} is not a peer of this one"))
+/// Returns the set of `peers`. Refuses one that is no peer of the current device.
+fn peer_set(state: &State, peers: &[u32]) -> Outcome<DeviceSet> {
+    let mut set = DeviceSet::default();
+    for &ordinal in peers {
+        let peer = ordinal as usize;
+        if peer >= DEVICES_MAX || !state.own().peers.contains(peer) {
+            return Err(Refusal::invalid(format!("device {ordinal} is not a peer of this one")));
+        }
+        set = set.with(peer);
+    }
+    Ok(set)
+}
+
+/// Refuses memory that the device cannot create.
+fn check_properties(state: &State, properties: MemoryProperties) -> Outcome<()> {
+    match properties.location {
+        MemoryLocation::Device => {}
+        MemoryLocation::HostNuma(_) => {
+            state.need(|can| can.host_numa, "no mapping of host memory")?;
+            if properties.handle_type != HandleType::None {
+                return Err(Refusal::not_supported("no export of host memory"));
+            }
+        }
+        MemoryLocation::Peer(ordinal) => drop(peer_set(state, &[ordinal])?),
+    }
+    match properties.handle_type {
+        HandleType::None => {}
+        HandleType::PosixFd => {
+            state.need(|can| can.posix_fd, "no memory exported as a file descriptor")?;
+        }
+        HandleType::Fabric => {
+            state.need(|can| can.fabric, "no memory exported as a fabric handle")?;
+            if !state.fabric_permitted {
+                let detail = "fabric handles need the IMEX service".to_owned();
+                return Err(Refusal { code: 800, detail });
+            }
+        }
+    }
+    if properties.rdma {
+        state.need(|can| can.rdma, "no memory that network cards can access")?;
+    }
+    Ok(())
+}
+
+/// Refuses a copy whose sides overlap or end beyond the address space.
+fn check_sides(copy: DeviceCopy) -> Outcome<(AddrRange, AddrRange)> {
+    let to = AddrRange::new(copy.to, copy.len);
+    let from = AddrRange::new(copy.from, copy.len);
+    check_end(to)?;
+    check_end(from)?;
+    if copy.from < copy.to + copy.len && copy.to < copy.from + copy.len {
+        return Err(Refusal::invalid(format!("{from} and {to} overlap")));
+    }
+    Ok((from, to))
+}
+
+/// Refuses a range that is not accessible to the current device and has to do with another one, as
+/// cards do when the copy is queued.
+fn check_across(state: &State, range: AddrRange) -> Outcome<()> {
+    if state.devices.len() == 1 {
+        return Ok(());
+    }
+    let pooled = pool_of(range.start.number()).is_some_and(|(owner, _)| owner != state.current);
+    let inaccessible = state.inaccessible(state.current, range);
+    if pooled || inaccessible.is_some() && state.memory.is_of_another(state.current, range) {
+        return Err(Refusal::invalid(format!(
+            "this device has no access to all of {range}, which has to do with another device: \
+             grant it with set-access"
+        )));
+    }
+    Ok(())
 }
 
 fn check_end(range: AddrRange) -> Outcome<()> {
@@ -80,8 +150,8 @@ impl Driver for Simulator {
         &self.info
     }
 
-    fn owns(&self, _: AddrRange) -> bool {
-        false
+    fn owns(&self, range: AddrRange) -> bool {
+        self.lock().owner(range) == Some(self.device)
     }
 
     fn now_ns(&self) -> u64 {
@@ -91,7 +161,7 @@ impl Driver for Simulator {
     fn reserve(&self, len: Bytes, alignment: Bytes) -> DriverResult<DeviceAddr> {
         self.call(log(Call::Reserve).len(len), |state| {
             need_virtual_memory(state)?;
-            let at = state.memory.reserve(len, alignment)?;
+            let at = state.memory.reserve(state.current, len, alignment)?;
             state.spend(Call::Reserve);
             Ok(at)
         })
@@ -100,7 +170,7 @@ impl Driver for Simulator {
     fn free_addresses(&self, range: AddrRange) -> DriverResult<()> {
         self.call(log_range(Call::FreeAddresses, range), |state| {
             need_virtual_memory(state)?;
-            state.memory.free_addresses(range)?;
+            state.memory.free_addresses(state.current, range)?;
             state.spend(Call::FreeAddresses);
             Ok(())
         })
@@ -109,14 +179,8 @@ impl Driver for Simulator {
     fn create(&self, len: Bytes, properties: MemoryProperties) -> DriverResult<Handle> {
         self.call(log(Call::Create).len(len), |state| {
             need_virtual_memory(state)?;
-            match properties.location {
-                MemoryLocation::Device => {}
-                MemoryLocation::HostNuma(_) => {
-                    state.need(|can| can.host_numa, "no mapping of host memory")?;
-                }
-                MemoryLocation::Peer(ordinal) => return Err(no_peer(ordinal)),
-            }
-            let handle = state.memory.create(len, properties.location)?;
+            check_properties(state, properties)?;
+            let handle = state.memory.create(state.current, len, properties)?;
             match properties.location {
                 MemoryLocation::HostNuma(_) => state.now_ns += state.costs.create_host_numa_ns(len),
                 _ => state.spend_on_handle(Call::Create, len),
@@ -128,7 +192,7 @@ impl Driver for Simulator {
     fn release(&self, handle: Handle) -> DriverResult<()> {
         self.call(log(Call::Release), |state| {
             need_virtual_memory(state)?;
-            let len = state.memory.release(handle)?;
+            let (len, _) = state.memory.release(state.current, handle)?;
             state.forget_destroyed();
             state.spend_on_handle(Call::Release, len);
             Ok(())
@@ -138,8 +202,9 @@ impl Driver for Simulator {
     fn map(&self, at: DeviceAddr, handle: Handle) -> DriverResult<()> {
         self.call(log(Call::Map).at(at), |state| {
             need_virtual_memory(state)?;
-            let len = state.memory.map(at, handle)?;
+            let (len, rdma) = state.memory.map(state.current, at, handle)?;
             state.spend_on_handle(Call::Map, len);
+            state.now_ns += state.costs.rdma_ns(Call::Map, usize::from(rdma));
             Ok(())
         })
     }
@@ -154,43 +219,57 @@ impl Driver for Simulator {
     fn set_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
         self.call(log_range(Call::SetAccess, range), |state| {
             need_virtual_memory(state)?;
-            if let Some(&peer) = peers.first() {
-                return Err(no_peer(peer));
-            }
-            let handles = state.memory.whole_mappings(range)?;
-            state.memory.set_access(range)?;
+            let peers = peer_set(state, peers)?;
+            let whole = state.memory.whole_mappings(state.current, range)?;
+            state.memory.set_access(range, peers.with(state.current))?;
             let on_host = state.memory.host_part(range);
-            state.now_ns += state.costs.range_ns(Call::SetAccess, &handles)
-                + state.costs.set_access_host_numa_ns(on_host);
+            state.now_ns += state.costs.range_ns(Call::SetAccess, &whole.handles)
+                + state.costs.set_access_host_numa_ns(on_host)
+                + state.costs.set_access_peers_ns(whole.handles.len() * peers.len());
             Ok(())
         })
     }
 
     fn revoke_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
-        self.call(log_range(Call::RevokeAccess, range), |_| match peers.first() {
-            Some(&peer) => Err(no_peer(peer)),
-            None => Ok(()),
+        self.call(log_range(Call::RevokeAccess, range), |state| {
+            need_virtual_memory(state)?;
+            let peers = peer_set(state, peers)?;
+            state.revoke(range, peers)
         })
     }
 
-    fn export(&self, _: Handle) -> DriverResult<ExportedHandle> {
-        self.call(log(Call::Export), |_| Err(Refusal::not_supported("no export")))
+    fn export(&self, handle: Handle) -> DriverResult<ExportedHandle> {
+        self.call(log(Call::Export), |state| {
+            need_virtual_memory(state)?;
+            let exported = state.memory.export(state.current, handle)?;
+            state.spend(Call::Export);
+            Ok(exported)
+        })
     }
 
-    fn import(&self, _: &ExportedHandle, _: Bytes) -> DriverResult<Handle> {
-        self.call(log(Call::Import), |_| Err(Refusal::not_supported("no import")))
+    fn import(&self, exported: &ExportedHandle, len: Bytes) -> DriverResult<Handle> {
+        self.call(log(Call::Import).len(len), |state| {
+            need_virtual_memory(state)?;
+            state.need(|can| can.posix_fd, "no memory exported as a file descriptor")?;
+            let handle = state.memory.import(state.current, exported, len)?;
+            state.spend(Call::Import);
+            Ok(handle)
+        })
     }
 
     fn export_dma_buf(&self, range: AddrRange) -> DriverResult<OwnedFd> {
-        self.call(log_range(Call::ExportDmaBuf, range), |_| {
-            Err(Refusal::not_supported("no dma-buf"))
+        self.call(log_range(Call::ExportDmaBuf, range), |state| {
+            state.need(|can| can.dma_buf, "no dma-buf")?;
+            let exported = state.memory.export_dma_buf(state.current, range)?;
+            state.spend(Call::ExportDmaBuf);
+            Ok(exported)
         })
     }
 
     fn alloc_memory(&self, len: Bytes) -> DriverResult<DeviceAddr> {
         self.call(log(Call::AllocMemory).len(len), |state| {
             state.captures.refuse_unsafe()?;
-            let at = state.memory.alloc(len)?;
+            let at = state.memory.alloc(state.current, len)?;
             state.spend_on_handle(Call::AllocMemory, len);
             Ok(at)
         })
@@ -198,10 +277,10 @@ impl Driver for Simulator {
 
     fn free_memory(&self, at: DeviceAddr) -> DriverResult<()> {
         self.call(log(Call::FreeMemory).at(at), |state| {
-            state.memory.allocation(at)?;
+            state.memory.allocation(state.current, at)?;
             state.captures.refuse_unsafe()?;
             state.wait_for_everything()?;
-            let len = state.memory.free_allocation(at)?;
+            let len = state.memory.free_allocation(state.current, at)?;
             state.forget_destroyed();
             state.spend_on_handle(Call::FreeMemory, len);
             Ok(())
@@ -211,13 +290,13 @@ impl Driver for Simulator {
     fn create_stream(&self) -> DriverResult<Stream> {
         self.call(log(Call::CreateStream), |state| {
             state.spend(Call::CreateStream);
-            Ok(state.streams.create())
+            Ok(state.streams.create(state.current))
         })
     }
 
     fn destroy_stream(&self, stream: Stream) -> DriverResult<()> {
         self.call(log(Call::DestroyStream).on(stream), |state| {
-            let index = state.streams.index(stream)?;
+            let index = state.streams.index(state.current, stream)?;
             state.refuse_capturing(index)?;
             state.streams.destroy(index);
             state.spend(Call::DestroyStream);
@@ -227,7 +306,7 @@ impl Driver for Simulator {
 
     fn synchronize_stream(&self, stream: Stream) -> DriverResult<()> {
         self.call(log(Call::SynchronizeStream).on(stream), |state| {
-            let index = state.streams.index(stream)?;
+            let index = state.streams.index(state.current, stream)?;
             state.refuse_capturing(index)?;
             state.run_to(state.streams.end_of(index))?;
             if let Some(checker) = &mut state.checker {
@@ -241,7 +320,7 @@ impl Driver for Simulator {
 
     fn is_capturing(&self, stream: Stream) -> DriverResult<bool> {
         self.call(log(Call::IsCapturing).on(stream), |state| {
-            let index = state.streams.index(stream)?;
+            let index = state.streams.index(state.current, stream)?;
             let capturing = state.captures.of(index).is_some();
             state.spend(Call::IsCapturing);
             Ok(capturing)
@@ -251,7 +330,7 @@ impl Driver for Simulator {
     fn create_event(&self) -> DriverResult<Event> {
         self.call(log(Call::CreateEvent), |state| {
             state.events_made += 1;
-            state.events.insert(state.events_made, Recorded::Never);
+            state.events.insert(state.events_made, (state.current, Recorded::Never));
             state.spend(Call::CreateEvent);
             Ok(Event::from_number(state.events_made))
         })
@@ -279,7 +358,7 @@ impl Driver for Simulator {
 
     fn record_outside(&self, event: Event, stream: Stream) -> DriverResult<bool> {
         self.call(log(Call::Record).on(stream), |state| {
-            let index = state.streams.index(stream)?;
+            let index = state.streams.index(state.current, stream)?;
             let captures = state.captures.of(index).is_some();
             if !captures {
                 state.record(event, stream)?;
@@ -336,14 +415,11 @@ impl Driver for Simulator {
 
     fn copy(&self, stream: Stream, copy: DeviceCopy) -> DriverResult<()> {
         let to = AddrRange::new(copy.to, copy.len);
-        let from = AddrRange::new(copy.from, copy.len);
         self.call(log_range(Call::Copy, to).on(stream), |state| {
-            check_end(to)?;
-            check_end(from)?;
-            if copy.from < copy.to + copy.len && copy.to < copy.from + copy.len {
-                return Err(Refusal::invalid(format!("{from} and {to} overlap")));
-            }
+            let (from, to) = check_sides(copy)?;
             state.takes_work(stream)?;
+            check_across(state, from)?;
+            check_across(state, to)?;
             state.spend(Call::Copy);
             let kernel = Kernel::new("copy").reading(from).writing(to);
             let ns = Rates::ns(state.rates().copy, copy.len);
@@ -351,8 +427,36 @@ impl Driver for Simulator {
         })
     }
 
-    fn copy_peer(&self, stream: Stream, _: DeviceCopy, other: &dyn Driver) -> DriverResult<()> {
-        self.call(log(Call::CopyPeer).on(stream), |_| Err(no_peer(other.info().ordinal)))
+    fn copy_peer(&self, stream: Stream, copy: DeviceCopy, other: &dyn Driver) -> DriverResult<()> {
+        let to = AddrRange::new(copy.to, copy.len);
+        let theirs = [copy.from, copy.to].map(|at| other.owns(AddrRange::new(at, copy.len)));
+        self.call(log_range(Call::CopyPeer, to).on(stream), |state| {
+            let ordinal = other.info().ordinal;
+            peer_set(state, &[ordinal])?;
+            let (from, to) = check_sides(copy)?;
+            state.takes_work(stream)?;
+            let own = state.current;
+            let accessor = |side: AddrRange, theirs: bool| {
+                let owner = state
+                    .owner(side)
+                    .filter(|owner| *owner == own || theirs && *owner == ordinal as usize);
+                let owner = owner.ok_or_else(|| {
+                    Refusal::invalid(format!(
+                        "{side} is of neither this device nor device {ordinal}"
+                    ))
+                })?;
+                match state.inaccessible(owner, side) {
+                    None => Ok(owner),
+                    Some(bad) => Err(Refusal::invalid(format!("{} is {}", bad.at, bad.why))),
+                }
+            };
+            let (reader, writer) = (accessor(from, theirs[0])?, accessor(to, theirs[1])?);
+            state.spend(Call::CopyPeer);
+            let kernel = Kernel::new("copy-peer").reading(from).writing(to);
+            let ns = Rates::ns(state.rates().copy, copy.len);
+            let effect = Effect::CopyPeer { from, to: copy.to, reader, writer };
+            state.queue(stream, kernel.lasting(ns), effect)
+        })
     }
 
     fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()> {
@@ -360,7 +464,7 @@ impl Driver for Simulator {
         self.call(log_range(Call::CopyToDevice, range).on(stream), |state| {
             check_end(range)?;
             state.takes_work(stream)?;
-            state.host.check(from.buffer, from.offset, from.len)?;
+            state.host.check(state.current, from.buffer, from.offset, from.len)?;
             state.spend(Call::CopyToDevice);
             let kernel = Kernel::new("copy-to-device").writing(range);
             let ns = Rates::ns(state.rates().to_device, from.len);
@@ -375,7 +479,7 @@ impl Driver for Simulator {
         self.call(log_range(Call::CopyToHost, range).on(stream), |state| {
             check_end(range)?;
             state.takes_work(stream)?;
-            state.host.check(to.buffer, to.offset, to.len)?;
+            state.host.check(state.current, to.buffer, to.offset, to.len)?;
             state.spend(Call::CopyToHost);
             let kernel = Kernel::new("copy-to-host").reading(range);
             let ns = Rates::ns(state.rates().to_host, to.len);
@@ -467,11 +571,13 @@ impl Driver for Simulator {
     fn malloc_async(&self, stream: Stream, len: Bytes) -> DriverResult<DeviceAddr> {
         self.call(log(Call::MallocAsync).len(len).on(stream), |state| {
             need_pool(state)?;
-            let index = state.streams.index(stream)?;
+            let index = state.streams.index(state.current, stream)?;
             need_no_capture(state, index)?;
-            let (free, streams) = (state.memory.free(), &state.streams);
-            let grant = state.pool.malloc(len, index, free, |point| streams.is_done(point))?;
-            state.memory.charge(grant.grown)?;
+            let device = state.current;
+            let (free, streams) = (state.memory.free(device), &state.streams);
+            let pool = &mut state.devices[device].pool;
+            let grant = pool.malloc(len, index, free, |point| streams.is_done(point))?;
+            state.memory.charge(device, grant.grown)?;
             for point in grant.waits {
                 state.streams.push_wait(index, point, state.now_ns);
             }
@@ -486,9 +592,10 @@ impl Driver for Simulator {
     fn free_async(&self, stream: Stream, at: DeviceAddr) -> DriverResult<()> {
         self.call(log(Call::FreeAsync).at(at).on(stream), |state| {
             need_pool(state)?;
-            let index = state.streams.index(stream)?;
+            let index = state.streams.index(state.current, stream)?;
             need_no_capture(state, index)?;
-            let len = state.pool.free(at, state.streams.end_of(index))?;
+            let end = state.streams.end_of(index);
+            let len = state.own_mut().pool.free(at, end)?;
             touch_pool(state, stream, AddrRange::new(at, len), "free-async", false);
             state.spend(Call::FreeAsync);
             Ok(())
@@ -499,10 +606,11 @@ impl Driver for Simulator {
         self.call(log(Call::PoolUsage), |state| {
             need_pool(state)?;
             state.spend(Call::PoolUsage);
+            let pool = &state.own().pool;
             Ok(PoolUsage {
-                reserved: Bytes::new(state.pool.reserved),
-                reserved_peak: Bytes::new(state.pool.reserved_peak),
-                used: Bytes::new(state.pool.used),
+                reserved: Bytes::new(pool.reserved),
+                reserved_peak: Bytes::new(pool.reserved_peak),
+                used: Bytes::new(pool.used),
             })
         })
     }
@@ -510,7 +618,7 @@ impl Driver for Simulator {
     fn set_pool_threshold(&self, keep: Bytes) -> DriverResult<()> {
         self.call(log(Call::SetPoolThreshold).len(keep), |state| {
             need_pool(state)?;
-            state.pool.threshold = keep.count();
+            state.own_mut().pool.threshold = keep.count();
             state.spend(Call::SetPoolThreshold);
             Ok(())
         })
@@ -519,8 +627,8 @@ impl Driver for Simulator {
     fn trim_pool(&self, keep: Bytes) -> DriverResult<()> {
         self.call(log(Call::TrimPool).len(keep), |state| {
             need_pool(state)?;
-            let freed = state.pool.trim(keep);
-            state.memory.refund(freed);
+            let freed = state.own_mut().pool.trim(keep);
+            state.memory.refund(state.current, freed);
             state.spend(Call::TrimPool);
             Ok(())
         })
@@ -530,7 +638,7 @@ impl Driver for Simulator {
         self.call(log(Call::AllocHost).len(len), |state| {
             need_pinned_host(state)?;
             state.captures.refuse_unsafe()?;
-            let buffer = state.host.alloc(len)?;
+            let buffer = state.host.alloc(state.current, len)?;
             state.now_ns += state.costs.alloc_host_ns(len);
             Ok(buffer)
         })
@@ -539,7 +647,7 @@ impl Driver for Simulator {
     fn register_host(&self, memory: &Arc<HostMemory>) -> DriverResult<HostBuffer> {
         self.call(log(Call::RegisterHost).len(memory.len()), |state| {
             need_pinned_host(state)?;
-            let buffer = state.host.register(memory)?;
+            let buffer = state.host.register(state.current, memory)?;
             state.now_ns += state.costs.register_host_ns(memory.len());
             Ok(buffer)
         })
@@ -549,12 +657,12 @@ impl Driver for Simulator {
         self.call(log(Call::FreeHost), |state| {
             need_pinned_host(state)?;
             let number = buffer.number();
-            state.host.check(buffer, Bytes::ZERO, Bytes::ZERO)?;
+            state.host.check(state.current, buffer, Bytes::ZERO, Bytes::ZERO)?;
             if !state.host.is_registered(buffer) {
                 state.captures.refuse_unsafe()?;
             }
             let in_use = |work: &super::streams::Work| work.effect.host_buffer() == Some(number);
-            if let Some((stream, work)) = state.streams.find_pending(in_use) {
+            if let Some((stream, work)) = state.streams.find_pending(DeviceSet::ALL, in_use) {
                 return Err(Refusal::invalid(format!(
                     "host buffer {number} is still used by `{}` on stream {}",
                     work.kernel.name,
@@ -575,7 +683,7 @@ impl Driver for Simulator {
         let len = Bytes::new(bytes.len() as u64);
         self.call(log(Call::AccessHost).len(len), |state| {
             need_pinned_host(state)?;
-            state.host.check(buffer, offset, len)?;
+            state.host.check(state.current, buffer, offset, len)?;
             let content = state.host.content_mut(buffer.number());
             content.expect("the buffer was checked").write(offset.count(), bytes);
             touch_host(state, buffer, offset, len, true);
@@ -588,7 +696,7 @@ impl Driver for Simulator {
         let len = Bytes::new(bytes.len() as u64);
         self.call(log(Call::AccessHost).len(len), |state| {
             need_pinned_host(state)?;
-            state.host.check(buffer, offset, len)?;
+            state.host.check(state.current, buffer, offset, len)?;
             let content = state.host.content(buffer.number());
             content.expect("the buffer was checked").read(offset.count(), bytes);
             touch_host(state, buffer, offset, len, false);
@@ -600,7 +708,10 @@ impl Driver for Simulator {
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.call(log(Call::MemoryInfo), |state| {
             state.spend(Call::MemoryInfo);
-            Ok(MemoryInfo { free: state.memory.free(), total: self.info.limits.memory })
+            Ok(MemoryInfo {
+                free: state.memory.free(state.current),
+                total: self.info.limits.memory,
+            })
         })
     }
 }
@@ -608,12 +719,13 @@ impl Driver for Simulator {
 /// Reports to the race detector that a stream allocates or frees a block of the pool.
 fn touch_pool(state: &mut State, stream: Stream, range: AddrRange, label: &str, renew: bool) {
     let Some(checker) = &mut state.checker else { return };
-    let (offset, len) = (range.start.number() - POOL_BASE, range.len.count());
+    let Some((device, offset)) = pool_of(range.start.number()) else { return };
+    let (body, len) = (Body::Pool(device), range.len.count());
     if renew {
-        checker.renew(Body::Pool, offset, len);
+        checker.renew(body, offset, len);
     }
     let stamp = checker.step(stream);
-    let part = Part { body: Body::Pool, offset, len, range, writes: true };
+    let part = Part { body, offset, len, range, writes: true };
     checker.access(&stamp, label, &[(part, None)]);
 }
 

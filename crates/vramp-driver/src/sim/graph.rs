@@ -8,8 +8,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use vramp_core::AddrRange;
+
 use super::capture::{Node, node_id, node_index};
 use super::hazard::Stamp;
+use super::memory::By;
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
 use super::streams::{Effect, Point};
@@ -17,8 +20,8 @@ use crate::{Call, Graph, GraphExec, GraphNode, Stream};
 
 #[derive(Debug, Default)]
 pub(super) struct Graphs {
-    /// By the number of the capture.
-    graphs: BTreeMap<u64, Arc<Vec<Node>>>,
+    /// Device and nodes, by the number of the capture.
+    graphs: BTreeMap<u64, (usize, Arc<Vec<Node>>)>,
     execs: BTreeMap<u64, Exec>,
     execs_made: u64,
     /// Internal streams of destroyed graphs, to be reused.
@@ -27,6 +30,7 @@ pub(super) struct Graphs {
 
 #[derive(Clone, Debug)]
 struct Exec {
+    device: usize,
     layout: Arc<Layout>,
     /// Streams of all lanes but the first.
     lanes: Vec<usize>,
@@ -80,49 +84,59 @@ impl Layout {
 }
 
 impl Graphs {
-    pub fn graphs(&self) -> usize {
-        self.graphs.len()
+    /// Returns the number of graphs of a device.
+    pub fn graphs(&self, device: usize) -> usize {
+        self.graphs.values().filter(|(owner, _)| *owner == device).count()
     }
 
-    pub fn execs(&self) -> usize {
-        self.execs.len()
+    /// Returns the number of instantiated graphs of a device.
+    pub fn execs(&self, device: usize) -> usize {
+        self.execs.values().filter(|exec| exec.device == device).count()
     }
 
-    fn nodes(&self, graph: u64) -> Outcome<&Arc<Vec<Node>>> {
-        self.graphs.get(&graph).ok_or_else(|| Refusal::unknown("graph", graph))
+    fn nodes(&self, device: usize, graph: u64) -> Outcome<&Arc<Vec<Node>>> {
+        let known = self.graphs.get(&graph).filter(|(owner, _)| *owner == device);
+        known.map(|(_, nodes)| nodes).ok_or_else(|| Refusal::unknown("graph", graph))
     }
 }
 
 impl State {
     pub fn keep_graph(&mut self, capture: u64, nodes: Vec<Node>) -> Graph {
-        self.graphs.graphs.insert(capture, Arc::new(nodes));
+        self.graphs.graphs.insert(capture, (self.current, Arc::new(nodes)));
         Graph::from_number(capture)
     }
 
     pub fn node_dependencies(&self, node: GraphNode) -> Outcome<Vec<GraphNode>> {
         let (capture, place) = node_index(node);
-        let kept = self.graphs.graphs.get(&capture).map(|nodes| nodes.as_slice());
-        let known = self.captures.nodes(capture).or(kept).and_then(|nodes| nodes.get(place));
+        let device = self.current;
+        let kept = self.graphs.nodes(device, capture).ok().map(|nodes| nodes.as_slice());
+        let known =
+            self.captures.nodes(device, capture).or(kept).and_then(|nodes| nodes.get(place));
         let known = known.ok_or_else(|| Refusal::unknown("graph node", node.number()))?;
         Ok(known.after.iter().map(|before| node_id(capture, *before)).collect())
     }
 
     pub fn graph_nodes(&self, graph: Graph) -> Outcome<usize> {
-        Ok(self.graphs.nodes(graph.number())?.len())
+        Ok(self.graphs.nodes(self.current, graph.number())?.len())
     }
 
     pub fn instantiate(&mut self, graph: Graph) -> Outcome<GraphExec> {
-        let layout = Layout::new(Arc::clone(self.graphs.nodes(graph.number())?));
+        let layout = Layout::new(Arc::clone(self.graphs.nodes(self.current, graph.number())?));
         // As on a card: kernels are not looked at, fills and copies are.
         for node in layout.nodes.iter().filter(|node| !matches!(node.effect, Effect::Nothing)) {
-            let mut ranges = node.kernel.writes.iter().chain(&node.kernel.reads);
-            if let Some(range) = ranges.find(|range| self.memory.pieces(**range, |_| ()).is_err()) {
+            let writes = node.kernel.writes.iter().map(|range| (range, true));
+            let mut ranges = writes.chain(node.kernel.reads.iter().map(|range| (range, false)));
+            let inaccessible = |(range, writes): &(&AddrRange, bool)| {
+                let by = By::Device(node.effect.accessor(self.current, *writes));
+                self.memory.pieces(**range, by, |_| ()).is_err()
+            };
+            if let Some((range, _)) = ranges.find(inaccessible) {
                 return Err(Refusal::invalid(format!("a node uses {range}, which is not mapped")));
             }
         }
         let lanes = (1..layout.lanes).map(|_| self.lane()).collect();
         self.graphs.execs_made += 1;
-        let exec = Exec { layout: Arc::new(layout), lanes, last: None };
+        let exec = Exec { device: self.current, layout: Arc::new(layout), lanes, last: None };
         self.graphs.execs.insert(self.graphs.execs_made, exec);
         Ok(GraphExec::from_number(self.graphs.execs_made))
     }
@@ -130,23 +144,24 @@ impl State {
     /// Returns a stream for a lane. Reuses one of a destroyed graph if the host observed the
     /// completion of all its work, because then it adds no order.
     fn lane(&mut self) -> usize {
-        let (streams, checker) = (&self.streams, &mut self.checker);
+        let (device, streams, checker) = (self.current, &self.streams, &mut self.checker);
         let over = |lane: &usize| {
             let seen =
                 checker.as_mut().is_none_or(|checker| checker.host_observed_all_of(name(*lane)));
-            seen && streams.is_done(streams.end_of(*lane))
+            seen && streams.device(*lane) == device && streams.is_done(streams.end_of(*lane))
         };
         match self.graphs.spare.iter().position(over) {
             Some(place) => self.graphs.spare.swap_remove(place),
-            None => self.streams.create_unnamed(),
+            None => self.streams.create_unnamed(device),
         }
     }
 
     pub fn launch_graph(&mut self, exec: GraphExec, stream: Stream) -> Outcome<()> {
-        let index = self.streams.index(stream)?;
+        let index = self.streams.index(self.current, stream)?;
         let unknown = || Refusal::unknown("instantiated graph", exec.number());
-        let Exec { layout, lanes, last } =
-            self.graphs.execs.get(&exec.number()).ok_or_else(unknown)?.clone();
+        let known = self.graphs.execs.get(&exec.number());
+        let known = known.filter(|known| known.device == self.current).ok_or_else(unknown)?;
+        let Exec { layout, lanes, last, .. } = known.clone();
         if self.captures.of(index).is_some() {
             let detail =
                 "the simulator does not model child graphs (a launch on a capturing stream)";
@@ -178,15 +193,17 @@ impl State {
     }
 
     pub fn destroy_graph(&mut self, graph: Graph) -> Outcome<()> {
-        self.graphs.nodes(graph.number())?;
+        self.graphs.nodes(self.current, graph.number())?;
         self.graphs.graphs.remove(&graph.number());
         Ok(())
     }
 
     pub fn destroy_graph_exec(&mut self, exec: GraphExec) -> Outcome<()> {
         let unknown = || Refusal::unknown("instantiated graph", exec.number());
-        let removed = self.graphs.execs.remove(&exec.number()).ok_or_else(unknown)?;
-        self.graphs.spare.extend(removed.lanes);
+        let known = self.graphs.execs.get(&exec.number());
+        known.filter(|known| known.device == self.current).ok_or_else(unknown)?;
+        let removed = self.graphs.execs.remove(&exec.number());
+        self.graphs.spare.extend(removed.into_iter().flat_map(|removed| removed.lanes));
         Ok(())
     }
 

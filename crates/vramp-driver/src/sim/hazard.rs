@@ -79,7 +79,8 @@ impl fmt::Display for Hazard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Body {
     Handle(u64),
-    Pool,
+    /// Pool of the device with this ordinal.
+    Pool(usize),
     HostBuffer(u64),
 }
 
@@ -330,6 +331,22 @@ impl Checker {
         let Some(touches) = self.mappings.remove(&mapping) else { return };
         let stamp = self.host_step();
         let label = self.label_number("unmap");
+        let touch = stamp.touch(label, range);
+        for earlier in touches {
+            if !stamp.covers(&earlier) {
+                self.report(&stamp, (touch, true), (earlier, true));
+            }
+        }
+    }
+
+    /// Checks that the host observed the completion of all accesses through the mapping at `mapping`
+    /// by the streams that `of_peers` accepts, whose access to `range` is revoked.
+    pub fn revoke(&mut self, mapping: u64, range: AddrRange, of_peers: impl Fn(Stream) -> bool) {
+        let Some(touches) = self.mappings.get(&mapping) else { return };
+        let touched = |touch: &&Touch| touch.actor.stream().is_some_and(&of_peers);
+        let touches: Vec<Touch> = touches.iter().filter(touched).copied().collect();
+        let stamp = self.host_step();
+        let label = self.label_number("revoke-access");
         let touch = stamp.touch(label, range);
         for earlier in touches {
             if !stamp.covers(&earlier) {

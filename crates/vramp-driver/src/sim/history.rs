@@ -153,7 +153,7 @@ mod tests {
             let mut history = History::default();
             for (stream, offset, len, writes) in accesses {
                 let range = AddrRange::new(DeviceAddr::new(offset), Bytes::new(len));
-                let part = Part { body: Body::Pool, offset, len, range, writes };
+                let part = Part { body: Body::Pool(0), offset, len, range, writes };
                 let stamp = checker.step(Stream::from_number(stream + 1));
                 let touch = stamp.touch(0, range);
                 history.access(&stamp, touch, part, &Clock::default());

@@ -15,11 +15,13 @@ use crate::HostBuffer;
 pub(super) struct HostBuffers {
     buffers: HashMap<u64, Buffer>,
     made: u64,
+    /// Bytes of the buffers of all devices.
     held: Bytes,
 }
 
 #[derive(Debug)]
 struct Buffer {
+    device: usize,
     len: Bytes,
     bytes: HostBytes,
 }
@@ -56,24 +58,24 @@ fn inside(result: Result<(), OutOfBounds>) {
 }
 
 impl HostBuffers {
-    pub fn alloc(&mut self, len: Bytes) -> Outcome<HostBuffer> {
+    pub fn alloc(&mut self, device: usize, len: Bytes) -> Outcome<HostBuffer> {
         if len.is_zero() {
             return Err(Refusal::invalid("the length is zero"));
         }
-        self.add(len, HostBytes::Simulated(Content::default()))
+        self.add(device, len, HostBytes::Simulated(Content::default()))
     }
 
-    pub fn register(&mut self, memory: &Arc<HostMemory>) -> Outcome<HostBuffer> {
-        self.add(memory.len(), HostBytes::Registered(Arc::clone(memory)))
+    pub fn register(&mut self, device: usize, memory: &Arc<HostMemory>) -> Outcome<HostBuffer> {
+        self.add(device, memory.len(), HostBytes::Registered(Arc::clone(memory)))
     }
 
-    fn add(&mut self, len: Bytes, bytes: HostBytes) -> Outcome<HostBuffer> {
+    fn add(&mut self, device: usize, len: Bytes, bytes: HostBytes) -> Outcome<HostBuffer> {
         let Some(held) = self.held.checked_add(len) else {
             return Err(Refusal::out_of_memory(format!("{len} of host memory requested")));
         };
         self.held = held;
         self.made += 1;
-        self.buffers.insert(self.made, Buffer { len, bytes });
+        self.buffers.insert(self.made, Buffer { device, len, bytes });
         Ok(HostBuffer::from_number(self.made))
     }
 
@@ -94,9 +96,16 @@ impl HostBuffers {
         }
     }
 
-    /// Refuses a part that does not lie in a live buffer.
-    pub fn check(&self, buffer: HostBuffer, offset: Bytes, len: Bytes) -> Outcome<()> {
-        let held = self.buffers.get(&buffer.number()).ok_or_else(|| unknown(buffer))?;
+    /// Refuses a part that does not lie in a live buffer of the device.
+    pub fn check(
+        &self,
+        device: usize,
+        buffer: HostBuffer,
+        offset: Bytes,
+        len: Bytes,
+    ) -> Outcome<()> {
+        let held = self.buffers.get(&buffer.number()).filter(|held| held.device == device);
+        let held = held.ok_or_else(|| unknown(buffer))?;
         if offset.checked_add(len).is_none_or(|end| end > held.len) {
             return Err(Refusal::invalid(format!(
                 "{len} at offset {offset} are not inside host buffer {} of {}",
@@ -117,12 +126,18 @@ impl HostBuffers {
         self.buffers.get_mut(&buffer).map(|buffer| &mut buffer.bytes)
     }
 
-    pub fn live(&self) -> usize {
-        self.buffers.len()
+    /// Returns the number of buffers of a device. O(buffers).
+    pub fn live(&self, device: usize) -> usize {
+        self.of(device).count()
     }
 
-    pub fn held(&self) -> Bytes {
-        self.held
+    /// Returns the bytes in buffers of a device. O(buffers).
+    pub fn held(&self, device: usize) -> Bytes {
+        self.of(device).map(|buffer| buffer.len).sum()
+    }
+
+    fn of(&self, device: usize) -> impl Iterator<Item = &Buffer> {
+        self.buffers.values().filter(move |buffer| buffer.device == device)
     }
 }
 

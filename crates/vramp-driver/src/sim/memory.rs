@@ -5,6 +5,10 @@
 //! 3. A *mapping* maps one whole handle inside one reservation. It is accessible after set-access.
 //! 4. A plain *allocation* is all three in one. The calls on the parts refuse it.
 //!
+//! All devices of a machine share the addresses. Each reservation and each handle belongs to the
+//! device that made it; a mapping names the devices that may access it. Memory is counted on the card
+//! that it lies on.
+//!
 //! Deliberately absent: time, streams and costs.
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,8 +18,10 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_host::MappedMemory;
 
 use super::bytes::Content;
+use super::devices::DeviceSet;
 use super::refusal::{Outcome, Refusal};
-use crate::{Handle, MemoryLocation};
+use super::sharing::Exports;
+use crate::{Handle, HandleType, MemoryLocation, MemoryProperties};
 
 /// First address that can be reserved.
 const FIRST_ADDRESS: u64 = 1 << 40;
@@ -23,43 +29,105 @@ const FIRST_ADDRESS: u64 = 1 << 40;
 #[derive(Debug)]
 pub(super) struct Memory {
     page: u64,
+    cards: Vec<Card>,
+    /// Free addresses: start to length. Never adjacent, never empty.
+    holes: BTreeMap<u64, u64>,
+    /// Reserved addresses by start.
+    reservations: BTreeMap<u64, Reservation>,
+    /// Plain allocations: start to length in whole pages. Each has one mapping.
+    allocations: BTreeMap<u64, u64>,
+    mappings: BTreeMap<u64, Mapping>,
+    pub(super) physical: HashMap<u64, Physical>,
+    handles_made: u64,
+    /// Live handles of host memory.
+    host_handles: usize,
+    /// Physical memory destroyed since the last [`Memory::take_destroyed`].
+    destroyed: Vec<u64>,
+    /// Memory of the host that is mapped at the addresses, which are the host's then.
+    pub(super) host: Option<Arc<MappedMemory>>,
+    pub(super) exports: Exports,
+}
+
+/// What one card has, and the counts of its device's live objects.
+#[derive(Clone, Debug, Default)]
+struct Card {
     capacity: u64,
     /// Device memory of all live handles and of the driver's own pool.
     used: u64,
     /// High-water mark of `used`.
     used_peak: u64,
-    /// Free addresses: start to length. Never adjacent, never empty.
-    holes: BTreeMap<u64, u64>,
-    /// Reserved addresses: start to length.
-    reservations: BTreeMap<u64, u64>,
-    /// Plain allocations: start to length in whole pages. Each has one mapping.
-    allocations: BTreeMap<u64, u64>,
-    mappings: BTreeMap<u64, Mapping>,
-    physical: HashMap<u64, Physical>,
-    handles_made: u64,
-    /// Live handles of host memory.
-    host_handles: usize,
+    reservations: usize,
+    mappings: usize,
+    allocations: usize,
+    handles: usize,
     handles_released_but_mapped: usize,
-    /// Physical memory destroyed since the last [`Memory::take_destroyed`].
-    destroyed: Vec<u64>,
-    /// Memory of the host that is mapped at the addresses, which are the host's then.
-    host: Option<Arc<MappedMemory>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Reservation {
+    len: u64,
+    device: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Mapping {
     len: u64,
+    /// Number of the handle that is mapped.
+    handle: u64,
+    /// Number of the physical memory: another handle's if this one was imported.
     physical: u64,
-    accessible: bool,
+    /// Devices that may access it.
+    access: DeviceSet,
+    rdma: bool,
 }
 
+/// Physical memory of a handle, or an imported handle of it.
 #[derive(Debug)]
-struct Physical {
-    len: u64,
-    place: MemoryLocation,
+pub(super) struct Physical {
+    pub len: u64,
+    /// Device that the handle belongs to.
+    pub device: usize,
+    /// Card that the bytes are on; `None` for host memory.
+    pub card: Option<usize>,
+    /// True if the card counts the memory as used for this handle.
+    counted: bool,
     mappings: usize,
     released: bool,
-    content: Content,
+    /// Number of live handles that were imported from this one.
+    pub imports: usize,
+    /// What this handle was imported from, with its true length.
+    pub imported: Option<Imported>,
+    pub handle_type: HandleType,
+    pub rdma: bool,
+    pub content: Content,
+}
+
+/// Where an imported handle's memory is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Imported {
+    /// Number of the physical memory, if it is of the same machine.
+    pub physical: Option<u64>,
+    pub len: u64,
+}
+
+/// The mappings that a range consists of.
+#[derive(Debug, Default)]
+pub(super) struct WholeMappings {
+    /// Length of each.
+    pub handles: Vec<Bytes>,
+    /// Number of pairs of a mapping and a device, other than the range's, that may access it.
+    pub peer_grants: usize,
+    /// Number of mappings that network cards can access.
+    pub rdma: usize,
+}
+
+/// Which accesses [`Memory::pieces`] allows.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum By {
+    /// Those of a device.
+    Device(usize),
+    /// All to mapped memory.
+    Mapped,
 }
 
 /// A part of one handle that an address range runs through.
@@ -83,17 +151,18 @@ pub(super) struct Inaccessible {
 }
 
 impl Memory {
+    /// Returns the memory of a machine of `devices` cards with `capacity` each.
     pub fn new(
+        devices: usize,
         page: Bytes,
         capacity: Bytes,
         address_space: Bytes,
         host: Option<Arc<MappedMemory>>,
     ) -> Memory {
+        let card = Card { capacity: capacity.count(), ..Card::default() };
         Memory {
             page: page.count(),
-            capacity: capacity.count(),
-            used: 0,
-            used_peak: 0,
+            cards: vec![card; devices],
             holes: BTreeMap::from([(FIRST_ADDRESS, address_space.count())]),
             reservations: BTreeMap::new(),
             allocations: BTreeMap::new(),
@@ -101,15 +170,20 @@ impl Memory {
             physical: HashMap::new(),
             handles_made: 0,
             host_handles: 0,
-            handles_released_but_mapped: 0,
             destroyed: Vec::new(),
+            exports: Exports::new(host.clone()),
             host,
         }
     }
 
+    /// Returns true if the machine has a device of this ordinal.
+    pub fn has_device(&self, ordinal: u16) -> bool {
+        usize::from(ordinal) < self.cards.len()
+    }
+
     // --- addresses ---
 
-    pub fn reserve(&mut self, len: Bytes, alignment: Bytes) -> Outcome<DeviceAddr> {
+    pub fn reserve(&mut self, device: usize, len: Bytes, alignment: Bytes) -> Outcome<DeviceAddr> {
         self.check_pages("the length", len.count())?;
         let alignment = alignment.count();
         if !alignment.is_power_of_two() || !alignment.is_multiple_of(self.page) {
@@ -119,7 +193,8 @@ impl Memory {
             )));
         }
         let at = self.take_hole(len.count(), alignment)?;
-        self.reservations.insert(at, len.count());
+        self.reservations.insert(at, Reservation { len: len.count(), device });
+        self.cards[device].reservations += 1;
         Ok(DeviceAddr::new(at))
     }
 
@@ -151,9 +226,10 @@ impl Memory {
         Ok(at)
     }
 
-    pub fn free_addresses(&mut self, range: AddrRange) -> Outcome<()> {
+    pub fn free_addresses(&mut self, device: usize, range: AddrRange) -> Outcome<()> {
         let (start, len) = (range.start.number(), range.len.count());
-        if self.reservations.get(&start) != Some(&len) {
+        let known = self.reservations.get(&start);
+        if known.is_none_or(|known| (known.len, known.device) != (len, device)) {
             return Err(Refusal::invalid(format!("{range} is not a whole reservation")));
         }
         if let Some((at, _)) = self.mappings.range(start..start + len).next() {
@@ -163,6 +239,7 @@ impl Memory {
         }
         self.make_hole(start, len)?;
         self.reservations.remove(&start);
+        self.cards[device].reservations -= 1;
         Ok(())
     }
 
@@ -195,113 +272,213 @@ impl Memory {
     // --- plain allocations ---
 
     /// Allocates whole pages that are accessible at once.
-    pub fn alloc(&mut self, len: Bytes) -> Outcome<DeviceAddr> {
+    pub fn alloc(&mut self, device: usize, len: Bytes) -> Outcome<DeviceAddr> {
         let whole = len.checked_round_up(Bytes::new(self.page)).filter(|len| !len.is_zero());
         let whole = whole.ok_or_else(|| Refusal::invalid(format!("{len} is not a valid size")))?;
-        self.charge(whole)?;
+        self.charge(device, whole)?;
         let placed = self.take_hole(whole.count(), self.page).and_then(|at| {
             let content = self.new_content(whole.count())?;
             let mapped = content.map_at(at).and_then(|()| self.allow_access(at, whole.count()));
             mapped.or_else(|refusal| self.make_hole(at, whole.count()).and(Err(refusal)))?;
             Ok((at, content))
         });
-        let (at, content) = placed.inspect_err(|_| self.used -= whole.count())?;
-        self.handles_made += 1;
-        let physical = Physical {
+        let (at, content) = placed.inspect_err(|_| self.cards[device].used -= whole.count())?;
+        let handle = self.add(Physical {
             len: whole.count(),
-            place: MemoryLocation::Device,
+            device,
+            card: Some(device),
+            counted: true,
             mappings: 1,
             released: true,
+            imports: 0,
+            imported: None,
+            handle_type: HandleType::None,
+            rdma: false,
             content,
+        });
+        let mapping = Mapping {
+            len: whole.count(),
+            handle,
+            physical: handle,
+            access: DeviceSet::of(device),
+            rdma: false,
         };
-        self.physical.insert(self.handles_made, physical);
-        let mapping = Mapping { len: whole.count(), physical: self.handles_made, accessible: true };
         self.mappings.insert(at, mapping);
         self.allocations.insert(at, whole.count());
+        self.cards[device].allocations += 1;
         Ok(DeviceAddr::new(at))
     }
 
     /// Returns the length of an allocation.
-    pub fn allocation(&self, at: DeviceAddr) -> Outcome<Bytes> {
+    pub fn allocation(&self, device: usize, at: DeviceAddr) -> Outcome<Bytes> {
         let len = self.allocations.get(&at.number()).copied().map(Bytes::new);
-        len.ok_or_else(|| Refusal::invalid(format!("{at} is not the start of an allocation")))
+        len.filter(|_| self.allocated_by(at.number()) == Some(device))
+            .ok_or_else(|| Refusal::invalid(format!("{at} is not the start of an allocation")))
+    }
+
+    fn allocated_by(&self, start: u64) -> Option<usize> {
+        self.mappings.get(&start).map(|mapping| self.physical[&mapping.handle].device)
     }
 
     /// Frees an allocation and returns its length.
-    pub fn free_allocation(&mut self, at: DeviceAddr) -> Outcome<Bytes> {
-        let len = self.allocation(at)?;
+    pub fn free_allocation(&mut self, device: usize, at: DeviceAddr) -> Outcome<Bytes> {
+        let len = self.allocation(device, at)?;
         self.make_hole(at.number(), len.count())?;
         self.allocations.remove(&at.number());
+        self.cards[device].allocations -= 1;
         let mapping = self.mappings.remove(&at.number()).expect("an allocation is mapped");
-        self.destroy_physical(mapping.physical);
+        let physical = self.physical.get_mut(&mapping.handle).expect("a mapping keeps its handle");
+        physical.mappings = 0;
+        self.destroy_unless_kept(mapping.handle);
         Ok(len)
     }
 
     // --- physical memory ---
 
-    pub fn create(&mut self, len: Bytes, place: MemoryLocation) -> Outcome<Handle> {
+    pub fn create(
+        &mut self,
+        device: usize,
+        len: Bytes,
+        properties: MemoryProperties,
+    ) -> Outcome<Handle> {
         self.check_pages("the length", len.count())?;
         let content = self.new_content(len.count())?;
-        match place {
-            MemoryLocation::Device | MemoryLocation::Peer(_) => self.charge(len)?,
-            MemoryLocation::HostNuma(_) => self.host_handles += 1,
+        let card = match properties.location {
+            MemoryLocation::Device => Some(device),
+            MemoryLocation::Peer(ordinal) => Some(ordinal as usize),
+            MemoryLocation::HostNuma(_) => None,
+        };
+        match card {
+            Some(card) => self.charge(card, len)?,
+            None => self.host_handles += 1,
         }
+        self.cards[device].handles += 1;
+        let number = self.add(Physical {
+            len: len.count(),
+            device,
+            card,
+            counted: true,
+            mappings: 0,
+            released: false,
+            imports: 0,
+            imported: None,
+            handle_type: properties.handle_type,
+            rdma: properties.rdma,
+            content,
+        });
+        Ok(Handle::from_number(number))
+    }
+
+    /// Adds an imported handle of `len` bytes, which may differ from what it was imported from.
+    pub fn add_imported(
+        &mut self,
+        device: usize,
+        len: Bytes,
+        from: Imported,
+        card: Option<usize>,
+        content: Content,
+    ) -> Handle {
+        let mut rdma = false;
+        if let Some(body) = from.physical.and_then(|number| self.physical.get_mut(&number)) {
+            body.imports += 1;
+            rdma = body.rdma;
+        }
+        self.cards[device].handles += 1;
+        let number = self.add(Physical {
+            len: len.count(),
+            device,
+            card,
+            counted: false,
+            mappings: 0,
+            released: false,
+            imports: 0,
+            imported: Some(from),
+            handle_type: HandleType::PosixFd,
+            rdma,
+            content,
+        });
+        Handle::from_number(number)
+    }
+
+    fn add(&mut self, physical: Physical) -> u64 {
         self.handles_made += 1;
-        let physical = Physical { len: len.count(), place, mappings: 0, released: false, content };
         self.physical.insert(self.handles_made, physical);
-        Ok(Handle::from_number(self.handles_made))
+        self.handles_made
     }
 
-    /// Releases a handle and returns its length.
-    pub fn release(&mut self, handle: Handle) -> Outcome<Bytes> {
-        let owned = self.owned(handle)?;
-        let len = Bytes::new(owned.len);
+    /// Releases a handle. Returns its length, and whether a mapping keeps it.
+    pub fn release(&mut self, device: usize, handle: Handle) -> Outcome<(Bytes, bool)> {
+        let owned = self.owned(device, handle)?;
+        let (len, mapped) = (Bytes::new(owned.len), owned.mappings > 0);
         owned.released = true;
-        if owned.mappings == 0 {
-            self.destroy_physical(handle.number());
+        self.cards[device].handles -= 1;
+        if mapped {
+            self.cards[device].handles_released_but_mapped += 1;
         } else {
-            self.handles_released_but_mapped += 1;
+            self.destroy_unless_kept(handle.number());
         }
-        Ok(len)
+        Ok((len, mapped))
     }
 
-    /// Maps a handle and returns its length.
-    pub fn map(&mut self, at: DeviceAddr, handle: Handle) -> Outcome<Bytes> {
+    /// Maps a handle and returns its length, and whether network cards can access it.
+    pub fn map(&mut self, device: usize, at: DeviceAddr, handle: Handle) -> Outcome<(Bytes, bool)> {
         let start = at.number();
-        let len = self.owned(handle)?.len;
+        let owned = self.owned(device, handle)?;
+        let (len, rdma, imported) = (owned.len, owned.rdma, owned.imported);
+        if let Some(imported) = imported
+            && imported.len != len
+        {
+            return Err(Refusal::invalid(format!(
+                "the handle was imported as {} and is of {}",
+                Bytes::new(len),
+                Bytes::new(imported.len)
+            )));
+        }
         if !start.is_multiple_of(self.page) {
             return Err(Refusal::invalid(format!("{at} is not a multiple of the page")));
         }
         let range = AddrRange::new(at, Bytes::new(len));
-        let end = self.end_within_reservation(range)?;
+        let end = self.end_within_reservation(device, range)?;
         if let Some((taken, _)) = self.mappings.range(..end).next_back()
             && taken + self.mappings[taken].len > start
         {
             return Err(Refusal::invalid(format!("{range} is already mapped at {taken:#x}")));
         }
-        self.owned(handle)?.content.map_at(start)?;
-        self.mappings.insert(start, Mapping { len, physical: handle.number(), accessible: false });
-        self.owned(handle)?.mappings += 1;
-        Ok(range.len)
+        let physical = imported.and_then(|from| from.physical).unwrap_or(handle.number());
+        self.content(physical).map_at(start)?;
+        let access = DeviceSet::default();
+        let mapping = Mapping { len, handle: handle.number(), physical, access, rdma };
+        self.mappings.insert(start, mapping);
+        self.owned(device, handle)?.mappings += 1;
+        self.cards[device].mappings += 1;
+        Ok((range.len, rdma))
     }
 
-    /// Returns the lengths of the mappings that `range` consists of, or why it does not consist of
-    /// whole mappings.
-    pub fn whole_mappings(&self, range: AddrRange) -> Outcome<Vec<Bytes>> {
-        let mut lengths = Vec::new();
-        let end = self.end_within_reservation(range)?;
+    /// Returns the number of the physical memory of a handle.
+    pub fn physical_of(&self, handle: Handle) -> u64 {
+        let imported = self.physical.get(&handle.number()).and_then(|known| known.imported);
+        imported.and_then(|from| from.physical).unwrap_or(handle.number())
+    }
+
+    /// Returns the mappings that `range` consists of, or why it does not consist of whole mappings.
+    pub fn whole_mappings(&self, device: usize, range: AddrRange) -> Outcome<WholeMappings> {
+        let mut whole = WholeMappings::default();
+        let own = DeviceSet::of(device);
+        let end = self.end_within_reservation(device, range)?;
         let mut at = range.start.number();
         while at < end {
             let Some(mapping) = self.mappings.get(&at) else {
                 return Err(Refusal::invalid(format!("no mapping begins at {at:#x} in {range}")));
             };
             at += mapping.len;
-            lengths.push(Bytes::new(mapping.len));
+            whole.handles.push(Bytes::new(mapping.len));
+            whole.peer_grants += mapping.access.without(own).len();
+            whole.rdma += usize::from(mapping.rdma);
         }
         if at > end {
             return Err(Refusal::invalid(format!("{range} ends inside a mapping")));
         }
-        Ok(lengths)
+        Ok(whole)
     }
 
     /// `range` must consist of whole mappings: see [`Memory::whole_mappings`].
@@ -315,11 +492,13 @@ impl Memory {
             let mapping = self.mappings.remove(&at).expect("the range was checked to be mapped");
             at += mapping.len;
             let physical =
-                self.physical.get_mut(&mapping.physical).expect("a mapping keeps its handle");
+                self.physical.get_mut(&mapping.handle).expect("a mapping keeps its handle");
             physical.mappings -= 1;
+            let card = &mut self.cards[physical.device];
+            card.mappings -= 1;
             if physical.released && physical.mappings == 0 {
-                self.handles_released_but_mapped -= 1;
-                self.destroy_physical(mapping.physical);
+                card.handles_released_but_mapped -= 1;
+                self.destroy_unless_kept(mapping.handle);
             }
         }
         Ok(())
@@ -330,10 +509,11 @@ impl Memory {
         self.destroyed.drain(..)
     }
 
-    /// Returns the first address of each mapping in `range`.
-    pub fn mappings_in(&self, range: AddrRange) -> impl Iterator<Item = u64> + '_ {
+    /// Returns the first address of each mapping in `range`, and its physical memory.
+    pub fn mappings_in(&self, range: AddrRange) -> impl Iterator<Item = (u64, u64)> + '_ {
         let start = range.start.number();
-        self.mappings.range(start..start + range.len.count()).map(|(start, _)| *start)
+        let mappings = self.mappings.range(start..start + range.len.count());
+        mappings.map(|(start, mapping)| (*start, mapping.physical))
     }
 
     /// Returns the bytes of `range` in host memory. It must consist of whole mappings.
@@ -341,7 +521,7 @@ impl Memory {
         let start = range.start.number();
         let mappings = self.mappings.range(start..start + range.len.count());
         mappings
-            .filter(|(_, mapping)| self.physical[&mapping.physical].place != MemoryLocation::Device)
+            .filter(|(_, mapping)| self.card_of(mapping.physical).is_none())
             .map(|(_, mapping)| Bytes::new(mapping.len))
             .sum()
     }
@@ -354,22 +534,46 @@ impl Memory {
     /// Returns the bytes of `range` in host memory; zero if the range is not accessible.
     pub fn touched_on_host(&self, range: AddrRange) -> Bytes {
         let mut on_host = 0;
-        let touched = self.pieces(range, |piece| {
-            if self.physical[&piece.physical].place != MemoryLocation::Device {
+        let touched = self.pieces(range, By::Mapped, |piece| {
+            if self.card_of(piece.physical).is_none() {
                 on_host += piece.len;
             }
         });
         touched.map_or(Bytes::ZERO, |()| Bytes::new(on_host))
     }
 
+    /// Calls `visit` with each card whose memory `range` runs through, and the number of bytes. Not
+    /// called for host memory and for what is not mapped.
+    pub fn touched_on_cards(&self, range: AddrRange, mut visit: impl FnMut(usize, Bytes)) {
+        let touched = self.pieces(range, By::Mapped, |piece| {
+            if let Some(card) = self.card_of(piece.physical) {
+                visit(card, Bytes::new(piece.len));
+            }
+        });
+        // Inaccessible memory is found where work starts.
+        let _ = touched;
+    }
+
+    fn card_of(&self, physical: u64) -> Option<usize> {
+        self.physical[&physical].card
+    }
+
     /// `range` must consist of whole mappings: see [`Memory::whole_mappings`].
-    pub fn set_access(&mut self, range: AddrRange) -> Outcome<()> {
+    pub fn set_access(&mut self, range: AddrRange, devices: DeviceSet) -> Outcome<()> {
         let start = range.start.number();
         self.allow_access(start, range.len.count())?;
         for (_, mapping) in self.mappings.range_mut(start..start + range.len.count()) {
-            mapping.accessible = true;
+            mapping.access = mapping.access.and(devices);
         }
         Ok(())
+    }
+
+    /// Takes access from `devices`. `range` must consist of whole mappings.
+    pub fn revoke_access(&mut self, range: AddrRange, devices: DeviceSet) {
+        let start = range.start.number();
+        for (_, mapping) in self.mappings.range_mut(start..start + range.len.count()) {
+            mapping.access = mapping.access.without(devices);
+        }
     }
 
     fn allow_access(&self, at: u64, len: u64) -> Outcome<()> {
@@ -385,6 +589,7 @@ impl Memory {
     pub fn pieces(
         &self,
         range: AddrRange,
+        by: By,
         mut visit: impl FnMut(Piece),
     ) -> Result<(), Inaccessible> {
         let mut at = range.start.number();
@@ -403,7 +608,9 @@ impl Memory {
             if start > at {
                 return Err(inaccessible(at, "not mapped"));
             }
-            if !mapping.accessible {
+            if let By::Device(device) = by
+                && !mapping.access.contains(device)
+            {
                 return Err(inaccessible(at, "mapped without access"));
             }
             let offset = at - start;
@@ -413,6 +620,27 @@ impl Memory {
             next = following.next();
         }
         Ok(())
+    }
+
+    /// Returns the device that all of `range` belongs to, as a reservation or a plain allocation.
+    pub fn owner(&self, range: AddrRange) -> Option<usize> {
+        let (start, end) = (range.start.number(), range.checked_end()?.number());
+        let reserved = self.reservations.range(..=start).next_back();
+        if let Some((at, reserved)) = reserved
+            && end <= at + reserved.len
+        {
+            return Some(reserved.device);
+        }
+        let (at, len) = self.allocations.range(..=start).next_back()?;
+        (end <= at + len).then(|| self.allocated_by(*at)).flatten()
+    }
+
+    /// Returns true if a part of `range` is on another card than `device`'s, or in addresses of
+    /// another device.
+    pub fn is_of_another(&self, device: usize, range: AddrRange) -> bool {
+        let mut others = self.owner(range).is_some_and(|owner| owner != device);
+        self.touched_on_cards(range, |card, _| others |= card != device);
+        others
     }
 
     /// Returns the content of live physical memory.
@@ -427,81 +655,112 @@ impl Memory {
 
     // --- statistics ---
 
-    /// Allocates `len` bytes of the card, for a handle or for the driver's own pool.
-    pub fn charge(&mut self, len: Bytes) -> Outcome<()> {
-        let free = self.capacity - self.used;
+    /// Allocates `len` bytes of a card, for a handle or for the driver's own pool.
+    pub fn charge(&mut self, card: usize, len: Bytes) -> Outcome<()> {
+        self.drop_closed_exports();
+        let card = &mut self.cards[card];
+        let free = card.capacity - card.used;
         if len.count() > free {
             return Err(Refusal::out_of_memory(format!(
                 "{len} requested, {} free",
                 Bytes::new(free)
             )));
         }
-        self.used += len.count();
-        self.used_peak = self.used_peak.max(self.used);
+        card.used += len.count();
+        card.used_peak = card.used_peak.max(card.used);
         Ok(())
     }
 
-    /// Frees `len` bytes of the card.
-    pub fn refund(&mut self, len: Bytes) {
-        self.used -= len.count();
+    /// Frees `len` bytes of a card.
+    pub fn refund(&mut self, card: usize, len: Bytes) {
+        self.cards[card].used -= len.count();
     }
 
-    pub fn free(&self) -> Bytes {
-        Bytes::new(self.capacity - self.used)
+    pub fn free(&mut self, card: usize) -> Bytes {
+        self.drop_closed_exports();
+        Bytes::new(self.cards[card].capacity - self.cards[card].used)
     }
 
-    pub fn used(&self) -> Bytes {
-        Bytes::new(self.used)
+    pub fn used(&mut self, card: usize) -> Bytes {
+        self.drop_closed_exports();
+        Bytes::new(self.cards[card].used)
     }
 
-    pub fn used_peak(&self) -> Bytes {
-        Bytes::new(self.used_peak)
+    pub fn used_peak(&self, card: usize) -> Bytes {
+        Bytes::new(self.cards[card].used_peak)
     }
 
-    pub fn reservations(&self) -> usize {
-        self.reservations.len()
+    pub fn reservations(&self, device: usize) -> usize {
+        self.cards[device].reservations
     }
 
-    pub fn reserved_addresses(&self) -> Bytes {
-        self.reservations.values().copied().map(Bytes::new).sum()
+    pub fn reserved_addresses(&self, device: usize) -> Bytes {
+        let own = self.reservations.values().filter(|reserved| reserved.device == device);
+        own.map(|reserved| Bytes::new(reserved.len)).sum()
     }
 
-    pub fn mappings(&self) -> usize {
-        self.mappings.len() - self.allocations.len()
+    pub fn mappings(&self, device: usize) -> usize {
+        self.cards[device].mappings
     }
 
-    pub fn allocations(&self) -> usize {
-        self.allocations.len()
+    pub fn allocations(&self, device: usize) -> usize {
+        self.cards[device].allocations
     }
 
     /// Returns the number of handles that are not released.
-    pub fn handles(&self) -> usize {
-        self.physical.len() - self.handles_released_but_mapped - self.allocations.len()
+    pub fn handles(&self, device: usize) -> usize {
+        self.cards[device].handles
     }
 
-    pub fn handles_released_but_mapped(&self) -> usize {
-        self.handles_released_but_mapped
+    pub fn handles_released_but_mapped(&self, device: usize) -> usize {
+        self.cards[device].handles_released_but_mapped
     }
 
     // --- helpers ---
 
-    fn owned(&mut self, handle: Handle) -> Outcome<&mut Physical> {
+    pub(super) fn owned(&mut self, device: usize, handle: Handle) -> Outcome<&mut Physical> {
         self.physical
             .get_mut(&handle.number())
-            .filter(|physical| !physical.released)
+            .filter(|physical| !physical.released && physical.device == device)
             .ok_or_else(|| Refusal::unknown("handle", handle.number()))
+    }
+
+    /// Destroys physical memory without handle and mapping, unless an imported handle or an exported
+    /// descriptor keeps it.
+    fn destroy_unless_kept(&mut self, number: u64) {
+        let physical = self.physical.get(&number).expect("the caller holds a live number");
+        if physical.imports == 0 && !self.exports.keeps(number, physical) {
+            self.destroy_physical(number);
+        }
+    }
+
+    /// Destroys memory whose last exported descriptor was closed since the last call. O(memory that
+    /// only descriptors keep), with one system call each.
+    pub(super) fn drop_closed_exports(&mut self) {
+        for number in self.exports.kept_only_by_descriptors() {
+            self.destroy_unless_kept(number);
+        }
     }
 
     fn destroy_physical(&mut self, number: u64) {
         let destroyed = self.physical.remove(&number).expect("the caller holds a live number");
-        match destroyed.place {
-            MemoryLocation::Device | MemoryLocation::Peer(_) => self.used -= destroyed.len,
-            MemoryLocation::HostNuma(_) => self.host_handles -= 1,
+        self.exports.forget(number);
+        match destroyed.card {
+            Some(card) if destroyed.counted => self.cards[card].used -= destroyed.len,
+            None if destroyed.counted => self.host_handles -= 1,
+            _ => {}
+        }
+        if let Some(origin) = destroyed.imported.and_then(|from| from.physical) {
+            let body = self.physical.get_mut(&origin).expect("an imported handle keeps its memory");
+            body.imports -= 1;
+            if body.imports == 0 && body.released && body.mappings == 0 {
+                self.destroy_unless_kept(origin);
+            }
         }
         self.destroyed.push(number);
     }
 
-    fn check_pages(&self, what: &str, len: u64) -> Outcome<()> {
+    pub(super) fn check_pages(&self, what: &str, len: u64) -> Outcome<()> {
         if len == 0 || !len.is_multiple_of(self.page) {
             return Err(Refusal::invalid(format!(
                 "{what}, {len} bytes, is not a positive multiple of the page of {}",
@@ -511,13 +770,13 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the end of a range that is not empty and lies in one reservation.
-    fn end_within_reservation(&self, range: AddrRange) -> Outcome<u64> {
+    /// Returns the end of a range that is not empty and lies in one reservation of the device.
+    fn end_within_reservation(&self, device: usize, range: AddrRange) -> Outcome<u64> {
         let start = range.start.number();
         let outside = || Refusal::invalid(format!("{range} does not lie in one reservation"));
         let end = range.checked_end().ok_or_else(outside)?.number();
-        let (reserved, len) = self.reservations.range(..=start).next_back().ok_or_else(outside)?;
-        if range.len.is_zero() || end > reserved + len {
+        let (at, reserved) = self.reservations.range(..=start).next_back().ok_or_else(outside)?;
+        if range.len.is_zero() || end > at + reserved.len || reserved.device != device {
             return Err(outside());
         }
         Ok(end)

@@ -23,8 +23,18 @@
 //! memory and synchronising events. A capturing stream cannot be destroyed, and cannot wait for an
 //! event that was never recorded.
 //!
-//! Not modelled: allocation from the device's own pool in a capture, child graphs, several devices,
-//! contention between streams for the card.
+//! Several devices: [`SimulatorBuilder::build_machine`] returns the devices of one machine. They share
+//! the host clock, the addresses and the race detector, so its diagnostics are those of the machine.
+//! Streams, events, handles, reservations, graphs and pinned memory belong to the device that made
+//! them; another one refuses them. Work on different devices runs concurrently. Copies over one link
+//! in one direction share it: the second one is done after the first.
+//!
+//! Several processes: an exported descriptor is real. It keeps the memory, and its device counts it as
+//! used, until all duplicates are closed in all processes. The bytes are shared by simulators that are
+//! mapped to the host's memory ([`SimulatorBuilder::mapped_to`]).
+//!
+//! Not modelled: allocation from the device's own pool in a capture, child graphs, contention between
+//! streams for the card, export of host memory, and work that waits for an event of another device.
 //!
 //! Captures: work queued on a capturing stream is kept as nodes, which run when the graph is
 //! launched, in exactly the captured order. In reports of the race detector, concurrent branches of
@@ -36,6 +46,7 @@ mod capture;
 mod card;
 mod cost;
 mod cost_spec;
+mod devices;
 mod driver;
 mod fault;
 mod graph;
@@ -46,11 +57,12 @@ mod log;
 mod memory;
 mod pool;
 mod refusal;
+mod sharing;
 mod state;
 mod streams;
 mod work;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vramp_core::{AddrRange, Bytes};
 
@@ -58,7 +70,8 @@ pub use builder::SimulatorBuilder;
 pub use bytes::Contents;
 pub use card::{CardModel, UnknownCard};
 pub use cost::CostTable;
-pub use cost_spec::{CostError, CostSpec, PerMib, PoolSpec, Rates, SizedCosts};
+pub use cost_spec::{CostError, CostSpec, PerMib, PoolSpec, Rates, SharingCosts, SizedCosts};
+pub use devices::DEVICES_MAX;
 pub use fault::FaultPlan;
 pub use hazard::{Access, Hazard};
 pub use log::LoggedCall;
@@ -86,7 +99,9 @@ use state::State;
 #[derive(Debug)]
 pub struct Simulator {
     info: DeviceInfo,
-    state: Mutex<State>,
+    device: usize,
+    /// Shared by all devices of the machine.
+    state: Arc<Mutex<State>>,
 }
 
 /// Counts and bytes of live objects. Equal values before and after mean that nothing leaked.
@@ -100,6 +115,8 @@ pub struct LiveObjects {
     pub handles: usize,
     /// Released handles that a mapping keeps alive.
     pub handles_released_but_mapped: usize,
+    /// Released handles without a mapping that an exported descriptor or an imported handle keeps.
+    pub handles_released_but_exported: usize,
     /// Mappings.
     pub mappings: usize,
     /// Device memory in handles, plain allocations and the device's own pool.
@@ -160,7 +177,7 @@ impl Simulator {
     /// [`crate::ErrorKind::DeviceLost`] once the device is lost. An access to inaccessible memory
     /// loses the device only when the kernel starts.
     pub fn launch(&self, stream: Stream, kernel: Kernel) -> DriverResult<()> {
-        self.lock().launch(stream, kernel)
+        self.lock().launch(self.device, stream, kernel)
     }
 
     /// Creates a closed gate. A kernel queued with [`Kernel::until`] runs until it is open.
@@ -188,7 +205,7 @@ impl Simulator {
 
     /// Returns why the device was lost, if it was.
     pub fn device_loss(&self) -> Option<DeviceLoss> {
-        self.lock().device_loss()
+        self.lock().devices[self.device].lost.clone()
     }
 
     /// Returns the first thousand races found so far. Empty if the race detector is off.
@@ -208,38 +225,38 @@ impl Simulator {
 
     /// Returns counts and bytes of live objects.
     pub fn live(&self) -> LiveObjects {
-        self.lock().live()
+        self.lock().live(self.device)
     }
 
     /// Returns the high-water mark of [`LiveObjects::device_bytes`].
     pub fn device_bytes_peak(&self) -> Bytes {
-        self.lock().memory.used_peak()
+        self.lock().memory.used_peak(self.device)
     }
 
     /// Returns the bytes of `range` as they are now. `None` if bytes are not stored or the range is
     /// not accessible. Takes no time and does not synchronise.
     pub fn peek(&self, range: AddrRange) -> Option<Vec<u8>> {
-        self.lock().peek(range)
+        self.lock().peek(self.device, range)
     }
 
     /// Returns the number of driver calls so far, including failed ones.
     pub fn calls(&self) -> u64 {
-        self.lock().calls.iter().sum()
+        self.lock().devices[self.device].calls.iter().sum()
     }
 
     /// Returns the number of driver calls of one kind so far, including failed ones.
     pub fn calls_of(&self, call: Call) -> u64 {
-        self.lock().calls[call as usize]
+        self.lock().devices[self.device].calls[call as usize]
     }
 
     /// Replaces the fault plan. It counts from the next call.
     pub fn set_faults(&self, plan: FaultPlan) {
-        self.lock().set_faults(plan);
+        self.lock().set_faults(self.device, plan);
     }
 
     /// Removes and returns the logged driver calls. Empty if no log is kept.
     pub fn take_log(&self) -> Vec<LoggedCall> {
-        self.lock().log.take()
+        self.lock().devices[self.device].log.take()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

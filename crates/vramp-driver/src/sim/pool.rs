@@ -18,8 +18,15 @@ use vramp_core::{Bytes, DeviceAddr};
 use super::refusal::{Outcome, Refusal};
 use super::streams::Point;
 
-/// First address of the pool, above all that can be reserved.
+/// First address of the first device's pool, above all that can be reserved. Each further device has
+/// as many addresses behind it.
 pub(super) const POOL_BASE: u64 = 1 << 56;
+
+/// Returns the device whose pool an address belongs to, if any, and the distance from its first one.
+pub(super) fn pool_of(at: u64) -> Option<(usize, u64)> {
+    let device = (at / POOL_BASE).checked_sub(1)?;
+    Some((device as usize, at % POOL_BASE))
+}
 
 /// Sizes are rounded up to a multiple of this.
 const CUT: u64 = 512;
@@ -63,7 +70,8 @@ pub(super) struct Grant {
 }
 
 impl Pool {
-    pub fn new(granule: Bytes) -> Pool {
+    /// Returns the pool of the device with this ordinal.
+    pub fn new(ordinal: usize, granule: Bytes) -> Pool {
         Pool {
             granule: granule.count(),
             reserved: 0,
@@ -73,7 +81,7 @@ impl Pool {
             live: BTreeMap::new(),
             free: BTreeMap::new(),
             free_by_len: BTreeSet::new(),
-            top: POOL_BASE,
+            top: POOL_BASE * (ordinal as u64 + 1),
         }
     }
 

@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
+use super::devices::DeviceSet;
 use super::hazard::Stamp;
 use super::refusal::{Outcome, Refusal};
 use crate::Stream;
@@ -76,13 +77,35 @@ impl Kernel {
 }
 
 /// Effect of work on bytes when it is done.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Effect {
+    #[default]
     Nothing,
-    Fill { range: AddrRange, byte: u8 },
-    Copy { from: AddrRange, to: DeviceAddr },
-    ToDevice { buffer: u64, offset: Bytes, to: AddrRange },
-    ToHost { from: AddrRange, buffer: u64, offset: Bytes },
+    Fill {
+        range: AddrRange,
+        byte: u8,
+    },
+    Copy {
+        from: AddrRange,
+        to: DeviceAddr,
+    },
+    /// Each side is accessed by the device that it belongs to.
+    CopyPeer {
+        from: AddrRange,
+        to: DeviceAddr,
+        reader: usize,
+        writer: usize,
+    },
+    ToDevice {
+        buffer: u64,
+        offset: Bytes,
+        to: AddrRange,
+    },
+    ToHost {
+        from: AddrRange,
+        buffer: u64,
+        offset: Bytes,
+    },
 }
 
 impl Effect {
@@ -91,7 +114,7 @@ impl Effect {
         match self {
             Effect::ToHost { .. } => Some(0),
             Effect::ToDevice { .. } => Some(1),
-            Effect::Nothing | Effect::Fill { .. } | Effect::Copy { .. } => None,
+            _ => None,
         }
     }
 
@@ -99,7 +122,9 @@ impl Effect {
     pub fn stored(&self) -> Bytes {
         match self {
             Effect::Nothing | Effect::Fill { .. } => Bytes::ZERO,
-            Effect::Copy { from, .. } | Effect::ToHost { from, .. } => from.len,
+            Effect::Copy { from, .. }
+            | Effect::CopyPeer { from, .. }
+            | Effect::ToHost { from, .. } => from.len,
             Effect::ToDevice { to, .. } => to.len,
         }
     }
@@ -108,13 +133,27 @@ impl Effect {
     pub fn host_buffer(&self) -> Option<u64> {
         match self {
             Effect::ToDevice { buffer, .. } | Effect::ToHost { buffer, .. } => Some(*buffer),
-            Effect::Nothing | Effect::Fill { .. } | Effect::Copy { .. } => None,
+            _ => None,
+        }
+    }
+
+    /// Returns the device that accesses what work on a stream of `device` reads or writes.
+    pub fn accessor(&self, device: usize, writes: bool) -> usize {
+        match self {
+            Effect::CopyPeer { reader, writer, .. } => {
+                if writes {
+                    *writer
+                } else {
+                    *reader
+                }
+            }
+            _ => device,
         }
     }
 }
 
 /// One piece of work on a stream.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Work {
     pub kernel: Kernel,
     pub effect: Effect,
@@ -156,6 +195,7 @@ struct Queued {
 
 #[derive(Debug, Default)]
 struct Queue {
+    device: usize,
     items: VecDeque<Queued>,
     /// Number of items ever queued.
     queued: u64,
@@ -190,26 +230,29 @@ pub(super) struct Streams {
     quiet_until_ns: u64,
     /// Virtual time of the last step.
     stepped_ns: u64,
+    /// Devices whose streams do not advance any more.
+    stopped: DeviceSet,
 }
 
 impl Streams {
-    pub fn create(&mut self) -> Stream {
-        self.queues.push(Queue::default());
+    pub fn create(&mut self, device: usize) -> Stream {
+        self.queues.push(Queue { device, ..Queue::default() });
         Stream::from_number(self.queues.len() as u64)
     }
 
     /// Creates a stream without an id for callers.
-    pub fn create_unnamed(&mut self) -> usize {
-        self.queues.push(Queue { destroyed: true, ..Queue::default() });
+    pub fn create_unnamed(&mut self, device: usize) -> usize {
+        self.queues.push(Queue { device, destroyed: true, ..Queue::default() });
         self.queues.len() - 1
     }
 
-    pub fn index(&self, stream: Stream) -> Outcome<usize> {
+    /// Returns the index of a stream of `device`.
+    pub fn index(&self, device: usize, stream: Stream) -> Outcome<usize> {
         let unknown = || Refusal::unknown("stream", stream.number());
         let index = usize::try_from(stream.number()).ok().and_then(|n| n.checked_sub(1));
         let index = index.ok_or_else(unknown)?;
         match self.queues.get(index) {
-            Some(queue) if !queue.destroyed => Ok(index),
+            Some(queue) if !queue.destroyed && queue.device == device => Ok(index),
             _ => Err(unknown()),
         }
     }
@@ -223,8 +266,20 @@ impl Streams {
         self.queues.len()
     }
 
-    pub fn live(&self) -> usize {
-        self.queues.iter().filter(|queue| !queue.destroyed).count()
+    /// Returns the device of a stream.
+    pub fn device(&self, stream: usize) -> usize {
+        self.queues[stream].device
+    }
+
+    /// Stops all streams of a device for good.
+    pub fn stop(&mut self, device: usize) {
+        self.stopped = self.stopped.with(device);
+    }
+
+    /// Returns the number of streams of a device that are not destroyed. O(streams).
+    pub fn live(&self, device: usize) -> usize {
+        let live = |queue: &&Queue| !queue.destroyed && queue.device == device;
+        self.queues.iter().filter(live).count()
     }
 
     pub fn gate(&mut self) -> Gate {
@@ -302,6 +357,9 @@ impl Streams {
     fn due_ns(&self, stream: usize) -> Option<u64> {
         let queue = &self.queues[stream];
         let first = queue.items.front()?;
+        if self.stopped.contains(queue.device) {
+            return None;
+        }
         let ready_ns = queue.free_ns.max(first.queued_ns);
         match (&first.item, queue.started_ns) {
             (Item::Wait(point), _) => {
@@ -347,12 +405,20 @@ impl Streams {
         }
     }
 
-    /// Returns the first queued or running work that `wanted` accepts, with its stream.
-    pub fn find_pending(&self, wanted: impl Fn(&Work) -> bool) -> Option<(Stream, &Work)> {
+    /// Returns the first queued or running work of these devices that `wanted` accepts, with its
+    /// stream.
+    pub fn find_pending(
+        &self,
+        devices: DeviceSet,
+        wanted: impl Fn(&Work) -> bool,
+    ) -> Option<(Stream, &Work)> {
         if self.pending == 0 {
             return None;
         }
-        self.queues.iter().zip(1..).find_map(|(queue, number)| {
+        let devices = devices.without(self.stopped);
+        let queues = self.queues.iter().zip(1..);
+        let mut queues = queues.filter(|(queue, _)| devices.contains(queue.device));
+        queues.find_map(|(queue, number)| {
             queue.items.iter().find_map(|queued| match &queued.item {
                 Item::Work(work) if wanted(work) => {
                     Some((Stream::from_number(number), work.as_ref()))

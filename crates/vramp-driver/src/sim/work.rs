@@ -1,5 +1,6 @@
 //! Work on streams: queued, started, checked, and applied to the bytes of memory.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
@@ -8,8 +9,8 @@ use super::DeviceLoss;
 use super::bytes::{Content, Contents};
 use super::cost::Rates;
 use super::hazard::{Body, Part, Stamp};
-use super::memory::Memory;
-use super::pool::POOL_BASE;
+use super::memory::{By, Inaccessible};
+use super::pool::{POOL_BASE, pool_of};
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
 use super::streams::{Effect, Kernel, Work};
@@ -19,7 +20,8 @@ use crate::{Call, DriverError, DriverResult, Stream};
 const COPY_STEP: u64 = 1 << 20;
 
 impl State {
-    pub fn launch(&mut self, stream: Stream, kernel: Kernel) -> DriverResult<()> {
+    pub fn launch(&mut self, device: usize, stream: Stream, kernel: Kernel) -> DriverResult<()> {
+        self.current = device;
         // Not a call of the trait; its errors name the call that is most similar.
         let fail =
             |refusal: Refusal| DriverError::from_code(Call::Fill, refusal.code, refusal.detail);
@@ -39,7 +41,7 @@ impl State {
 
     /// Queues work on `stream`, or captures it.
     pub fn queue(&mut self, stream: Stream, kernel: Kernel, effect: Effect) -> Outcome<()> {
-        let index = self.streams.index(stream)?;
+        let index = self.streams.index(self.current, stream)?;
         self.check_host_for(effect.stored())?;
         match self.captures.of(index) {
             Some(capture) => self.captures.add(capture, index, kernel, effect)?,
@@ -62,11 +64,13 @@ impl State {
     /// Queues work on a stream that does not capture.
     pub fn queue_on(&mut self, stream: usize, kernel: Kernel, effect: Effect) {
         let mut work = Work { kernel, effect, doomed: None, unchecked: None };
-        work.doomed = self.freed_pool_memory(&work).or_else(|| self.freed_host_memory(&work));
+        let device = self.streams.device(stream);
+        let doomed = self.freed_pool_memory(device, &work);
+        work.doomed = doomed.or_else(|| self.freed_host_memory(&work));
         if let Some(checker) = &mut self.checker {
             let stamp = checker.step(Stream::from_number(stream as u64 + 1));
             // Memory may be mapped before the work starts. Then it is checked again.
-            if !self.check_order(&work, &stamp) {
+            if !self.check_order(device, &work, &stamp) {
                 work.unchecked = Some(stamp);
             }
         }
@@ -82,71 +86,179 @@ impl State {
 
     /// Refuses a stream that cannot take work: an unknown one, or one whose capture is invalidated.
     pub fn takes_work(&mut self, stream: Stream) -> Outcome<()> {
-        let index = self.streams.index(stream)?;
+        let index = self.streams.index(self.current, stream)?;
         self.captures.check_valid(index)
     }
 
-    /// Checks for freed memory of the pool. It is freed in stream order, so the check is final when
+    /// Checks for freed memory of the pools. It is freed in stream order, so the check is final when
     /// work is queued.
-    fn freed_pool_memory(&self, work: &Work) -> Option<(DeviceAddr, &'static str)> {
-        ranges(work).find_map(|(range, _)| {
+    fn freed_pool_memory(&self, device: usize, work: &Work) -> Option<(DeviceAddr, &'static str)> {
+        ranges(work).find_map(|(range, writes)| {
             let start = range.start.number();
-            (start >= POOL_BASE && !self.pool.is_live(start, range.len.count()))
-                .then_some((range.start, "not allocated from the stream-ordered pool"))
+            let (owner, _) = pool_of(start)?;
+            if owner != work.effect.accessor(device, writes) {
+                return Some((range.start, "in the stream-ordered pool of another device"));
+            }
+            let live = self
+                .devices
+                .get(owner)
+                .is_some_and(|own| own.pool.is_live(start, range.len.count()));
+            (!live).then_some((range.start, "not allocated from the stream-ordered pool"))
         })
+    }
+
+    /// Returns the device that all of `range` belongs to: as a reservation, a plain allocation, or an
+    /// allocation from its pool.
+    pub fn owner(&self, range: AddrRange) -> Option<usize> {
+        let Some((device, _)) = pool_of(range.start.number()) else {
+            return self.memory.owner(range);
+        };
+        let own = self.devices.get(device)?;
+        own.pool.is_live(range.start.number(), range.len.count()).then_some(device)
+    }
+
+    /// Returns the first address of `range` that a device may not access, if it is no pool's.
+    pub fn inaccessible(&self, device: usize, range: AddrRange) -> Option<Inaccessible> {
+        if pool_of(range.start.number()).is_some() {
+            return None;
+        }
+        self.memory.pieces(range, By::Device(device), |_| {}).err()
     }
 
     /// Starts the first work of a stream: determines its duration and checks its accesses.
     pub fn start(&mut self, stream: usize) {
         let now_ns = self.streams.started_ns(stream).unwrap_or(self.now_ns);
+        let device = self.streams.device(stream);
         let Some(work) = self.streams.running(stream) else { return };
-        let unchecked = work.unchecked.take();
-        let rates = self.costs.rates();
-        let over_bus_ns = over_bus_ns(&self.memory, rates, work);
-        work.kernel.duration_ns = work.kernel.duration_ns.max(over_bus_ns);
-        // Copies in one direction share the bus: the second one is done after the first.
-        if let Some(direction) = work.effect.direction() {
-            let free_ns = &mut self.bus_free_ns[direction];
-            work.kernel.duration_ns += free_ns.saturating_sub(now_ns);
-            *free_ns = now_ns + work.kernel.duration_ns;
-        }
-        let work = &*work;
+        let stamp = work.unchecked.take();
+        let mut work = std::mem::take(work);
+        work.kernel.duration_ns = work.kernel.duration_ns.max(self.over_bus_ns(&work));
+        self.take_turns(device, now_ns, &mut work);
         let mut wrong = work.doomed;
-        for (range, _) in ranges(work) {
-            if range.start.number() < POOL_BASE && wrong.is_none() {
-                wrong = self.memory.pieces(range, |_| {}).err().map(|bad| (bad.at, bad.why));
+        for (range, writes) in ranges(&work) {
+            if wrong.is_none() {
+                let by = work.effect.accessor(device, writes);
+                wrong = self.inaccessible(by, range).map(|bad| (bad.at, bad.why));
             }
         }
         if let Some((at, why)) = wrong {
-            let explanation =
-                format!("`{}` on stream {} accessed {at}, {why}", work.kernel.name, stream + 1);
-            self.lost = Some(DeviceLoss { code: 700, explanation });
+            let name = &work.kernel.name;
+            let explanation = format!("`{name}` on stream {} accessed {at}, {why}", stream + 1);
+            self.lose(device, DeviceLoss { code: 700, explanation });
+        } else if let Some(stamp) = stamp {
+            self.check_order(device, &work, &stamp);
+        }
+        if let Some(running) = self.streams.running(stream) {
+            *running = work;
+        }
+    }
+
+    /// Returns the least time in which work accesses the host memory that is mapped at its addresses
+    /// when it starts. Both directions of the bus are used concurrently.
+    fn over_bus_ns(&self, work: &Work) -> u64 {
+        if !self.memory.has_host_memory() {
+            return 0;
+        }
+        let rates = self.rates();
+        let rate = match work.effect {
+            Effect::Nothing => rates.host_numa_kernel,
+            _ => rates.host_numa_copy,
+        };
+        let mut directions = [Bytes::ZERO; 2];
+        for (range, writes) in ranges(work) {
+            if range.start.number() < POOL_BASE {
+                directions[usize::from(writes)] += self.memory.touched_on_host(range);
+            }
+        }
+        directions.into_iter().map(|len| Rates::ns(rate, len)).max().unwrap_or(0)
+    }
+
+    /// Delays a copy until the directions of the bus and the links that it needs are free: of two
+    /// copies over one of them, the second one is done after the first.
+    fn take_turns(&mut self, device: usize, now_ns: u64, work: &mut Work) {
+        let duration_ns = &mut work.kernel.duration_ns;
+        if let Some(direction) = work.effect.direction() {
+            let free_ns = &mut self.devices[device].bus_free_ns[direction];
+            *duration_ns += free_ns.saturating_sub(now_ns);
+            *free_ns = now_ns + *duration_ns;
+        }
+        if self.devices.len() == 1 {
             return;
         }
-        if let Some(stamp) = unchecked {
-            let work = Work {
-                kernel: work.kernel.clone(),
-                effect: work.effect,
-                doomed: None,
-                unchecked: None,
+        let links = self.links(device, work);
+        let rate = self.link_rate(device, work);
+        let over_ns = links.values().map(|len| Rates::ns(rate, *len)).max().unwrap_or(0);
+        let duration_ns = &mut work.kernel.duration_ns;
+        *duration_ns = over_ns.max(*duration_ns);
+        if matches!(work.effect, Effect::Nothing) {
+            return;
+        }
+        let free_ns = |link: &(usize, usize)| self.link_free_ns.get(link).copied().unwrap_or(0);
+        let wait_ns = links.keys().map(|link| free_ns(link).saturating_sub(now_ns)).max();
+        *duration_ns += wait_ns.unwrap_or(0);
+        let end_ns = now_ns + *duration_ns;
+        self.link_free_ns.extend(links.into_keys().map(|link| (link, end_ns)));
+    }
+
+    /// Returns the bytes that work moves over each link, from one card to another.
+    fn links(&self, device: usize, work: &Work) -> BTreeMap<(usize, usize), Bytes> {
+        let mut links = BTreeMap::new();
+        let mut add = |link: (usize, usize), len: Bytes| {
+            if link.0 != link.1 {
+                *links.entry(link).or_insert(Bytes::ZERO) += len;
+            }
+        };
+        if let Effect::CopyPeer { from, to, reader, writer } = work.effect {
+            // The card that each side is on; that of the pool's or the addresses' device if unknown.
+            let card = |range: AddrRange, device: usize| {
+                let mut card = device;
+                self.memory.touched_on_cards(range, |found, _| card = found);
+                card
             };
-            self.check_order(&work, &stamp);
+            let cards = (card(from, reader), card(AddrRange::new(to, from.len), writer));
+            add(cards, from.len);
+            return links;
+        }
+        for (range, writes) in ranges(work) {
+            if pool_of(range.start.number()).is_none() {
+                self.memory.touched_on_cards(range, |card, len| {
+                    add(if writes { (device, card) } else { (card, device) }, len);
+                });
+            }
+        }
+        links
+    }
+
+    /// Returns the rate at which work moves bytes over links.
+    fn link_rate(&self, device: usize, work: &Work) -> f64 {
+        let costs = self.costs.sharing();
+        let Effect::CopyPeer { from, to, reader, writer } = work.effect else {
+            return costs.peer_access;
+        };
+        let sides = [from, AddrRange::new(to, from.len)];
+        let may = |by: usize| {
+            sides.iter().all(|side| self.memory.pieces(*side, By::Device(by), |_| {}).is_ok())
+        };
+        if [device, reader, writer].into_iter().all(may) {
+            costs.peer_copy
+        } else {
+            costs.peer_copy_by_owners
         }
     }
 
     /// Passes all accesses of `work` to the race detector. Returns false if some memory is
     /// inaccessible now.
-    fn check_order(&mut self, work: &Work, stamp: &Stamp) -> bool {
+    fn check_order(&mut self, device: usize, work: &Work, stamp: &Stamp) -> bool {
         let Some(checker) = &mut self.checker else { return true };
         let mut parts = Vec::new();
         for (range, writes) in ranges(work) {
-            if range.start.number() >= POOL_BASE {
-                let offset = range.start.number() - POOL_BASE;
+            if let Some((device, offset)) = pool_of(range.start.number()) {
                 let len = range.len.count();
-                parts.push((Part { body: Body::Pool, offset, len, range, writes }, None));
+                parts.push((Part { body: Body::Pool(device), offset, len, range, writes }, None));
                 continue;
             }
-            let touched = self.memory.pieces(range, |piece| {
+            let by = By::Device(work.effect.accessor(device, writes));
+            let touched = self.memory.pieces(range, by, |piece| {
                 let body = Body::Handle(piece.physical);
                 let part = Part { body, offset: piece.offset, len: piece.len, range, writes };
                 parts.push((part, Some(piece.mapping)));
@@ -169,10 +281,12 @@ impl State {
             Effect::Fill { range, byte } => self.in_steps(range.len, |state, done, len| {
                 state.fill(range.start + Bytes::new(done), len, byte);
             }),
-            Effect::Copy { from, to } => self.in_steps(from.len, |state, done, len| {
-                let bytes = state.read(from.start + Bytes::new(done), len);
-                state.write(to + Bytes::new(done), &bytes);
-            }),
+            Effect::Copy { from, to } | Effect::CopyPeer { from, to, .. } => {
+                self.in_steps(from.len, |state, done, len| {
+                    let bytes = state.read(from.start + Bytes::new(done), len);
+                    state.write(to + Bytes::new(done), &bytes);
+                })
+            }
             Effect::ToDevice { buffer, offset, to } => self.in_steps(to.len, |state, done, len| {
                 let mut bytes = vec![0; len];
                 if let Some(content) = state.host.content(buffer) {
@@ -206,10 +320,13 @@ impl State {
 
     // --- bytes ---
 
-    pub fn peek(&self, range: AddrRange) -> Option<Vec<u8>> {
-        let touchable = match range.start.number().checked_sub(POOL_BASE) {
-            Some(_) => self.pool.is_live(range.start.number(), range.len.count()),
-            None => self.memory.pieces(range, |_| {}).is_ok(),
+    pub fn peek(&self, device: usize, range: AddrRange) -> Option<Vec<u8>> {
+        let start = range.start.number();
+        let touchable = match pool_of(start) {
+            Some((owner, _)) => {
+                owner == device && self.devices[device].pool.is_live(start, range.len.count())
+            }
+            None => self.memory.pieces(range, By::Device(device), |_| {}).is_ok(),
         };
         (self.contents == Contents::Stored && touchable)
             .then(|| self.read(range.start, range.len.count() as usize))
@@ -217,13 +334,13 @@ impl State {
 
     fn read(&self, at: DeviceAddr, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        if let Some(offset) = at.number().checked_sub(POOL_BASE) {
-            self.pool_content.read(offset, &mut bytes);
+        if let Some((device, offset)) = pool_of(at.number()) {
+            self.devices[device].pool_content.read(offset, &mut bytes);
             return bytes;
         }
         let mut done = 0;
         let range = AddrRange::new(at, Bytes::new(len as u64));
-        let read = self.memory.pieces(range, |piece| {
+        let read = self.memory.pieces(range, By::Mapped, |piece| {
             let end = done + piece.len as usize;
             self.memory.content(piece.physical).read(piece.offset, &mut bytes[done..end]);
             done = end;
@@ -248,13 +365,13 @@ impl State {
         len: usize,
         mut change: impl FnMut(&mut Content, u64, Range<usize>),
     ) {
-        if let Some(offset) = at.number().checked_sub(POOL_BASE) {
-            change(&mut self.pool_content, offset, 0..len);
+        if let Some((device, offset)) = pool_of(at.number()) {
+            change(&mut self.devices[device].pool_content, offset, 0..len);
             return;
         }
         let mut pieces = Vec::new();
         let range = AddrRange::new(at, Bytes::new(len as u64));
-        let found = self.memory.pieces(range, |piece| pieces.push(piece));
+        let found = self.memory.pieces(range, By::Mapped, |piece| pieces.push(piece));
         assert_eq!(found, Ok(()), "work that started may access its memory until it is done");
         let mut done = 0;
         for piece in pieces {
@@ -263,25 +380,6 @@ impl State {
             done = end;
         }
     }
-}
-
-/// Returns the least time in which work accesses the host memory that is mapped at its addresses
-/// when it starts. Both directions of the bus are used concurrently.
-fn over_bus_ns(memory: &Memory, rates: Rates, work: &Work) -> u64 {
-    if !memory.has_host_memory() {
-        return 0;
-    }
-    let rate = match work.effect {
-        Effect::Nothing => rates.host_numa_kernel,
-        _ => rates.host_numa_copy,
-    };
-    let mut directions = [Bytes::ZERO; 2];
-    for (range, writes) in ranges(work) {
-        if range.start.number() < POOL_BASE {
-            directions[usize::from(writes)] += memory.touched_on_host(range);
-        }
-    }
-    directions.into_iter().map(|len| Rates::ns(rate, len)).max().unwrap_or(0)
 }
 
 /// Returns the ranges of device addresses that work accesses, and whether it writes them.
@@ -295,7 +393,7 @@ fn host_part(effect: &Effect) -> Option<Part> {
     let (buffer, offset, len, writes) = match *effect {
         Effect::ToDevice { buffer, offset, to } => (buffer, offset, to.len, false),
         Effect::ToHost { from, buffer, offset } => (buffer, offset, from.len, true),
-        Effect::Nothing | Effect::Fill { .. } | Effect::Copy { .. } => return None,
+        _ => return None,
     };
     Some(host_buffer_part(buffer, offset, len, writes))
 }
