@@ -25,6 +25,7 @@ mod random_graphs;
 mod random_streams;
 mod recut;
 mod rmm_peers;
+mod sharing;
 mod shortage;
 mod stable;
 mod statistics;
