@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -56,6 +57,9 @@ struct Device {
   // Pools that exist in PyTorch's allocator.
   std::set<PoolId> known_pools;
   std::set<PoolId> pools_used_on_oom;
+  // Number of threads that search a pool for free memory, if any does.
+  std::map<PoolId, int> searches;
+  // Number of pools that are open or searched.
   std::atomic<int> open_count{0};
   // True while PyTorch's allocator has freed blocks that wait for other streams.
   std::atomic<bool> native_waits{false};

@@ -28,7 +28,7 @@ class Native {
       address = shared_.native->raw_alloc_with_stream(size, stream);
     } catch (const c10::OutOfMemoryError& error) {
       follow(device);
-      if (no_new_segments) {
+      if (searched_pool) {
         throw;
       }
       if (segment_failure.empty() && shared_.vramp.trim() == VRAMP_OK) {

@@ -8,8 +8,9 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <memory>
 #include <mutex>
-#include <thread>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -44,7 +45,7 @@ class Pools {
     device.known_pools.insert(pool);
   }
 
-  // Allocations go to the pool from now on, on the streams that `filter` selects.
+  // Allocations go to the pool from now on, on the streams that `filter` selects. Throws if it is open.
   void begin(Device& device, PoolId pool, std::function<bool(cudaStream_t)> filter) {
     std::lock_guard<std::mutex> begin_lock(begin_mutex_);
     std::lock_guard<std::mutex> lock(device.pools_mutex);
@@ -53,7 +54,7 @@ class Pools {
     if (is_new) {
       shared_.native->createOrIncrefPool(device.index, pool, source_);
     }
-    shared_.native->beginAllocateToPool(device.index, pool, filter);
+    begin_native(device, pool, filter);
     if (is_new) {
       // The begin has added a use of its own.
       shared_.native->releasePool(device.index, pool);
@@ -73,24 +74,12 @@ class Pools {
         device.open_count.fetch_sub(1, std::memory_order_release);
       }
     }
-    if (!shared_.devices.is_any_pool_open()) {
-      std::vector<PoolId> deleted;
-      {
-        std::lock_guard<std::mutex> lock(begin_mutex_);
-        deleted.swap(deleted_);
-      }
-      for (const PoolId& one : deleted) {
-        empty(one);
-      }
-    }
+    empty_deleted();
   }
 
   void release(Device& device, PoolId pool) {
     std::lock_guard<std::mutex> lock(device.pools_mutex);
-    shared_.native->releasePool(device.index, pool);
-    if (shared_.native->getPoolUseCount(device.index, pool) == 0) {
-      device.pools_used_on_oom.erase(pool);
-    }
+    release_native(device, pool);
   }
 
   // Frees the idle memory of a deleted pool.
@@ -141,14 +130,14 @@ class Pools {
       pools.assign(device.pools_used_on_oom.begin(), device.pools_used_on_oom.end());
     }
     for (const PoolId& pool : pools) {
-      auto thread = std::this_thread::get_id();
-      begin(device, pool,
-            [thread](cudaStream_t) { return std::this_thread::get_id() == thread; });
-      no_new_segments = true;
+      if (!join_search(device, pool)) {
+        continue;
+      }
+      // PyTorch's allocator may run callbacks that allocate.
+      auto before = std::exchange(searched_pool, pool);
       auto done = c10::make_scope_exit([&] {
-        no_new_segments = false;
-        end(device, pool);
-        release(device, pool);
+        searched_pool = before;
+        leave_search(device, pool);
       });
       try {
         return native_.malloc(device, size, stream);
@@ -185,13 +174,92 @@ class Pools {
   void forget_deleted(Device& device) {
     std::lock_guard<std::mutex> lock(device.pools_mutex);
     for (auto pool = device.known_pools.begin(); pool != device.known_pools.end();) {
-      bool exists = true;
-      try {
-        (void)shared_.native->getPoolUseCount(device.index, *pool);
-      } catch (const c10::Error&) {
-        exists = false;
+      pool = uses_of(device, *pool) ? std::next(pool) : device.known_pools.erase(pool);
+    }
+  }
+
+  // Frees the memory of pools that were deleted while a pool was open, if none is.
+  void empty_deleted() {
+    if (shared_.devices.is_any_pool_open()) {
+      return;
+    }
+    std::vector<PoolId> deleted;
+    {
+      std::lock_guard<std::mutex> lock(begin_mutex_);
+      deleted.swap(deleted_);
+    }
+    for (const PoolId& one : deleted) {
+      empty(one);
+    }
+  }
+
+  // Opens a pool for the threads that search it. PyTorch's allocator opens a pool once, so all threads that
+  // search one share an opening. Returns false if the pool was deleted, or the program has opened it.
+  bool join_search(Device& device, PoolId pool) {
+    std::lock_guard<std::mutex> begin_lock(begin_mutex_);
+    std::lock_guard<std::mutex> lock(device.pools_mutex);
+    if (device.pools_used_on_oom.count(pool) == 0) {
+      return false;
+    }
+    auto search = device.searches.find(pool);
+    if (search != device.searches.end()) {
+      ++search->second;
+      return true;
+    }
+    try {
+      begin_native(device, pool, [pool](cudaStream_t) { return searched_pool == pool; });
+    } catch (const c10::Error&) {
+      return false;
+    }
+    device.searches.emplace(pool, 1);
+    device.open_count.fetch_add(1, std::memory_order_release);
+    return true;
+  }
+
+  void leave_search(Device& device, PoolId pool) {
+    {
+      std::lock_guard<std::mutex> lock(device.pools_mutex);
+      auto search = device.searches.find(pool);
+      if (--search->second > 0) {
+        return;
       }
-      pool = exists ? std::next(pool) : device.known_pools.erase(pool);
+      device.searches.erase(search);
+      shared_.native->endAllocateToPool(device.index, pool);
+      device.open_count.fetch_sub(1, std::memory_order_release);
+      release_native(device, pool);
+    }
+    empty_deleted();
+  }
+
+  // Begins, with a use more of the pool. After a failure the pool has the uses it had: PyTorch's allocator
+  // adds one before it fails. The locks of begins and of the device's pools are held.
+  void begin_native(Device& device, PoolId pool, const std::function<bool(cudaStream_t)>& filter) {
+    int before = uses_of(device, pool).value_or(0);
+    try {
+      shared_.native->beginAllocateToPool(device.index, pool, filter);
+    } catch (...) {
+      if (uses_of(device, pool).value_or(0) > before) {
+        shared_.native->releasePool(device.index, pool);
+      }
+      throw;
+    }
+  }
+
+  // Ends a use of the pool. The lock of the device's pools is held.
+  void release_native(Device& device, PoolId pool) {
+    shared_.native->releasePool(device.index, pool);
+    if (uses_of(device, pool).value_or(0) == 0) {
+      device.pools_used_on_oom.erase(pool);
+    }
+  }
+
+  // Returns the number of uses of a pool, or nothing if PyTorch's allocator has deleted it: another thread
+  // that empties the cache does so with a pool that has no use.
+  std::optional<int> uses_of(const Device& device, PoolId pool) const {
+    try {
+      return shared_.native->getPoolUseCount(device.index, pool);
+    } catch (const c10::Error&) {
+      return std::nullopt;
     }
   }
 

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <cuda_runtime_api.h>
@@ -12,8 +13,8 @@
 
 namespace vramp {
 
-// True on a thread that asks whether a pool has free memory: no segment is added then.
-inline thread_local bool no_new_segments = false;
+// The pool that the thread searches for free memory: no segment is added then.
+inline thread_local std::optional<PoolId> searched_pool;
 // Why the thread's last segment could not be allocated.
 inline thread_local std::string segment_failure;
 
@@ -30,7 +31,7 @@ class SegmentSource : public Forwarding {
 
   // Returns null if no segment is to be had.
   void* raw_alloc(size_t size) override {
-    if (no_new_segments) {
+    if (searched_pool) {
       segment_failure = "";
       return nullptr;
     }
