@@ -706,24 +706,24 @@ def test_the_memory_is_reported_at_the_end_unless_it_is_to_be_quiet(machine: Mac
     assert run(machine, *route, "--quiet", str(program)).stderr == ""
 
 
-COUNTS = """
-import vramp._run
-open_pool, opened = vramp._run.pool, []
-def counted(device):
-    opened.append(device)
-    return open_pool(device)
-vramp._run.pool = counted
-"""
-
-
-@pytest.mark.parametrize(("rank", "opened"), [("2", [2]), ("", [0, 1, 2, 3]), ("9", [0, 1, 2, 3])])
-def test_a_process_of_torchrun_opens_its_own_device_alone(machine: Machine, rank: str, opened: list[int]) -> None:
+def test_a_run_opens_the_devices_alone_that_the_program_uses(machine: Machine) -> None:
     allocates = ALLOCATES.replace("malloc(30 << 20, 0,", "malloc(30 << 20, 2,").replace("30 << 20, 0,", "30 << 20, 2,")
     program = machine.folder / "program.py"
-    program.write_text(COUNTS + allocates + "print(opened)")
-    variables = {"FAKE_TORCH_DEVICES": "4", "LOCAL_RANK": rank}
-    done = run(machine, "--route", "pluggable", str(program), **variables)
-    assert (done.returncode, done.stdout) == (0, f"{opened}\n"), done.stderr
+    program.write_text(allocates + """
+import atexit
+from vramp._native import opened
+opened_devices = lambda: [device for device in range(4) if opened(device)]
+print(opened_devices())
+for device in range(4):
+    torch._C._cuda_resetPeakMemoryStats(device)
+    torch._C._cuda_resetAccumulatedMemoryStats(device)
+    print(sum(value for value in torch.cuda.memory_stats(device).values() if value > 0) > 0)
+print([len(trace) > 0 for trace in torch._C._cuda_memorySnapshot(None)["device_traces"]], opened_devices())
+""")
+    done = run(machine, "--route", "pluggable", str(program), FAKE_TORCH_DEVICES="4")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines == ["[2]", "False", "False", "True", "False", "[False, False, True, False] [2]"]
     assert re.findall(r"device (\d)", done.stderr) == ["2", "2"]
 
 

@@ -16,8 +16,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from . import pool
 from ._errors import VrampError
+from ._native import opened, record_history
 
 EVENTS = 2_000_000
 """Events that are kept unless --events says otherwise."""
@@ -105,7 +105,7 @@ def _begin_path(folder: str) -> None:
 
 
 class _Recorder:
-    """Records the events of each device from its first use on."""
+    """Records the events of each device from its first use on, and opens none."""
 
     def __init__(self, events: int) -> None:
         self.events = events
@@ -122,12 +122,8 @@ class _Recorder:
     def _record(self) -> None:
         import torch
 
-        for device in _devices(torch.cuda.device_count()):
-            try:
-                pool(device).record_history(self.events)
-            except VrampError as error:
-                # The program may never use this device.
-                print(f"vramp: device {device} is not recorded: {error}", file=sys.stderr)
+        for device in range(torch.cuda.device_count()):
+            record_history(device, self.events)
 
     def print(self) -> None:
         """Prints what each device reserved, and what PyTorch's allocator would have."""
@@ -135,7 +131,9 @@ class _Recorder:
 
         if os.getpid() != self.process or not torch.cuda.is_initialized():
             return
-        for device in _devices(torch.cuda.device_count()):
+        for device in range(torch.cuda.device_count()):
+            if opened(device) is None:
+                continue
             try:
                 for line in self._lines(device):
                     print(line, file=sys.stderr)
@@ -158,7 +156,7 @@ class _Recorder:
         return lines
 
     def _comparison(self, device: int, reserved: int) -> str:
-        from . import replay
+        from . import pool, replay
 
         events = pool(device).stats()
         made = events.allocated + events.freed
@@ -176,18 +174,6 @@ class _Recorder:
             f"PyTorch's allocator would have reserved {_size(native)} (replayed): "
             f"{_size(saved)} saved ({100 * saved / native:.0f} %)"
         )
-
-
-def _devices(count: int) -> list[int]:
-    """Returns the devices that are recorded: all, or that of this process of torchrun.
-
-    Recording opens a device, which takes memory on it. Processes of one job must not do so on each
-    other's.
-    """
-    rank = os.environ.get("LOCAL_RANK", "")
-    if rank.isdecimal() and int(rank) < count:
-        return [int(rank)]
-    return list(range(count))
 
 
 def _size(amount: float) -> str:

@@ -150,6 +150,10 @@ class Allocator : public Forwarding {
 
   // Estimates the largest request that would succeed: free memory can be remapped to one block.
   void cacheInfo(DeviceIndex index, size_t* largest) override {
+    if (shared_.vramp.is_open(index) == 0) {
+      native_->cacheInfo(index, largest);
+      return;
+    }
     vramp_torch_memory_t memory = shared_.memory_of(index);
     Device& device = shared_.devices.at(index);
     int64_t used;

@@ -27,6 +27,8 @@ class OutOfMemory {
   // Counts and records a failure, calls the observers and throws. `report` is vramp's text.
   void raise(Device& device, size_t size, cudaStream_t stream, const std::string& report) {
     vramp_torch_memory_t memory{};
+    // Not open if PyTorch's allocator alone uses the device.
+    (void)shared_.vramp.open(device.index);
     (void)shared_.vramp.memory(device.index, &memory);
     auto settings = recorder_.settings();
     Stack stack = Recorder::gather(*settings, RecordContext::STATE);

@@ -154,8 +154,7 @@ class Recorder {
   struct Growth {
     Recorder* recorder = nullptr;
     Device* device = nullptr;
-    // Number of the observer, while history is recorded.
-    uint64_t observer = 0;
+    bool is_observed = false;
   };
 
   static std::string compile_context() {
@@ -187,16 +186,9 @@ class Recorder {
     }
   }
 
-  // Records when vramp's memory grows and shrinks.
+  // Records when vramp's memory grows and shrinks, from the first allocation of the device on.
   void observe_growth(Growth& growth, bool observe) {
-    vramp_allocator_t handle{};
-    if (observe == (growth.observer != 0) ||
-        shared_.vramp.allocator(growth.device->index, &handle) != VRAMP_OK) {
-      return;
-    }
-    if (!observe) {
-      (void)shared_.vramp.unobserve(handle, growth.observer);
-      growth.observer = 0;
+    if (observe == growth.is_observed) {
       return;
     }
     auto observer = [](const vramp_event_t* event, void* user) {
@@ -206,7 +198,10 @@ class Recorder {
         growth->recorder->record_growth(*growth->device, grown, event->size);
       }
     };
-    (void)shared_.vramp.observe(handle, observer, &growth, &growth.observer);
+    vramp_observer_t chosen = observe ? +observer : nullptr;
+    if (shared_.vramp.observe(growth.device->index, chosen, &growth) == VRAMP_OK) {
+      growth.is_observed = observe;
+    }
   }
 
   void record_growth(Device& device, bool grown, size_t size) {

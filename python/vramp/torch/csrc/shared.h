@@ -19,6 +19,7 @@ struct Shared {
     TORCH_CHECK(false, "vramp ", what, ": ", vramp.last_error());
   }
 
+  // Returns zeros for a device that was not used.
   vramp_torch_memory_t memory_of(DeviceIndex device) const {
     vramp_torch_memory_t memory{};
     if (vramp.memory(device, &memory) != VRAMP_OK) {
@@ -41,6 +42,10 @@ struct Shared {
   // Limits vramp to a fraction of the device less what pools with an allocator of their own have.
   void limit(const Device& device, double fraction, int64_t foreign) const {
     if (foreign != 0) {
+      // PyTorch's allocator uses the device already.
+      if (vramp.open(device.index) != VRAMP_OK) {
+        fail("cannot set the memory fraction");
+      }
       double total = static_cast<double>(memory_of(device.index).device_total);
       fraction = std::clamp(fraction - static_cast<double>(foreign) / total, 0.0, 1.0);
     }
