@@ -727,6 +727,60 @@ print([len(trace) > 0 for trace in torch._C._cuda_memorySnapshot(None)["device_t
     assert re.findall(r"device (\d)", done.stderr) == ["2", "2"]
 
 
+CHILD = """
+import sys, sitecustomize
+print(any("_inherit" in path for path in sys.path), "vramp" in sys.modules, sitecustomize.own)
+import importlib.util
+importlib.util.find_spec("torch")
+import torch, vramp.torch
+print(vramp.torch.route())
+vramp.torch.enable()
+"""
+
+
+def test_processes_that_the_program_starts_are_enabled_too(machine: Machine) -> None:
+    own = machine.folder / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("own = 'own'")
+    (machine.folder / "child.py").write_text(CHILD)
+    program = machine.folder / "program.py"
+    program.write_text("""
+import multiprocessing, subprocess, sys
+def work():
+    import torch, vramp.torch
+    print(vramp.torch.route(), flush=True)
+if __name__ == "__main__":
+    subprocess.run([sys.executable, "child.py"], check=True)
+    nested = "import subprocess, sys; subprocess.run([sys.executable, 'child.py'], check=True)"
+    subprocess.run([sys.executable, "-c", nested], check=True)
+    spawned = multiprocessing.get_context("spawn").Process(target=work)
+    spawned.start()
+    spawned.join()
+""")
+    variables = {"PYTHONPATH": f"{own}{os.pathsep}{machine.variables['PYTHONPATH']}"}
+    for route in ("compiled", "pluggable"):
+        done = run(machine, "--quiet", "--route", route, str(program), **variables)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        child = ["False False own", route]
+        assert done.stdout.splitlines() == [*child, *child, route]
+
+
+def test_a_process_that_cannot_be_enabled_goes_on_without(machine: Machine) -> None:
+    program = machine.folder / "program.py"
+    program.write_text("""
+import os, subprocess, sys
+code = "import torch, sys; print('vramp.torch' in sys.modules)"
+for name, value in (("VRAMP_CONF", "limit=plenty"), ("FAKE_TORCH_CUDA", "")):
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, name: value})
+subprocess.run([sys.executable, "-c", "import sys; print('vramp' in sys.modules, 'torch' in sys.modules)"], check=True)
+subprocess.run([sys.executable, "-I", "-c", "print('isolated')"], check=True)
+""")
+    done = run(machine, "--quiet", str(program))
+    assert done.returncode == 0 and done.stdout == "True\nFalse\nFalse False\nisolated\n", done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(r"vramp: process \d+ uses PyTorch's own allocator: .*limit=plenty.*", line)
+
+
 def test_nothing_is_reported_for_a_program_that_does_not_use_cuda(machine: Machine) -> None:
     program = machine.folder / "program.py"
     program.write_text("import torch")

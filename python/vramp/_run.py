@@ -68,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     except VrampError as error:
         print(f"vramp run: {error}", file=sys.stderr)
         return 1
+    _enable_in_children(options.route)
     recorder = _Recorder(0 if options.quiet else options.events)
     if not options.quiet:
         atexit.register(recorder.print)
@@ -79,6 +80,14 @@ def main(arguments: Sequence[str]) -> int:
         _begin_path(os.path.dirname(os.path.abspath(options.program)))
         runpy.run_path(options.program, run_name="__main__")
     return 0
+
+
+def _enable_in_children(route: str) -> None:
+    """Makes the Python programs that this one starts call enable(): see `_inherit/sitecustomize.py`."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_inherit")
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *(part for part in path if part != folder)]).rstrip(os.pathsep)
+    os.environ["VRAMP_RUN_ROUTE"] = route
 
 
 def _is_there(program: str, is_module: bool) -> bool:

@@ -1,4 +1,8 @@
-"""Several devices: what a program does not use is not opened."""
+"""Several devices and processes: what is opened, and where vramp is enabled."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 from support import ON_CARD, VRAMP, run_script
@@ -72,3 +76,33 @@ print(sum(map(len, torch.cuda.memory._snapshot()["device_traces"])))
 """
     done = run_script(START + text, FAKE_CUDA_DEVICES="2")
     assert done.stdout == "0 True\n0\n", (done.stdout, done.stderr)
+
+
+@pytest.mark.skipif(not VRAMP, reason="it is about vramp")
+def test_processes_of_torchrun_and_of_spawn_use_vramp(tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text("""
+import os
+import torch
+import torch.multiprocessing
+import vramp.torch
+
+def use(rank):
+    kept = torch.empty(30 << 20, dtype=torch.uint8, device=f"cuda:{rank}")
+    print(rank, vramp.torch.route(), torch.cuda.memory_reserved(rank) >= 30 << 20, flush=True)
+
+if __name__ == "__main__":
+    if "LOCAL_RANK" in os.environ:
+        use(int(os.environ["LOCAL_RANK"]))
+    else:
+        torch.multiprocessing.spawn(use, nprocs=2)
+""")
+    for arguments in ([str(worker)], ["-m", "torch.distributed.run", "--nproc-per-node=2", str(worker)]):
+        done = subprocess.run(
+            [sys.executable, "-m", "vramp", "run", "--quiet", *arguments],
+            env={**os.environ, "FAKE_CUDA_DEVICES": "2"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert sorted(done.stdout.splitlines()) == ["0 compiled True", "1 compiled True"], done.stderr
