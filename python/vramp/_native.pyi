@@ -19,8 +19,11 @@ __all__ = [
     "library_version",
     "missing_card",
     "open",
+    "opened",
     "pool",
+    "record_history",
     "replay",
+    "unused_stats",
 ]
 
 class _HasCudaStream(Protocol):

@@ -12,6 +12,7 @@ A program that never imports torch has an entry more in sys.meta_path, and nothi
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import Any
@@ -66,9 +67,9 @@ def _import_the_hidden() -> None:
     """Imports the sitecustomize that Python would have imported, in place of this one."""
     own = sys.modules.pop(__name__)
     try:
-        import sitecustomize  # noqa: F401
+        importlib.import_module(__name__)
     except ImportError as error:
-        if error.name != "sitecustomize":
+        if error.name != __name__:
             raise
     finally:
         sys.modules.setdefault(__name__, own)
@@ -77,5 +78,5 @@ def _import_the_hidden() -> None:
 if __name__ == "sitecustomize":
     sys.path[:] = [path for path in sys.path if not path or os.path.abspath(path) != _FOLDER]
     if os.environ.get("VRAMP_RUN_ROUTE"):
-        sys.meta_path.insert(0, _AfterTorch())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _AfterTorch())
     _import_the_hidden()
