@@ -706,25 +706,79 @@ def test_the_memory_is_reported_at_the_end_unless_it_is_to_be_quiet(machine: Mac
     assert run(machine, *route, "--quiet", str(program)).stderr == ""
 
 
-COUNTS = """
-import vramp._run
-open_pool, opened = vramp._run.pool, []
-def counted(device):
-    opened.append(device)
-    return open_pool(device)
-vramp._run.pool = counted
+def test_a_run_opens_the_devices_alone_that_the_program_uses(machine: Machine) -> None:
+    allocates = ALLOCATES.replace("malloc(30 << 20, 0,", "malloc(30 << 20, 2,").replace("30 << 20, 0,", "30 << 20, 2,")
+    program = machine.folder / "program.py"
+    program.write_text(allocates + """
+from vramp._native import opened
+opened_devices = lambda: [device for device in range(4) if opened(device)]
+print(opened_devices())
+for device in range(4):
+    if device != 2:
+        torch._C._cuda_resetPeakMemoryStats(device)
+        torch._C._cuda_resetAccumulatedMemoryStats(device)
+    print(sum(value for value in torch.cuda.memory_stats(device).values() if value > 0) > 0)
+print([len(trace) > 0 for trace in torch._C._cuda_memorySnapshot(None)["device_traces"]], opened_devices())
+""")
+    done = run(machine, "--route", "pluggable", str(program), FAKE_TORCH_DEVICES="4")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines == ["[2]", "False", "False", "True", "False", "[False, False, True, False] [2]"]
+    assert re.findall(r"device (\d)", done.stderr) == ["2", "2"]
+
+
+CHILD = """
+import sys, sitecustomize
+print(any("_inherit" in path for path in sys.path), "vramp" in sys.modules, sitecustomize.own)
+import importlib.util
+importlib.util.find_spec("torch")
+import torch, vramp.torch
+print(vramp.torch.route())
+vramp.torch.enable()
 """
 
 
-@pytest.mark.parametrize(("rank", "opened"), [("2", [2]), ("", [0, 1, 2, 3]), ("9", [0, 1, 2, 3])])
-def test_a_process_of_torchrun_opens_its_own_device_alone(machine: Machine, rank: str, opened: list[int]) -> None:
-    allocates = ALLOCATES.replace("malloc(30 << 20, 0,", "malloc(30 << 20, 2,").replace("30 << 20, 0,", "30 << 20, 2,")
+def test_processes_that_the_program_starts_are_enabled_too(machine: Machine) -> None:
+    own = machine.folder / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("own = 'own'")
+    (machine.folder / "child.py").write_text(CHILD)
     program = machine.folder / "program.py"
-    program.write_text(COUNTS + allocates + "print(opened)")
-    variables = {"FAKE_TORCH_DEVICES": "4", "LOCAL_RANK": rank}
-    done = run(machine, "--route", "pluggable", str(program), **variables)
-    assert (done.returncode, done.stdout) == (0, f"{opened}\n"), done.stderr
-    assert re.findall(r"device (\d)", done.stderr) == ["2", "2"]
+    program.write_text("""
+import multiprocessing, subprocess, sys
+def work():
+    import torch, vramp.torch
+    print(vramp.torch.route(), flush=True)
+if __name__ == "__main__":
+    subprocess.run([sys.executable, "child.py"], check=True)
+    nested = "import subprocess, sys; subprocess.run([sys.executable, 'child.py'], check=True)"
+    subprocess.run([sys.executable, "-c", nested], check=True)
+    spawned = multiprocessing.get_context("spawn").Process(target=work)
+    spawned.start()
+    spawned.join()
+""")
+    variables = {"PYTHONPATH": f"{own}{os.pathsep}{machine.variables['PYTHONPATH']}"}
+    for route in ("compiled", "pluggable"):
+        done = run(machine, "--quiet", "--route", route, str(program), **variables)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        child = ["False False own", route]
+        assert done.stdout.splitlines() == [*child, *child, route]
+
+
+def test_a_process_that_cannot_be_enabled_goes_on_without(machine: Machine) -> None:
+    program = machine.folder / "program.py"
+    program.write_text("""
+import os, subprocess, sys
+code = "import torch, sys; print('vramp.torch' in sys.modules)"
+for name, value in (("VRAMP_CONF", "limit=plenty"), ("FAKE_TORCH_CUDA", "")):
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, name: value})
+subprocess.run([sys.executable, "-c", "import sys; print('vramp' in sys.modules, 'torch' in sys.modules)"], check=True)
+subprocess.run([sys.executable, "-I", "-c", "print('isolated')"], check=True)
+""")
+    done = run(machine, "--quiet", str(program))
+    assert done.returncode == 0 and done.stdout == "True\nFalse\nFalse False\nisolated\n", done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(r"vramp: process \d+ uses PyTorch's own allocator: .*limit=plenty.*", line)
 
 
 def test_nothing_is_reported_for_a_program_that_does_not_use_cuda(machine: Machine) -> None:

@@ -19,8 +19,11 @@ __all__ = [
     "library_version",
     "missing_card",
     "open",
+    "opened",
     "pool",
+    "record_history",
     "replay",
+    "unused_stats",
 ]
 
 class _HasCudaStream(Protocol):
@@ -332,6 +335,15 @@ def pool(device: SupportsIndex = 0) -> Pool:
     The first call opens it with the settings of VRAMP_CONF. On a machine without a GPU, and with
     VRAMP_DEVICE=sim, it is simulated. It cannot be closed. Raises DeviceError or OptionError.
     """
+
+def opened(device: SupportsIndex) -> Pool | None:
+    """Returns the shared pool of a device, or None if no memory of the device was used yet."""
+
+def record_history(device: SupportsIndex, events: SupportsIndex) -> None:
+    """Records the last events of a device's shared pool, from its first one on. Opens no device."""
+
+def unused_stats() -> dict[str, int]:
+    """Returns the statistics of a device that was not used: `Pool.memory_stats` with zeros."""
 
 def open(device: str, options: str) -> Pool: ...
 def library_version() -> str: ...

@@ -16,8 +16,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from . import pool
 from ._errors import VrampError
+from ._native import opened, record_history
 
 EVENTS = 2_000_000
 """Events that are kept unless --events says otherwise."""
@@ -68,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     except VrampError as error:
         print(f"vramp run: {error}", file=sys.stderr)
         return 1
+    _enable_in_children(options.route)
     recorder = _Recorder(0 if options.quiet else options.events)
     if not options.quiet:
         atexit.register(recorder.print)
@@ -79,6 +80,14 @@ def main(arguments: Sequence[str]) -> int:
         _begin_path(os.path.dirname(os.path.abspath(options.program)))
         runpy.run_path(options.program, run_name="__main__")
     return 0
+
+
+def _enable_in_children(route: str) -> None:
+    """Makes the Python programs that this one starts call enable(): see `_inherit/sitecustomize.py`."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_inherit")
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *(part for part in path if part != folder)]).rstrip(os.pathsep)
+    os.environ["VRAMP_RUN_ROUTE"] = route
 
 
 def _is_there(program: str, is_module: bool) -> bool:
@@ -105,7 +114,7 @@ def _begin_path(folder: str) -> None:
 
 
 class _Recorder:
-    """Records the events of each device from its first use on."""
+    """Records the events of each device from its first use on, and opens none."""
 
     def __init__(self, events: int) -> None:
         self.events = events
@@ -122,12 +131,8 @@ class _Recorder:
     def _record(self) -> None:
         import torch
 
-        for device in _devices(torch.cuda.device_count()):
-            try:
-                pool(device).record_history(self.events)
-            except VrampError as error:
-                # The program may never use this device.
-                print(f"vramp: device {device} is not recorded: {error}", file=sys.stderr)
+        for device in range(torch.cuda.device_count()):
+            record_history(device, self.events)
 
     def print(self) -> None:
         """Prints what each device reserved, and what PyTorch's allocator would have."""
@@ -135,7 +140,9 @@ class _Recorder:
 
         if os.getpid() != self.process or not torch.cuda.is_initialized():
             return
-        for device in _devices(torch.cuda.device_count()):
+        for device in range(torch.cuda.device_count()):
+            if opened(device) is None:
+                continue
             try:
                 for line in self._lines(device):
                     print(line, file=sys.stderr)
@@ -158,7 +165,7 @@ class _Recorder:
         return lines
 
     def _comparison(self, device: int, reserved: int) -> str:
-        from . import replay
+        from . import pool, replay
 
         events = pool(device).stats()
         made = events.allocated + events.freed
@@ -176,18 +183,6 @@ class _Recorder:
             f"PyTorch's allocator would have reserved {_size(native)} (replayed): "
             f"{_size(saved)} saved ({100 * saved / native:.0f} %)"
         )
-
-
-def _devices(count: int) -> list[int]:
-    """Returns the devices that are recorded: all, or that of this process of torchrun.
-
-    Recording opens a device, which takes memory on it. Processes of one job must not do so on each
-    other's.
-    """
-    rank = os.environ.get("LOCAL_RANK", "")
-    if rank.isdecimal() and int(rank) < count:
-        return [int(rank)]
-    return list(range(count))
 
 
 def _size(amount: float) -> str:

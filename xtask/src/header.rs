@@ -5,34 +5,29 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// The header, relative to the root.
+/// The header, relative to the root. `python/vramp/include/vramp.h` is a link to it: the Python package compiles
+/// against it, and wheels have its contents.
 pub const PATH: &str = "crates/vramp-capi/include/vramp.h";
-
-/// The copy in the Python package, which compiles against it.
-const COPY: &str = "python/vramp/include/vramp.h";
 
 /// Sources of the functions and types of the header, in its order. Modules of a source are read with it.
 const SOURCES: [&str; 5] =
     ["src/abi.rs", "src/interface.rs", "src/queries.rs", "src/graphs.rs", "src/torch/mod.rs"];
 
-/// Writes the header anew, and its copy.
+/// Writes the header anew.
 pub fn write(root: &Path) -> Result<()> {
-    let header = generate(root)?;
-    for path in [PATH, COPY].map(|path| root.join(path)) {
-        std::fs::write(&path, &header)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        println!("wrote {}", path.display());
-    }
+    let path = root.join(PATH);
+    std::fs::write(&path, generate(root)?)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    println!("wrote {}", path.display());
     Ok(())
 }
 
 /// What to do if the header is not as the sources would have it.
 pub fn difference(root: &Path) -> Result<Option<String>> {
     let header = generate(root)?;
-    let written = |path| std::fs::read_to_string(root.join(path)).unwrap_or_default();
+    let written = std::fs::read_to_string(root.join(PATH)).unwrap_or_default();
     let message = "the header is not as the sources say: run `cargo xtask header`";
-    let differs = [PATH, COPY].into_iter().any(|path| written(path) != header);
-    Ok(differs.then(|| message.to_owned()))
+    Ok((written != header).then(|| message.to_owned()))
 }
 
 fn generate(root: &Path) -> Result<String> {

@@ -85,6 +85,8 @@ pub struct ReservedMemory {
     pub released: u64,
     /// Requests that were retried.
     pub retries: u64,
+    /// Number of streams, slabs and freed blocks that were looked at, with the preset `vramp`.
+    pub looked_at: u64,
 }
 
 impl Allocator {
@@ -101,7 +103,8 @@ impl Allocator {
             drop(inner);
             return self.memory_stats().map(ReservedMemory::of);
         };
-        let (waiting, slabs) = pool.waiting_memory();
+        let found = pool.waiting_memory();
+        let waiting = [found.small, found.large];
         let counters = pool.pool.counters();
         Ok(ReservedMemory {
             reserved: Stat {
@@ -110,12 +113,13 @@ impl Allocator {
                 allocated: (counters.reserved + counters.released).count(),
                 freed: counters.released.count(),
             },
-            small: slabs.count(),
+            small: found.slabs.count(),
             waiting: waiting.map(|count| count.parts),
             waiting_bytes: waiting.map(|count| count.bytes.count()),
             created: counters.chunks_created,
             released: counters.chunks_released,
             retries: inner.retries,
+            looked_at: found.looked_at,
         })
     }
 
@@ -289,6 +293,7 @@ impl ReservedMemory {
             created: stats.num_device_alloc,
             released: stats.num_device_free,
             retries: stats.num_alloc_retries,
+            looked_at: 0,
         }
     }
 }

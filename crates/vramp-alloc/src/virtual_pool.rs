@@ -178,6 +178,19 @@ pub(crate) enum Refusal {
     Host(HostShortage),
 }
 
+/// Freed blocks that wait for work of other streams.
+#[derive(Default)]
+pub(crate) struct WaitingMemory {
+    /// Those of heaps.
+    pub small: PartCount,
+    /// Those of the pool.
+    pub large: PartCount,
+    /// Bytes of the heaps' slabs.
+    pub slabs: Bytes,
+    /// Number of heaps, slabs and blocks that were looked at.
+    pub looked_at: u64,
+}
+
 impl VirtualPool {
     pub(crate) fn new(
         driver: Arc<dyn Driver>,
@@ -720,21 +733,23 @@ impl VirtualPool {
         free
     }
 
-    /// Returns freed blocks that wait for work of other streams, of heaps and of the pool, and the bytes of
-    /// the heaps' slabs. O(n) in the blocks that wait and in the streams.
-    pub(crate) fn waiting_memory(&self) -> ([PartCount; 2], Bytes) {
-        let mut small = PartCount::default();
-        let mut slabs = Bytes::ZERO;
+    /// Returns freed blocks that wait for work of other streams. O(n) in these blocks and in the streams.
+    pub(crate) fn waiting_memory(&self) -> WaitingMemory {
+        let mut found = WaitingMemory::default();
         for (stream, heap) in self.heaps.iter() {
             let heap = heap.lock();
-            slabs += heap.slab_bytes();
+            found.looked_at += 1;
+            found.slabs += heap.slab_bytes();
             if self.pool.waiting_in_heap(stream) > 0 {
                 let waiting = heap.free_parts().waiting;
-                small.parts += waiting.parts;
-                small.bytes += waiting.bytes;
+                found.small.parts += waiting.parts;
+                found.small.bytes += waiting.bytes;
+                found.looked_at += heap.slab_count() as u64;
             }
         }
-        ([small, self.pool.waiting_parts()], slabs)
+        found.large = self.pool.waiting_parts();
+        found.looked_at += found.large.parts;
+        found
     }
 
     pub(crate) fn audit(&self) -> Result<(), Inconsistency> {

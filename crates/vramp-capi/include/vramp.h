@@ -98,6 +98,9 @@ typedef enum {
   VRAMP_EVENT_OUT_OF_MEMORY = 6
 } vramp_event_kind_t;
 
+/* What was chosen for a device. */
+typedef struct DeviceOptions DeviceOptions;
+
 /* Handle of an allocator. An id that is looked up: any value may be passed. Zero is none. */
 typedef struct {
   /* Opaque. May be compared. */
@@ -371,6 +374,8 @@ typedef struct {
 
 /* Receives one part of memory. */
 typedef void (*vramp_torch_visitor_t)(const vramp_torch_part_t *part, void *user);
+
+
 
 #ifdef __cplusplus
 extern "C" {
@@ -883,6 +888,57 @@ vramp_status_t vramp_torch_block_find(void *address, vramp_torch_block_t *block)
 vramp_status_t vramp_torch_block_record(void *address, void *stream);
 
 /*
+ * Describes the live block that contains an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
+ * O(n) in the blocks if the address lies more than 64 KiB behind the start.
+ *
+ * What the caller promises:
+ * `block` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_containing(void *address, vramp_torch_block_t *block);
+
+/*
+ * Forgets a stream of another library, which may be destroyed afterwards: memory that its work uses waits
+ * for an event. Nothing if the device's allocator does not know the stream. VRAMP_ERROR_CAPTURE while it
+ * captures a graph.
+ */
+vramp_status_t vramp_torch_stream_forget(int device,
+                                         void *stream);
+
+/*
+ * Releases idle memory of all open devices to the driver. Waits on the host for queued work that uses
+ * freed memory, as PyTorch does.
+ */
+vramp_status_t vramp_torch_trim(void);
+
+/* Limits the allocator of a device to this fraction of the device's memory, from 0 to 1. */
+vramp_status_t vramp_torch_set_fraction(int device, double fraction);
+
+/*
+ * Makes `observer` the one observer that PyTorch's class has of a device's allocator: it is called with
+ * `user` for every event, from the first one of the device on. Opens no device. Null removes the observer
+ * and waits for its calls in progress.
+ *
+ * What the caller promises:
+ * `observer` may be called from any thread with `user` until a call with another observer or null has
+ * returned. It does not unwind.
+ */
+vramp_status_t vramp_torch_observe(int device,
+                                   vramp_observer_t observer,
+                                   void *user);
+
+/*
+ * Returns 1 if the allocator of a device is open, and 0 if no memory of the device was used yet. Opens no
+ * device.
+ */
+int vramp_torch_is_open(int device);
+
+/*
+ * Opens the allocator of a device with the options of VRAMP_CONF, if it is not open. After a failure
+ * the call may be repeated with corrected options.
+ */
+vramp_status_t vramp_torch_open(int device);
+
+/*
  * Allocates a segment for PyTorch's own allocator. Waits on the host for earlier work on its memory.
  *
  * What the caller promises:
@@ -912,7 +968,7 @@ vramp_status_t vramp_torch_segment_free(void *address,
                                         uint64_t *size);
 
 /*
- * Returns what PyTorch's statistics need of a device. Opens it.
+ * Returns what PyTorch's statistics need of a device: zeros if it was not used.
  *
  * What the caller promises:
  * `memory` is null or valid for writing.
@@ -920,7 +976,8 @@ vramp_status_t vramp_torch_segment_free(void *address,
 vramp_status_t vramp_torch_memory(int device, vramp_torch_memory_t *memory);
 
 /*
- * Returns the physical memory that a device's allocator has reserved, in bytes. At most one driver call.
+ * Returns the physical memory that a device's allocator has reserved, in bytes: zero if it was not used. At
+ * most one driver call.
  *
  * What the caller promises:
  * `reserved` is null or valid for writing.
@@ -929,47 +986,18 @@ vramp_status_t vramp_torch_reserved(int device,
                                     uint64_t *reserved);
 
 /*
- * Describes the live block that contains an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
- * O(n) in the blocks if the address lies more than 64 KiB behind the start.
- *
- * What the caller promises:
- * `block` is null or valid for writing.
- */
-vramp_status_t vramp_torch_containing(void *address, vramp_torch_block_t *block);
-
-/*
- * Calls `visitor` for each part of a device's reserved memory, by address. No lock is held.
+ * Calls `visitor` for each part of a device's reserved memory, by address. There is none if it was not
+ * used. No lock is held.
  *
  * What the caller promises:
  * `visitor` may be called with `user` on this thread until the call returns, and does not unwind.
  */
-vramp_status_t vramp_torch_visit(int device, vramp_torch_visitor_t visitor, void *user);
+vramp_status_t vramp_torch_visit(int device,
+                                 vramp_torch_visitor_t visitor,
+                                 void *user);
 
-/*
- * Forgets a stream of another library, which may be destroyed afterwards: memory that its work uses waits
- * for an event. Nothing if the device's allocator does not know the stream. VRAMP_ERROR_CAPTURE while it
- * captures a graph.
- */
-vramp_status_t vramp_torch_stream_forget(int device,
-                                         void *stream);
-
-/* Resets the peaks of a device. */
+/* Resets the peaks of a device, if it was used. */
 vramp_status_t vramp_torch_reset_peaks(int device);
-
-/*
- * Releases idle memory of all open devices to the driver. Waits on the host for queued work that uses
- * freed memory, as PyTorch does.
- */
-vramp_status_t vramp_torch_trim(void);
-
-/* Limits the allocator of a device to this fraction of the device's memory, from 0 to 1. */
-vramp_status_t vramp_torch_set_fraction(int device, double fraction);
-
-/*
- * Opens the allocator of a device with the options of VRAMP_CONF, if it is not open. After a failure
- * the call may be repeated with corrected options.
- */
-vramp_status_t vramp_torch_open(int device);
 
 #ifdef __cplusplus
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use rustc_hash::FxHashMap;
 use vramp_alloc::error::HostShortage;
 use vramp_alloc::graph::AttachedCapture;
-use vramp_alloc::history::{HistoryRecording, HistorySize};
+use vramp_alloc::history::{HistoryRecording, HistorySize, Trace};
 use vramp_alloc::observe::{Event, Registration};
 use vramp_alloc::{
     AllocError, Allocation, Allocator, Bytes, CloseError, Config, DeviceAddr, FreeError, StreamId,
@@ -545,11 +545,7 @@ impl Context {
 
     /// Starts to record the last `events` events. Zero stops the recording.
     pub fn record_history(&self, events: u32) -> Result<()> {
-        let max = HistorySize::EVENTS_MAX;
-        if events > max {
-            let text = format!("{events} events would take too much memory: use at most {max}");
-            return Err(Failure::new(VRAMP_ERROR_RANGE, text));
-        }
+        check_events(events)?;
         let mut recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(old) = recording.take() {
             self.allocator.stop_history(&old);
@@ -569,10 +565,7 @@ impl Context {
         let recorded = self.recorded_events.load(Ordering::Relaxed) as usize;
         let needed = (self.blocks.count() + recorded) * 256 + (1 << 20);
         vramp_host::check_host_for(needed).map_err(AllocError::HostMemory)?;
-        let trace = {
-            let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
-            self.allocator.snapshot(recording.as_ref())
-        };
+        let trace = self.snapshot();
         let written = File::create(path).and_then(|file| {
             let mut file = BufWriter::new(file);
             match path.ends_with(".json") {
@@ -584,6 +577,12 @@ impl Context {
         written.map_err(|error| {
             Failure::new(VRAMP_ERROR_FILE, format!("cannot write {path}: {error}"))
         })
+    }
+
+    /// Returns all blocks and segments, and the history if one is recorded.
+    pub fn snapshot(&self) -> Trace {
+        let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        self.allocator.snapshot(recording.as_ref())
     }
 
     /// Registers `observer` for every event. Returns the number of the registration.
@@ -649,8 +648,18 @@ fn handle(tag: u32, stream: StreamId) -> vramp_stream_t {
     vramp_stream_t { id: u64::from(tag) << 32 | (stream.index() as u64 + 1) }
 }
 
+/// Refuses to record more events than a recording may have.
+pub(crate) fn check_events(events: u32) -> Result<()> {
+    let max = HistorySize::EVENTS_MAX;
+    if events <= max {
+        return Ok(());
+    }
+    let text = format!("{events} events would take too much memory: use at most {max}");
+    Err(Failure::new(VRAMP_ERROR_RANGE, text))
+}
+
 /// Largest request of PyTorch's small pool, in bytes.
-const SMALL_MAX: u64 = 1 << 20;
+pub(crate) const SMALL_MAX: u64 = 1 << 20;
 
 /// Returns true for a block of PyTorch's small pool.
 #[inline]

@@ -313,6 +313,7 @@ pub unsafe extern "C" fn vramp_snapshot(
 }
 
 /// The `user` pointer of an observer or a shortage handler.
+#[derive(Clone, Copy)]
 pub(crate) struct User(pub(crate) *mut c_void);
 
 // SAFETY: vramp never dereferences it, and by the contracts of `vramp_observe` and
@@ -325,6 +326,23 @@ impl User {
     pub(crate) fn get(&self) -> *mut c_void {
         self.0
     }
+}
+
+/// Registers an observer with an allocator. Returns the number of the registration.
+///
+/// # Safety
+/// As of [`vramp_observe`].
+pub(crate) unsafe fn register_observer(
+    context: &Context,
+    observer: unsafe extern "C" fn(event: *const vramp_event_t, user: *mut c_void),
+    user: User,
+) -> u64 {
+    let name = context.namer();
+    context.observe(move |event| {
+        let Some(event) = event_of(event, &name) else { return };
+        // SAFETY: allowed by this function's contract.
+        unsafe { observer(&event, user.get()) };
+    })
 }
 
 /// Registers `observer`, which is called with `user` for every event. `*registration` receives the
@@ -349,12 +367,8 @@ pub unsafe extern "C" fn vramp_observe(
         };
         let user = User(user);
         let number = handles::with(allocator, |context| {
-            let name = context.namer();
-            Ok(context.observe(move |event| {
-                let Some(event) = event_of(event, &name) else { return };
-                // SAFETY: allowed by this function's contract.
-                unsafe { observer(&event, user.get()) };
-            }))
+            // SAFETY: allowed by this function's contract.
+            Ok(unsafe { register_observer(context, observer, user) })
         })?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(registration, number, "registration") }

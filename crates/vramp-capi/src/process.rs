@@ -28,7 +28,7 @@ use crate::environment::variable;
 use crate::handles;
 use crate::options::Options;
 use crate::status::{self, Failure, catch_failure, check_fork};
-use crate::torch;
+use crate::torch::open;
 
 /// Why a call failed.
 #[derive(Clone, Debug)]
@@ -105,7 +105,27 @@ impl OpenAllocator {
     /// The settings are invalid, or the device cannot be opened.
     pub fn shared(device: u32) -> CallResult<OpenAllocator> {
         let device = c_int::try_from(device).unwrap_or(c_int::MAX);
-        Ok(OpenAllocator(catch_failure(|| torch::shared_allocator(device))?))
+        Ok(OpenAllocator(catch_failure(|| open::shared_allocator(device))?))
+    }
+
+    /// Returns the allocator of device number `device` that C, C++ and PyTorch share. `None` if no memory of
+    /// the device was used yet.
+    ///
+    /// # Errors
+    /// The process is a forked child.
+    pub fn opened(device: u32) -> CallResult<Option<OpenAllocator>> {
+        let device = c_int::try_from(device).unwrap_or(c_int::MAX);
+        Ok(catch_failure(|| open::opened_allocator(device))?.map(OpenAllocator))
+    }
+
+    /// Records the last `events` events of the allocator that [`OpenAllocator::shared`] returns, 40 bytes
+    /// each, from its first one on if it is not open. Opens no device. Zero stops the recording.
+    ///
+    /// # Errors
+    /// More than 10,000,000 events.
+    pub fn record_shared(device: u32, events: u32) -> CallResult<()> {
+        let device = c_int::try_from(device).unwrap_or(c_int::MAX);
+        Ok(catch_failure(|| open::record_history(device, events))?)
     }
 
     /// Opens an allocator of the caller's own, as `vramp_open` does.

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::{library_version, missing_card, open, pool};
+    use super::{library_version, missing_card, open, opened, pool, record_history, unused_stats};
     #[pymodule_export]
     use crate::allocation::Allocation;
     #[pymodule_export]
@@ -30,10 +30,11 @@ mod _native {
 
 use std::sync::{Mutex, PoisonError};
 
-use vramp_capi::process::{self, OpenAllocator};
+use pyo3::types::PyDict;
+use vramp_capi::process::{self, MemoryStats, OpenAllocator};
 
 use crate::error::{raise, refuse};
-use crate::pool::Pool;
+use crate::pool::{Pool, named};
 
 /// The shared pools that were asked for, by device.
 static SHARED: Mutex<Vec<Option<Py<Pool>>>> = Mutex::new(Vec::new());
@@ -48,10 +49,40 @@ fn library_version() -> &'static str {
 #[pyfunction]
 #[pyo3(signature = (device = 0))]
 fn pool(py: Python<'_>, device: i64) -> PyResult<Py<Pool>> {
-    let ordinal = u32::try_from(device)
-        .map_err(|_| refuse(py, "RangeError", &format!("there is no device number {device}")))?;
+    let ordinal = ordinal_of(py, device)?;
     // The first call opens the device, which takes 100 ms.
     let allocator = py.detach(|| OpenAllocator::shared(ordinal)).map_err(|e| raise(py, e))?;
+    shared(py, ordinal, allocator)
+}
+
+/// Returns the shared pool of a device. `None` if no memory of the device was used yet.
+#[pyfunction]
+fn opened(py: Python<'_>, device: i64) -> PyResult<Option<Py<Pool>>> {
+    let ordinal = ordinal_of(py, device)?;
+    let allocator = py.detach(|| OpenAllocator::opened(ordinal)).map_err(|e| raise(py, e))?;
+    allocator.map(|allocator| shared(py, ordinal, allocator)).transpose()
+}
+
+/// Records the last events of a device's shared pool, from its first one on. Opens no device.
+#[pyfunction]
+fn record_history(py: Python<'_>, device: i64, events: u32) -> PyResult<()> {
+    let ordinal = ordinal_of(py, device)?;
+    py.detach(|| OpenAllocator::record_shared(ordinal, events)).map_err(|e| raise(py, e))
+}
+
+/// Returns the statistics of a device that was not used: `Pool.memory_stats` with zeros.
+#[pyfunction]
+fn unused_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    named(py, &MemoryStats::default())
+}
+
+fn ordinal_of(py: Python<'_>, device: i64) -> PyResult<u32> {
+    u32::try_from(device)
+        .map_err(|_| refuse(py, "RangeError", &format!("there is no device number {device}")))
+}
+
+/// Returns the one object of a device's shared pool.
+fn shared(py: Python<'_>, ordinal: u32, allocator: OpenAllocator) -> PyResult<Py<Pool>> {
     // Made before the lock is taken: making it may run a collection, and so any Python code. What
     // happens while the lock is held runs none.
     let made = Py::new(py, Pool::shared(allocator))?;

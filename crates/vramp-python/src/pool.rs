@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString, PyTuple};
-use vramp_capi::process::{Block, CallResult, OpenAllocator, StreamName};
+use vramp_capi::process::{Block, CallResult, MemoryStats, OpenAllocator, StreamName};
 
 use crate::allocation::Allocation;
 use crate::error::{raise, refuse, result};
@@ -41,6 +41,18 @@ pub fn detached(work: impl FnOnce() + Send) {
     if Python::try_attach(|py| py.detach(&mut run)).is_none() {
         run();
     }
+}
+
+/// Returns statistics under PyTorch's names.
+pub fn named<'py>(py: Python<'py>, stats: &MemoryStats) -> PyResult<Bound<'py, PyDict>> {
+    let named = PyDict::new(py);
+    for (name, value) in stats.by_name() {
+        match (name.as_str(), value) {
+            ("max_split_size", u64::MAX) => named.set_item(name, -1)?,
+            _ => named.set_item(name, value)?,
+        }
+    }
+    Ok(named)
 }
 
 impl Pool {
@@ -211,15 +223,7 @@ impl Pool {
 
     /// Returns the statistics of `torch.cuda.memory_stats` under PyTorch's names.
     fn memory_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.call(py, |allocator| Ok(allocator.memory_stats()?.by_name()))?;
-        let named = PyDict::new(py);
-        for (name, value) in stats {
-            match (name.as_str(), value) {
-                ("max_split_size", u64::MAX) => named.set_item(name, -1)?,
-                _ => named.set_item(name, value)?,
-            }
-        }
-        Ok(named)
+        named(py, &self.call(py, OpenAllocator::memory_stats)?)
     }
 
     /// Sets all peaks to the current values.

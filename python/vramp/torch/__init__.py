@@ -75,12 +75,13 @@ def enable(route: Literal["auto", "compiled", "pluggable"] = "auto") -> None:
     global _route
     if route not in ("auto", "compiled", "pluggable"):
         raise OptionError(f"route={route!r}: use auto, compiled or pluggable")
+    # Before the lock is taken: under `python -m vramp run` the import calls enable().
+    torch = _torch()
     with _lock:
         if _route is not None:
             if route not in ("auto", _route):
                 raise InUseError(f"vramp is enabled already, by the {_route} route: that cannot be changed")
             return
-        torch = _torch()
         _check_settings()
         if torch.cuda.is_initialized():
             raise InUseError(_TOO_LATE)

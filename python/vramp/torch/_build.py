@@ -300,7 +300,8 @@ def _failed_self_test(file: Path) -> str | None:
             errors="replace",
             timeout=120,
             check=False,
-            env={**os.environ, "PYTHONPATH": path},
+            # Without vramp: a program under `python -m vramp run` would enable it, and compile again.
+            env={**os.environ, "PYTHONPATH": path, "VRAMP_RUN_ROUTE": ""},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"its test did not end: {error}"

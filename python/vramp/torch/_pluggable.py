@@ -11,8 +11,9 @@ import os
 import tempfile
 from typing import Any
 
-from .. import library_path, pool
+from .. import library_path
 from .._errors import InUseError
+from .._native import opened, unused_stats
 
 HOOKS = {
     # Without this hook memory could be reused while another stream still uses it.
@@ -47,12 +48,16 @@ def install(torch: Any, library: Any) -> Any:
 
 
 def _statistics() -> dict[str, Any]:
-    """Returns what replaces functions of torch._C."""
+    """Returns what replaces functions of torch._C. None of them opens a device."""
     base: dict[int, dict[str, int]] = {}
+
+    def totals(device: int) -> dict[str, int]:
+        pool = opened(device)
+        return pool.memory_stats() if pool else unused_stats()
 
     def nested(device: int) -> dict[str, Any]:
         stats: dict[str, Any] = {}
-        for name, value in pool(device).memory_stats().items():
+        for name, value in totals(device).items():
             path = name.split(".")
             if path[-1] in ("allocated", "freed") or len(path) == 1:
                 value -= base.get(device, {}).get(name, 0)
@@ -63,10 +68,13 @@ def _statistics() -> dict[str, Any]:
         return stats
 
     def reset_accumulated(device: int) -> None:
-        totals = pool(device).memory_stats()
         kept = ("allocated", "freed", "num_alloc_retries", "num_ooms", "num_sync_all_streams",
                 "num_device_alloc", "num_device_free")
-        base[device] = {name: value for name, value in totals.items() if name.split(".")[-1] in kept}
+        base[device] = {name: value for name, value in totals(device).items() if name.split(".")[-1] in kept}
+
+    def reset_peaks(device: int) -> None:
+        if pool := opened(device):
+            pool.reset_peaks()
 
     def snapshot(*_: Any) -> dict[str, Any]:
         import pickle
@@ -75,9 +83,13 @@ def _statistics() -> dict[str, Any]:
 
         whole: dict[str, Any] = {"segments": [], "device_traces": [], "allocator_settings": {}}
         for device in range(torch.cuda.device_count()):
+            pool = opened(device)
+            if pool is None:
+                whole["device_traces"].append([])
+                continue
             with tempfile.TemporaryDirectory() as folder:
                 path = os.path.join(folder, "snapshot.pickle")
-                pool(device).snapshot(path)
+                pool.snapshot(path)
                 with open(path, "rb") as file:
                     one = pickle.load(file)
             for segment in one["segments"]:
@@ -88,7 +100,7 @@ def _statistics() -> dict[str, Any]:
 
     return {
         "_cuda_memoryStats": nested,
-        "_cuda_resetPeakMemoryStats": lambda device: pool(device).reset_peaks(),
+        "_cuda_resetPeakMemoryStats": reset_peaks,
         "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
         "_cuda_memorySnapshot": snapshot,
     }

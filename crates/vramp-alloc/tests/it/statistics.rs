@@ -91,6 +91,34 @@ fn every_preset_has_every_name_of_pytorch_and_no_other() {
 }
 
 #[test]
+fn reading_reserved_memory_looks_at_blocks_that_wait_and_at_no_others() {
+    let rig = Rig::new(Preset::Vramp);
+    let other = rig.allocator.create_stream().expect("a stream can be made");
+    let read = || rig.allocator.reserved_memory().expect("no call fails");
+    let mut kept = Vec::new();
+    for (blocks, waiting) in [(10, 2), (4_000, 2), (4_000, 64)] {
+        let mut freed = Vec::new();
+        for nth in 0..2 * blocks {
+            let block = rig.allocator.malloc(Bytes::mib(2), rig.stream).expect("there is memory");
+            if nth % 2 == 0 { freed.push(block) } else { kept.push(block) }
+        }
+        let before = read();
+        for (nth, block) in freed.into_iter().enumerate() {
+            if nth < waiting {
+                rig.allocator.record_use(&block, other).expect("it is ours");
+            }
+            rig.free(block);
+        }
+        let (now, streams) = (read(), 2);
+        assert!(now.waiting[1] > 0, "{now:?}");
+        assert!(now.looked_at - now.waiting[1] <= streams, "{now:?}");
+        assert!(now.waiting[1] <= before.waiting[1] + waiting as u64, "{now:?}");
+        assert!(now.looked_at < 80, "{now:?}");
+    }
+    kept.into_iter().for_each(|block| rig.free(block));
+}
+
+#[test]
 fn both_pools_add_up_and_reserved_memory_is_active_or_free() {
     for preset in Preset::ALL {
         let rig = Rig::new(preset);

@@ -10,33 +10,34 @@
 //!   null. [`vramp_torch_pool_malloc`] returns null. PyTorch then frees cached segments, retries,
 //!   and raises `torch.OutOfMemoryError`.
 //!
-//! `pools.rs` serves graphs on the global route.
+//! `pools.rs` serves graphs on the global route, `open.rs` opens devices at their first use.
 //!
 //! The first malloc on a device opens its allocator, which lives until the process ends, because
 //! PyTorch frees memory in destructors of globals. Streams are adopted at their first use.
 
 pub mod dropin;
+pub(crate) mod open;
 mod pools;
+mod segments;
 mod settings;
+pub mod statistics;
 mod unwind;
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use vramp_alloc::DeviceAddr;
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::{self, *};
 use crate::context::Context;
-use crate::device::has_card;
-use crate::environment::variable;
-use crate::handles;
 use crate::pointers;
 use crate::print::write_line;
 use crate::status::{Failure, Result, catch_failure, check_fork, last_error_text, status_of};
-use dropin::Segments;
+use open::DeviceOptions;
 use pools::{PoolId, Pools};
+use segments::Segments;
 use settings::Settings;
 use unwind::throw_last_failure;
 
@@ -51,14 +52,12 @@ struct Torch {
     settings: OnceLock<Result<Settings>>,
     /// The allocators that are open. A failure is not kept: the next call tries again.
     devices: [OnceLock<Arc<Context>>; DEVICES],
-    /// Held while a device is opened.
-    opening: Mutex<()>,
+    /// What holds for each device. Locked while a device is opened.
+    options: Mutex<[DeviceOptions; DEVICES]>,
     /// Pools that graphs are captured into, by device.
     pools: [Pools; DEVICES],
     /// Memory that PyTorch's own allocator has, by device.
     segments: [Segments; DEVICES],
-    /// Memory fractions that PyTorch set before the first malloc on a device.
-    fractions: Mutex<[Option<f64>; DEVICES]>,
     handles: Mutex<[vramp_allocator_t; DEVICES]>,
 }
 
@@ -69,56 +68,11 @@ impl Torch {
         Torch {
             settings: OnceLock::new(),
             devices: [const { OnceLock::new() }; DEVICES],
-            opening: Mutex::new(()),
+            options: Mutex::new([const { DeviceOptions::NONE }; DEVICES]),
             pools: [const { Pools::new() }; DEVICES],
             segments: [const { Segments::new() }; DEVICES],
-            fractions: Mutex::new([None; DEVICES]),
             handles: Mutex::new([vramp_allocator_t { id: 0 }; DEVICES]),
         }
-    }
-
-    /// Returns the allocator of a device. The first call that succeeds opens it, with the settings of
-    /// that moment.
-    #[inline]
-    fn context(&self, device: c_int) -> Result<&Arc<Context>> {
-        match self.slot(device)?.get() {
-            Some(context) => Ok(context),
-            None => self.open(device as usize),
-        }
-    }
-
-    #[inline]
-    fn slot(&self, device: c_int) -> Result<&OnceLock<Arc<Context>>> {
-        check_fork()?;
-        let slot = usize::try_from(device).ok().and_then(|device| self.devices.get(device));
-        slot.ok_or_else(|| {
-            Failure::new(VRAMP_ERROR_RANGE, format!("there is no device number {device}"))
-        })
-    }
-
-    #[cold]
-    fn open(&self, device: usize) -> Result<&Arc<Context>> {
-        self.open_named(device, None)
-    }
-
-    /// Opens the allocator of a device, on the device `name` if that is not `None`.
-    fn open_named(&self, device: usize, name: Option<&str>) -> Result<&Arc<Context>> {
-        let opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(context) = self.devices[device].get() {
-            return Ok(context);
-        }
-        let settings = self.read_settings()?;
-        let fraction = self.fractions.lock().unwrap_or_else(PoisonError::into_inner)[device];
-        let named = settings.device(device);
-        let name = name.unwrap_or(&named);
-        let context = Context::open(name, &settings.options, fraction, variable)?;
-        let context = self.devices[device].get_or_init(|| Arc::new(context.kept_open()));
-        drop(opening);
-        Ok(context)
-    }
-
-    fn read_settings(&self) -> Result<Settings> {
-        self.settings.get().cloned().unwrap_or_else(Settings::read)
     }
 
     /// Returns the open allocators, by device.
@@ -197,20 +151,6 @@ impl Torch {
         context.record_use(addr, stream)
     }
 
-    /// With a fraction of 0 all requests fail that need new memory of the device.
-    fn set_fraction(&self, fraction: f64, device: c_int) -> Result<()> {
-        if let Some(opened) = self.slot(device)?.get() {
-            return opened.set_fraction(fraction);
-        }
-        if !(0.0..=1.0).contains(&fraction) {
-            let text = format!("{fraction} is not a valid fraction: use a number from 0 to 1");
-            return Err(Failure::new(VRAMP_ERROR_RANGE, text));
-        }
-        let mut fractions = self.fractions.lock().unwrap_or_else(PoisonError::into_inner);
-        fractions[device as usize] = Some(fraction);
-        Ok(())
-    }
-
     fn pools(&self, device: c_int) -> Result<&Pools> {
         self.slot(device)?;
         Ok(&self.pools[device as usize])
@@ -224,28 +164,6 @@ impl Torch {
         self.pools(device)?.begin(context, id);
         Ok(())
     }
-
-    /// Returns the handle of a device's allocator.
-    fn handle(&self, device: c_int) -> Result<vramp_allocator_t> {
-        let context = self.context(device)?;
-        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        let handle = &mut handles[device as usize];
-        if handle.id == 0 {
-            *handle = handles::insert(Arc::clone(context))?;
-        }
-        Ok(*handle)
-    }
-}
-
-/// Returns the handle of a device's allocator, for callers in this process that are not PyTorch.
-/// Where no device is named and the machine has no card, it is simulated: PyTorch cannot use it then.
-pub(crate) fn shared_allocator(device: c_int) -> Result<vramp_allocator_t> {
-    if TORCH.slot(device)?.get().is_none() {
-        let is_named = TORCH.read_settings()?.is_device_named();
-        let name = (!is_named && !has_card()).then_some("sim");
-        TORCH.open_named(device as usize, name)?;
-    }
-    TORCH.handle(device)
 }
 
 /// Checks VRAMP_CONF and VRAMP_DEVICE, and opens nothing.

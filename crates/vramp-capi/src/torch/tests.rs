@@ -6,7 +6,9 @@ use vramp_alloc::Bytes;
 use vramp_alloc::device::AddrRange;
 use vramp_driver::{CaptureMode, Driver, Stream};
 
+use super::settings::Settings;
 use super::*;
+use crate::handles;
 
 fn torch(conf: &str) -> Torch {
     let torch = Torch::new();
@@ -222,7 +224,7 @@ fn the_parts_of_memory_add_up_to_the_statistics() {
             continue;
         }
         let (parts, memory) = (torch.parts(0).unwrap(), torch.memory(0).unwrap());
-        let sum = |of: &dyn Fn(&dropin::vramp_torch_part_t) -> bool| -> u64 {
+        let sum = |of: &dyn Fn(&statistics::vramp_torch_part_t) -> bool| -> u64 {
             parts.iter().filter(|part| of(part)).map(|part| part.size).sum()
         };
         assert_eq!(sum(&|_| true), memory.reserved);

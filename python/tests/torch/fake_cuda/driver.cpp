@@ -4,6 +4,8 @@
 
 #include <cuda.h>
 
+#include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -20,6 +22,9 @@ void* address(CUdeviceptr pointer) { return reinterpret_cast<void*>(pointer); }
 Physical* physical(CUmemGenericAllocationHandle handle) { return reinterpret_cast<Physical*>(handle); }
 
 CUresult same(cudaError_t error) { return static_cast<CUresult>(error); }
+
+// Number of times that each device's context was retained.
+std::array<std::atomic<size_t>, 64> retained{};
 
 CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device + 1)); }
 
@@ -47,8 +52,10 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
   return CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  ++retained[static_cast<size_t>(device)];
   return *context = context_of(device), CUDA_SUCCESS;
 }
+size_t fake_cuda_retained(int device) { return retained[static_cast<size_t>(device)]; }
 CUresult cuCtxGetCurrent(CUcontext* context) { return *context = context_of(current_device()), CUDA_SUCCESS; }
 CUresult cuCtxSetCurrent(CUcontext context) {
   if (context) current_device() = static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1;

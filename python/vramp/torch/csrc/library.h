@@ -16,10 +16,9 @@ namespace vramp {
 struct Library {
   decltype(&::vramp_version) version;
   decltype(&::vramp_last_error) last_error;
-  decltype(&::vramp_observe) observe;
-  decltype(&::vramp_unobserve) unobserve;
-  decltype(&::vramp_torch_allocator) allocator;
   decltype(&::vramp_torch_open) open;
+  decltype(&::vramp_torch_is_open) is_open;
+  decltype(&::vramp_torch_observe) observe;
   decltype(&::vramp_torch_block_malloc) block_malloc;
   decltype(&::vramp_torch_block_free) block_free;
   decltype(&::vramp_torch_block_find) block_find;
@@ -44,10 +43,9 @@ struct Library {
     }
     find(handle, "vramp_version", version);
     find(handle, "vramp_last_error", last_error);
-    find(handle, "vramp_observe", observe);
-    find(handle, "vramp_unobserve", unobserve);
-    find(handle, "vramp_torch_allocator", allocator);
     find(handle, "vramp_torch_open", open);
+    find(handle, "vramp_torch_is_open", is_open);
+    find(handle, "vramp_torch_observe", observe);
     find(handle, "vramp_torch_block_malloc", block_malloc);
     find(handle, "vramp_torch_block_free", block_free);
     find(handle, "vramp_torch_block_find", block_find);

@@ -3,6 +3,9 @@
 
 #pragma once
 
+#include <sstream>
+#include <string>
+
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -1,0 +1,162 @@
+//! The memory of PyTorch's own caching allocator, which serves graphs and memory pools.
+//!
+//! It takes its *segments* from here. A segment is handed out after all earlier work on its memory, because
+//! PyTorch uses it on any stream and in graphs that run later.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use vramp_alloc::{Allocation, Bytes, DeviceAddr, StreamId};
+
+use super::{TORCH, Torch};
+use crate::abi::vramp_status_t::{self, *};
+use crate::pointers;
+use crate::status::{Failure, Result, check_fork, status_of};
+
+/// The segments of a device that PyTorch's own allocator has.
+#[derive(Debug)]
+pub(super) struct Segments(Mutex<SegmentTable>);
+
+#[derive(Debug)]
+struct SegmentTable {
+    stream: Option<StreamId>,
+    /// By address.
+    live: BTreeMap<u64, Allocation>,
+}
+
+impl Segments {
+    pub(super) const fn new() -> Segments {
+        Segments(Mutex::new(SegmentTable { stream: None, live: BTreeMap::new() }))
+    }
+
+    /// Returns the number of segments.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.lock().live.len()
+    }
+
+    /// Returns true if a segment begins at the address.
+    pub(super) fn has(&self, addr: u64) -> bool {
+        self.lock().live.contains_key(&addr)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SegmentTable> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stream(&self, create: impl FnOnce() -> Result<StreamId>) -> Result<StreamId> {
+        let mut table = self.lock();
+        if let Some(stream) = table.stream {
+            return Ok(stream);
+        }
+        let stream = create()?;
+        table.stream = Some(stream);
+        Ok(stream)
+    }
+}
+
+impl Torch {
+    pub(super) fn segment_malloc(&self, device: c_int, size: u64) -> Result<DeviceAddr> {
+        let context = self.context(device)?;
+        let allocator = context.allocator();
+        let stream = self.segments(device).stream(|| context.create_stream())?;
+        let segment = allocator.malloc(Bytes::new(size), stream)?;
+        // The pool may have made this stream wait for other streams. Streams that use the segment do not
+        // wait for this stream, so the work has to be over.
+        let waited = match allocator.stream(stream) {
+            Some(raw) => allocator.driver().synchronize_stream(raw),
+            None => Ok(()),
+        };
+        if let Err(error) = waited {
+            allocator.free(segment, stream)?;
+            return Err(error.into());
+        }
+        let addr = segment.addr();
+        self.segments(device).lock().live.insert(addr.number(), segment);
+        Ok(addr)
+    }
+
+    /// Frees a segment of any device and returns its size.
+    pub(super) fn segment_free(&self, addr: u64, may_be_in_use: bool) -> Result<u64> {
+        check_fork()?;
+        for (device, context) in self.opened_by_device() {
+            let removed = self.segments(device).lock().live.remove(&addr);
+            let Some(segment) = removed else { continue };
+            let allocator = context.allocator();
+            let (size, stream) = (segment.requested().count(), segment.stream());
+            if may_be_in_use {
+                for user in context.adopted_streams() {
+                    allocator.record_use(&segment, user)?;
+                }
+            }
+            allocator.free(segment, stream)?;
+            return Ok(size);
+        }
+        let text = format!("no segment of any device begins at {addr:#x}");
+        Err(Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text))
+    }
+
+    /// Returns the device of a segment.
+    pub(super) fn segment_device(&self, addr: u64) -> Option<c_int> {
+        let mut opened = self.opened_by_device().map(|(device, _)| device);
+        opened.find(|&device| self.segments(device).has(addr))
+    }
+}
+
+/// Allocates a segment for PyTorch's own allocator. Waits on the host for earlier work on its memory.
+///
+/// # Safety
+/// `address` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_torch_segment_malloc(
+    device: c_int,
+    size: u64,
+    address: *mut *mut c_void,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(address, "address")?;
+        let placed = TORCH.segment_malloc(device, size)?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(address, placed.number() as *mut c_void, "address") }
+    })
+}
+
+/// Returns the device of a segment. VRAMP_ERROR_UNKNOWN_POINTER if none begins at the address.
+///
+/// # Safety
+/// `device` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_torch_segment_device(
+    address: *mut c_void,
+    device: *mut c_int,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(device, "device")?;
+        check_fork()?;
+        let text = format!("no segment of any device begins at {address:p}");
+        let unknown = || Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text);
+        let found = TORCH.segment_device(address as u64).ok_or_else(unknown)?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(device, found, "device") }
+    })
+}
+
+/// Frees a segment; `*size` is its size. With `may_be_in_use`, its memory is reused after all work that
+/// is queued now on the streams of the device's allocator; otherwise no work uses it any more.
+///
+/// # Safety
+/// `size` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_torch_segment_free(
+    address: *mut c_void,
+    may_be_in_use: c_int,
+    size: *mut u64,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(size, "size")?;
+        let freed = TORCH.segment_free(address as u64, may_be_in_use != 0)?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(size, freed, "size") }
+    })
+}

@@ -1,0 +1,86 @@
+// The segments of PyTorch's own allocator, which are vramp's memory.
+
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <cuda_runtime_api.h>
+
+#include "forwarding.h"
+#include "shared.h"
+#include "torch_api.h"
+
+namespace vramp {
+
+// The pool that the thread searches for free memory: no segment is added then.
+inline thread_local std::optional<PoolId> searched_pool;
+// Why the thread's last segment could not be allocated.
+inline thread_local std::string segment_failure;
+
+inline DeviceIndex current_device() {
+  DeviceIndex device = 0;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  return device;
+}
+
+// Where PyTorch's own allocator allocates the segments of pools. It makes the two raw calls alone.
+class SegmentSource : public Forwarding {
+ public:
+  explicit SegmentSource(Shared& shared) : Forwarding(shared.native), shared_(shared) {}
+
+  // Returns null if no segment is to be had.
+  void* raw_alloc(size_t size) override {
+    if (searched_pool) {
+      segment_failure = "";
+      return nullptr;
+    }
+    Device& device = shared_.devices.at(current_device());
+    void* address = nullptr;
+    if (shared_.vramp.segment_malloc(device.index, size, &address) != VRAMP_OK) {
+      segment_failure = shared_.vramp.last_error();
+      return nullptr;
+    }
+    std::lock_guard<std::recursive_mutex> lock(device.mutex);
+    device.segments.add(size);
+    return address;
+  }
+
+  void raw_delete(void* address) override {
+    int index = 0;
+    if (shared_.vramp.segment_device(address, &index) != VRAMP_OK) {
+      return;
+    }
+    Device& device = shared_.devices.at(static_cast<DeviceIndex>(index));
+    bool may_be_in_use = !wait_for(device);
+    uint64_t size = 0;
+    vramp_status_t status = shared_.vramp.segment_free(address, may_be_in_use ? 1 : 0, &size);
+    if (status == VRAMP_OK) {
+      std::lock_guard<std::recursive_mutex> lock(device.mutex);
+      device.segments.remove(size);
+    } else if (status != VRAMP_ERROR_FORKED) {
+      shared_.fail("cannot free a segment");
+    }
+  }
+
+ private:
+  // PyTorch frees segments with cudaFree, which waits for the device. While another thread captures a graph
+  // the wait is refused: returns false, and vramp keeps the memory until the work queued now is over.
+  static bool wait_for(const Device& device) {
+    c10::cuda::CUDAGuard guard(device.index);
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    bool relaxed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
+    bool waited = cudaDeviceSynchronize() == cudaSuccess;
+    if (!waited) {
+      (void)cudaGetLastError();
+    }
+    if (relaxed) {
+      (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    }
+    return waited;
+  }
+
+  Shared& shared_;
+};
+
+} // namespace vramp
