@@ -9,6 +9,8 @@
 
 mod connection;
 mod opened;
+#[cfg(test)]
+mod tests;
 
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -130,3 +130,35 @@ fn a_stopped_importer_keeps_its_opens_until_it_is_killed() {
     child.kill();
     assert!(published.wait_released(soon()));
 }
+
+const FULL: &str = "stalls::closes_wait_once_for_a_stopped_exporter_and_none_is_lost";
+
+#[test]
+fn closes_wait_once_for_a_stopped_exporter_and_none_is_lost() {
+    if role().is_some() {
+        let server = Server::new().unwrap();
+        let published = server.publish(Files::new(b"", 0)).unwrap();
+        say(&print(&published.ticket()));
+        loop {
+            hear();
+            say(&published.opens().to_string());
+        }
+    }
+    let mut child = Child::start(FULL, "exporter", None);
+    let ticket = parse(&child.next());
+    let options = OpenOptions { timeout: Duration::from_secs(1), ..OpenOptions::default() };
+    let importer = Connections::new(options);
+    let opened: Vec<_> = (0..3_000).map(|_| importer.open(&ticket).unwrap()).collect();
+    child.stop();
+    let before = std::time::Instant::now();
+    drop(opened);
+    // A second for each close that did not fit would be most of an hour.
+    assert!(before.elapsed() < Duration::from_secs(60));
+    child.signal(Signal::CONT);
+    wait_until("all are closed", || {
+        // Any later call sends what did not fit.
+        drop(importer.open(&ticket));
+        child.tell("opens");
+        child.next() == "0"
+    });
+}
