@@ -61,7 +61,8 @@
 //!    the exporter. The forwarding process keeps its `Opened` until then.
 //! 5. Dropping the last [`Opened`] calls [`Source::released`]. So does the end of an importer, by
 //!    SIGKILL too, and although a forked child of it may have the socket.
-//! 6. Dropping [`Published`] withdraws the export. If the exporter ends, importers find out with
+//! 6. Dropping [`Published`] withdraws the export. [`Published::withdraw`] says whether the memory can
+//!    be freed at once or in [`Source::ended`]. If the exporter ends, importers find out with
 //!    [`Opened::is_exporter_gone`]; what they imported stays theirs.
 //!
 //! # Costs

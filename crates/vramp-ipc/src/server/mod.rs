@@ -334,9 +334,20 @@ impl Published {
     /// Withdraws the export: later opens fail with [`OpenError::Withdrawn`](crate::OpenError), and
     /// grants are revoked. What is open stays open; the returned handle waits for its end.
     ///
-    /// If the result is not held, no method of the source is called any more.
+    /// To free the memory exactly once: free it here if [`Withdrawn::is_pending`] is false, and in
+    /// [`Source::ended`] otherwise.
     pub fn withdraw(self) -> Withdrawn {
-        Withdrawn { published: self }.remove()
+        let is_pending = self.remove();
+        Withdrawn { published: self, is_pending }
+    }
+
+    /// Returns whether the source's end is still to come.
+    fn remove(&self) -> bool {
+        if self.shared.is_inherited() {
+            return false;
+        }
+        self.shared.lock().remove(&self.export.number);
+        self.export.withdraw()
     }
 }
 
@@ -351,10 +362,7 @@ impl fmt::Debug for Published {
 
 impl Drop for Published {
     fn drop(&mut self) {
-        if !self.shared.is_inherited() {
-            self.shared.lock().remove(&self.export.number);
-            self.export.withdraw();
-        }
+        self.remove();
     }
 }
 
@@ -362,16 +370,14 @@ impl Drop for Published {
 #[derive(Debug)]
 pub struct Withdrawn {
     published: Published,
+    is_pending: bool,
 }
 
 impl Withdrawn {
-    fn remove(self) -> Withdrawn {
-        let Published { shared, export } = &self.published;
-        if !shared.is_inherited() {
-            shared.lock().remove(&export.number);
-            export.withdraw();
-        }
-        self
+    /// Returns true if something was open, or being opened, when the export was withdrawn. Then
+    /// [`Source::ended`] is called once; otherwise never.
+    pub fn is_pending(&self) -> bool {
+        self.is_pending
     }
 
     /// Returns the number of opens that importers have not closed.

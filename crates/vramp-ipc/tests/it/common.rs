@@ -16,12 +16,18 @@ pub struct Files {
     pub descriptors: usize,
     pub asked: AtomicUsize,
     pub released: AtomicUsize,
+    pub ended: AtomicUsize,
 }
 
 impl Files {
     pub fn new(description: &[u8], descriptors: usize) -> Arc<Files> {
-        let (asked, released) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(Files { description: description.to_vec(), descriptors, asked, released })
+        Arc::new(Files {
+            description: description.to_vec(),
+            descriptors,
+            asked: AtomicUsize::new(0),
+            released: AtomicUsize::new(0),
+            ended: AtomicUsize::new(0),
+        })
     }
 
     pub fn released(&self) -> usize {
@@ -41,6 +47,10 @@ impl Source for Files {
 
     fn released(&self) {
         self.released.fetch_add(1, SeqCst);
+    }
+
+    fn ended(&self) {
+        self.ended.fetch_add(1, SeqCst);
     }
 }
 

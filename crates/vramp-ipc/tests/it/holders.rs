@@ -1,5 +1,6 @@
 //! Who holds an export, and when its source is released.
 
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use vramp_ipc::{OpenError, ServeError, Server};
@@ -77,6 +78,7 @@ fn a_withdrawn_export_stays_open_and_opens_no_more() {
     let mut opened = importer.open(&published.ticket()).unwrap();
     let withdrawn = published.withdraw();
     assert_eq!((withdrawn.opens(), server.published()), (1, 0));
+    assert!(withdrawn.is_pending());
     let refused = importer.open(&ticket);
     assert!(matches!(refused, Err(OpenError::Withdrawn { .. })), "{refused:?}");
     receive_all(&mut opened).unwrap();
@@ -84,7 +86,26 @@ fn a_withdrawn_export_stays_open_and_opens_no_more() {
     assert_eq!(source.released(), 0);
     drop(opened);
     assert!(withdrawn.wait_released(soon()));
-    assert_eq!(source.released(), 1);
+    assert_eq!((source.released(), source.ended.load(SeqCst)), (1, 1));
+}
+
+#[test]
+fn the_end_of_an_export_is_either_at_its_withdrawal_or_at_its_last_close() {
+    let server = Server::new().unwrap();
+    let importer = connections();
+    let (mut at_withdrawal, mut at_close) = (0, 0);
+    // The close and the withdrawal race.
+    for _ in 0..2_000 {
+        let source = Files::new(b"", 0);
+        let published = server.publish(source.clone()).unwrap();
+        drop(importer.open(&published.ticket()).unwrap());
+        let withdrawn = published.withdraw();
+        assert!(withdrawn.wait_released(soon()));
+        assert_eq!(source.ended.load(SeqCst), usize::from(withdrawn.is_pending()));
+        assert_eq!(source.released(), 1);
+        *(if withdrawn.is_pending() { &mut at_close } else { &mut at_withdrawal }) += 1;
+    }
+    assert_eq!(at_withdrawal + at_close, 2_000);
 }
 
 #[test]

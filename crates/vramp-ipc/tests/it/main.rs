@@ -1,5 +1,7 @@
 //! Opens, closes, ends of processes and limits, with real sockets and processes.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
+
 mod child;
 mod common;
 mod deaths;
