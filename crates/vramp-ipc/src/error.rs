@@ -70,8 +70,8 @@ impl std::fmt::Display for Side {
 /// An export could not be opened, or not be received completely.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// The exporting process ended.
-    #[error("process {pid}, which exports the memory, has ended")]
+    /// The exporting process ended or closed its server.
+    #[error("process {pid}, which exports the memory, ended or closed its server")]
     ExporterGone {
         /// The exporting process.
         pid: u32,

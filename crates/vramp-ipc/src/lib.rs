@@ -48,6 +48,62 @@
 //! assert!(published.wait_released(Instant::now() + Duration::from_secs(30)));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Life of an export
+//!
+//! 1. A process makes one [`Server`], and publishes a [`Source`] for each piece of memory that it
+//!    shares. [`Published::ticket`] returns a [`Ticket`], a value of at most 160 bytes.
+//! 2. A ticket can be sent any number of times. One of [`Published::grant`] counts as a holder from
+//!    then on; for the others the caller keeps the export published until they were opened.
+//! 3. Another process, or the same one, opens the ticket through its [`Connections`]. It receives the
+//!    description and then the descriptors, one batch at a time, and closes each after it imported it.
+//! 4. [`Opened`] holds the memory. Its process may send the ticket on to a third one, which opens it at
+//!    the exporter. The forwarding process keeps its `Opened` until then.
+//! 5. Dropping the last [`Opened`] calls [`Source::released`]. So does the end of an importer, by
+//!    SIGKILL too, and although a forked child of it may have the socket.
+//! 6. Dropping [`Published`] withdraws the export. [`Published::withdraw`] says whether the memory can
+//!    be freed at once or in [`Source::ended`]. If the exporter ends, importers find out with
+//!    [`Opened::is_exporter_gone`]; what they imported stays theirs.
+//!
+//! # Costs
+//!
+//! | call | messages | system calls of the caller | of the server |
+//! |---|---|---|---|
+//! | [`Server::publish`] | 0 | 1 | 0 |
+//! | [`Published::ticket`], [`Published::grant`] | 0 | 0 | 0 |
+//! | first [`Connections::open`] for an exporter | | 5 more | 4 more |
+//! | [`Connections::open`] | 1 each way | 4 (send, receive, poll, receive) | 4 (wait, receive, send, receive) |
+//! | each further 32 KiB of the description | 1 each way | 4 | 4 |
+//! | each further batch of descriptors | 1 each way | 4 | 4, and those of the source |
+//! | dropping [`Opened`] | 1 | 1 | 3 (wait, receive, receive) |
+//!
+//! The server counts in a table: a message is O(1) in exports, opens and connections, the end of a
+//! connection O(its opens). It has one thread, three descriptors, and two for each connection: the
+//! socket and the importing process. An importer has as many for each exporter. Descriptors of an
+//! export are made for one batch and closed after it was sent, so 4,096 of them need 64 free numbers
+//! in either process, and fewer where fewer are free.
+//!
+//! # Safety
+//!
+//! Both processes run as the same effective user, which each checks; a ticket has a secret of 128
+//! random bits. Packets that break a rule end the connection that sent them. The server never waits for
+//! an importer: a reply that does not fit into its queue is made again when there is space. Limits:
+//! [`MAX_DESCRIPTION`], [`MAX_DESCRIPTORS`], [`MAX_OPENS`] and [`MAX_CONNECTIONS`].
+//!
+//! A forked child has no part of its parent's server and connections. [`Server::publish`] fails in it
+//! with [`ServeError::Forked`]; [`Connections::open`] connects anew; dropping what it inherited sends
+//! nothing.
+//!
+//! # Containers
+//!
+//! Abstract addresses are separate in each network namespace, paths in each mount namespace; the error
+//! is [`OpenError::Unreachable`], or [`OpenError::ExporterGone`] if the process is invisible too.
+//! [`Server::in_directory`] has a socket in a directory that both mount at the same path. Where no
+//! socket can be reached but processes may trace each other, [`fetch_descriptor`] takes a descriptor by
+//! its number.
+//!
+//! Deliberately absent: GPUs, the meaning of a description, global servers, a queue for tickets, and a
+//! cache of what is open: a process that opens a ticket twice has two opens.
 #![forbid(unsafe_code)]
 
 mod client;

@@ -27,7 +27,7 @@ pub struct Connection {
     pid: u32,
     timeout: Duration,
     /// Forks before the connection was made. A child sends nothing over it.
-    depth: u32,
+    pub(super) depth: u32,
     is_ended: AtomicBool,
     exchange: Mutex<Exchange>,
     /// Closes that did not fit into the exporter's queue.
@@ -116,13 +116,15 @@ impl Connection {
         Turn { connection: self, exchange }
     }
 
-    /// Sends a close, which has no reply. One system call, and no lock unless the exporter's queue
-    /// is full.
+    /// Sends a close, which has no reply. One system call. While the exporter's queue is full, the
+    /// first close waits a second at most; those after it are left for a later call.
     pub fn close(&self, open: OpenId) {
         if self.is_inherited() || self.is_ended.load(Ordering::Relaxed) {
             return;
         }
-        self.send_unsent();
+        if !self.send_unsent() {
+            return self.lock_unsent().push(open);
+        }
         let deadline = Instant::now() + CLOSE_PATIENCE.min(self.timeout);
         loop {
             match self.send(0, Request::Close { open }) {
@@ -142,15 +144,16 @@ impl Connection {
         self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends closes that did not fit earlier, as many as fit now.
-    fn send_unsent(&self) {
+    /// Sends closes that did not fit earlier, as many as fit now. Returns true if none is left.
+    fn send_unsent(&self) -> bool {
         let mut unsent = self.lock_unsent();
         while let Some(open) = unsent.last() {
             match self.send(0, Request::Close { open: *open }) {
                 Ok(()) => unsent.pop(),
-                Err(_) => return,
+                Err(_) => return false,
             };
         }
+        true
     }
 
     fn send(&self, sequence: u32, request: Request) -> Result<(), Errno> {
@@ -179,13 +182,9 @@ impl Connection {
         let found = watched[0].revents();
         let ended = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
         // What was sent before the end is still received.
-        if found.intersects(wanted) && !found.intersects(ended & !wanted) {
-            return Ok(Ready::Now);
-        }
-        if wanted.contains(PollFlags::IN) && found.contains(PollFlags::IN) {
-            return Ok(Ready::Now);
-        }
-        Ok(Ready::Ended)
+        let has_packet = wanted.contains(PollFlags::IN) && found.contains(PollFlags::IN);
+        let is_ready = found.intersects(wanted) && !found.intersects(ended);
+        Ok(if has_packet || is_ready { Ready::Now } else { Ready::Ended })
     }
 
     fn ended(&self) -> OpenError {
@@ -210,7 +209,8 @@ impl Turn<'_> {
     /// Makes a request and returns its reply. One message each way.
     pub fn request(&mut self, request: Request) -> Result<Answer<'_>, OpenError> {
         let connection = self.connection;
-        connection.send_unsent();
+        // What does not fit now is sent by a later call.
+        let _ = connection.send_unsent();
         self.exchange.last_sequence = self.exchange.last_sequence.wrapping_add(1).max(1);
         let sequence = self.exchange.last_sequence;
         let deadline = Instant::now() + connection.timeout;
@@ -234,6 +234,7 @@ impl Turn<'_> {
                 }
             }
         }
+        let mut is_reset = false;
         let (packet, length) = loop {
             let buffer = &mut self.exchange.buffer;
             buffer.resize(MAX_REPLY, 0);
@@ -260,6 +261,8 @@ impl Turn<'_> {
                         return Err(OpenError::System { action: "wait", source: error.into() });
                     }
                 },
+                // The kernel reports this once, before the packets that came earlier.
+                Err(Errno::CONNRESET) if !is_reset => is_reset = true,
                 Err(Errno::CONNRESET | Errno::PIPE) => return Err(connection.ended()),
                 Err(error) => {
                     return Err(OpenError::System { action: "receive", source: error.into() });

@@ -9,6 +9,8 @@
 
 mod connection;
 mod opened;
+#[cfg(test)]
+mod tests;
 
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -100,7 +102,13 @@ impl Connections {
                 .open(ticket);
         }
         let connection = self.connection(ticket)?;
-        Opened::new(&connection, ticket, self.options.batch)
+        let opened = Opened::new(&connection, ticket, self.options.batch);
+        if opened.is_err() && connection.is_ended() {
+            self.lock().remove(&ticket.0.address, |known| {
+                known.as_ref().is_some_and(|known| Arc::ptr_eq(known, &connection))
+            });
+        }
+        opened
     }
 
     /// Returns the number of connections, those to exporters that ended included.
@@ -127,7 +135,8 @@ impl Connections {
             Ok(made) => Ok(Arc::clone(connection.insert(Arc::new(made)))),
             Err(error) => {
                 drop(connection);
-                self.lock().remove_unused(&ticket.0.address, &slot);
+                // Another thread that waited for the slot may have connected meanwhile.
+                self.lock().remove(&ticket.0.address, Option::is_none);
                 Err(error)
             }
         }
@@ -146,11 +155,14 @@ impl Known {
         }
     }
 
-    /// Removes a slot in which no thread made a connection.
-    fn remove_unused(&mut self, address: &Address, slot: &Arc<Slot>) {
+    /// Removes the slot of an address if its connection is as expected, and no thread connects.
+    fn remove(
+        &mut self,
+        address: &Address,
+        is_expected: impl FnOnce(&Option<Arc<Connection>>) -> bool,
+    ) {
         if let Entry::Occupied(known) = self.by_address.entry(address.clone())
-            && Arc::ptr_eq(known.get(), slot)
-            && slot.0.try_lock().is_ok_and(|connection| connection.is_none())
+            && known.get().0.try_lock().is_ok_and(|connection| is_expected(&connection))
         {
             known.remove();
         }

@@ -9,6 +9,17 @@ pub enum Admission {
     Withdrawn,
 }
 
+/// What is left after a close.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterClose {
+    /// Other holders.
+    Held,
+    /// No holder; the export can be opened again.
+    Released,
+    /// No holder, and none can come: the export is withdrawn.
+    Ended,
+}
+
 /// Holders of one export. Every change is O(log grants).
 #[derive(Debug, Default)]
 pub struct Holders {
@@ -50,16 +61,22 @@ impl Holders {
         self.grants.remove(&grant);
     }
 
-    /// Ends an open, completed or failed. Returns true if no holder is left.
-    pub fn close(&mut self) -> bool {
+    /// Ends an open, completed or failed.
+    pub fn close(&mut self) -> AfterClose {
         self.opens -= 1;
-        self.is_free()
+        match (self.is_free(), self.withdrawn) {
+            (false, _) => AfterClose::Held,
+            (true, false) => AfterClose::Released,
+            (true, true) => AfterClose::Ended,
+        }
     }
 
-    /// Refuses later opens and revokes all grants.
-    pub fn withdraw(&mut self) {
+    /// Refuses later opens and revokes all grants. Returns true if something is open, so that a
+    /// close will return [`AfterClose::Ended`], once.
+    pub fn withdraw(&mut self) -> bool {
         self.withdrawn = true;
         self.grants.clear();
+        self.opens > 0
     }
 
     /// Returns true if nothing is open and no grant is outstanding.
@@ -97,7 +114,7 @@ mod tests {
         holders.opened(grant);
         assert_eq!((holders.opens(), holders.grants(), holders.ever_opened()), (1, 0, 1));
         assert!(!holders.revoke(grant));
-        assert!(holders.close());
+        assert_eq!(holders.close(), AfterClose::Released);
     }
 
     #[test]
@@ -109,8 +126,8 @@ mod tests {
             holders.admit();
             holders.opened(first);
         }
-        assert!(!holders.close());
-        assert!(!holders.close(), "the second grant is outstanding");
+        assert_eq!(holders.close(), AfterClose::Held);
+        assert_eq!(holders.close(), AfterClose::Held, "the second grant is outstanding");
         assert!(holders.revoke(second));
         assert!(holders.is_free());
     }
@@ -120,7 +137,7 @@ mod tests {
         let mut holders = Holders::default();
         let grant = holders.grant().unwrap();
         holders.admit();
-        assert!(!holders.close());
+        assert_eq!(holders.close(), AfterClose::Held);
         assert_eq!(holders.ever_opened(), 0);
         assert!(holders.revoke(grant));
     }
@@ -131,10 +148,11 @@ mod tests {
         holders.admit();
         holders.opened(0);
         holders.grant().unwrap();
-        holders.withdraw();
+        assert!(holders.withdraw());
         assert_eq!(holders.admit(), Admission::Withdrawn);
         assert_eq!(holders.grant(), None);
         assert_eq!((holders.opens(), holders.grants()), (1, 0));
-        assert!(holders.close());
+        assert_eq!(holders.close(), AfterClose::Ended);
+        assert!(!holders.withdraw());
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::core::holders::{Admission, Holders};
+use crate::core::holders::{Admission, AfterClose, Holders};
 use crate::core::message::Secret;
 
 /// Longest description in bytes: 24 bytes for each of 699,050 chunks.
@@ -48,13 +48,22 @@ pub trait Source: Send + Sync {
 
     /// Called each time the last holder of the export is gone: the last open was closed, or its
     /// connection ended, or it failed, and no grant is outstanding.
+    ///
+    /// A new grant or open may follow at once. To free memory after its last use, override
+    /// [`Source::ended`].
     fn released(&self);
+
+    /// Called after [`Source::released`], once, when the last open of a withdrawn export ended; not
+    /// if nothing was open when it was withdrawn. See [`Withdrawn::is_pending`](crate::Withdrawn).
+    fn ended(&self) {}
 }
 
 struct State {
     holders: Holders,
     /// [`Source::released`] is running for the last change.
     is_releasing: bool,
+    /// Threads that wait for a change: without one, a change makes no system call.
+    waiters: usize,
 }
 
 /// Shared by the handle of the publisher and the connections that have it open.
@@ -81,7 +90,11 @@ impl Export {
             number,
             secret,
             source,
-            state: Mutex::new(State { holders: Holders::default(), is_releasing: false }),
+            state: Mutex::new(State {
+                holders: Holders::default(),
+                is_releasing: false,
+                waiters: 0,
+            }),
             changed: Condvar::new(),
             opens: AtomicUsize::new(0),
             ever_opened: AtomicU64::new(0),
@@ -95,7 +108,13 @@ impl Export {
     fn publish_counts(&self, state: &State) {
         self.opens.store(state.holders.opens(), Ordering::Relaxed);
         self.ever_opened.store(state.holders.ever_opened(), Ordering::Relaxed);
-        self.changed.notify_all();
+        self.notify(state);
+    }
+
+    fn notify(&self, state: &State) {
+        if state.waiters > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Compares without an early end, so that its time says nothing about the secret.
@@ -133,15 +152,20 @@ impl Export {
     /// Ends an open. Called on the server's thread only, so two releases never overlap.
     pub fn close(&self) {
         let mut state = self.lock();
-        let is_last = state.holders.close();
+        let after = state.holders.close();
+        let is_last = after != AfterClose::Held;
         state.is_releasing = is_last;
         self.publish_counts(&state);
         drop(state);
         if is_last {
             // The message of the panic is on standard error; the server goes on.
             let _ = catch_unwind(AssertUnwindSafe(|| self.source.released()));
-            self.lock().is_releasing = false;
-            self.changed.notify_all();
+            if after == AfterClose::Ended {
+                let _ = catch_unwind(AssertUnwindSafe(|| self.source.ended()));
+            }
+            let mut state = self.lock();
+            state.is_releasing = false;
+            self.notify(&state);
         }
     }
 
@@ -151,14 +175,18 @@ impl Export {
 
     /// Returns whether the grant was outstanding.
     pub fn revoke(&self, grant: u64) -> bool {
-        let revoked = self.lock().holders.revoke(grant);
-        self.changed.notify_all();
+        let mut state = self.lock();
+        let revoked = state.holders.revoke(grant);
+        self.notify(&state);
         revoked
     }
 
-    pub fn withdraw(&self) {
-        self.lock().holders.withdraw();
-        self.changed.notify_all();
+    /// Returns whether the source's end is still to come.
+    pub fn withdraw(&self) -> bool {
+        let mut state = self.lock();
+        let is_pending = state.holders.withdraw();
+        self.notify(&state);
+        is_pending
     }
 
     pub fn is_held(&self) -> bool {
@@ -193,8 +221,10 @@ impl Export {
             if left.is_zero() {
                 return false;
             }
+            state.waiters += 1;
             let woken = self.changed.wait_timeout(state, left);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            state.waiters -= 1;
         }
         true
     }

@@ -13,6 +13,8 @@
 mod event_loop;
 mod export;
 mod session;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -78,7 +80,7 @@ impl Server {
     /// If a system call fails, for instance because no descriptor is left. The server has four.
     pub fn new() -> Result<Server, ServeError> {
         let name = system::random().map_err(system_error("get random bits"))?;
-        Server::start(Address::Abstract(name), own_uid())
+        Server::start(Address::Abstract(name), Admission::here())
     }
 
     /// Starts a server with a socket in `directory`, for importers in other network namespaces that
@@ -100,11 +102,10 @@ impl Server {
                 max: MAX_PATH,
             });
         }
-        Server::start(Address::Path(bytes.to_vec()), own_uid())
+        Server::start(Address::Path(bytes.to_vec()), Admission::here())
     }
 
-    fn start(address: Address, admitted_uid: u32) -> Result<Server, ServeError> {
-        vramp_host::fork::watch();
+    fn start(address: Address, admission: Admission) -> Result<Server, ServeError> {
         let listener = system::socket().map_err(system_error("make a socket"))?;
         // An importer that gave up leaves nothing to accept.
         rustix::io::ioctl_fionbio(&listener, true)
@@ -116,7 +117,7 @@ impl Server {
         let shared = Arc::new(Shared {
             address,
             exporter: system::own_process(),
-            depth: vramp_host::fork::depth(),
+            depth: admission.depth,
             last_export: AtomicU64::new(0),
             exports: Mutex::default(),
         });
@@ -133,7 +134,7 @@ impl Server {
         let parts = LoopParts {
             listener,
             stop: Arc::clone(&server.stop),
-            admitted_uid,
+            admitted_uid: admission.uid,
             find_export: Box::new(move |number| shared.lock().get(&number).cloned()),
             connections,
         };
@@ -213,8 +214,19 @@ impl Drop for Server {
     }
 }
 
-fn own_uid() -> u32 {
-    rustix::process::geteuid().as_raw()
+/// The user and the process that a server is for.
+struct Admission {
+    uid: u32,
+    /// Forks before this process.
+    depth: u32,
+}
+
+impl Admission {
+    /// Returns those of this process.
+    fn here() -> Admission {
+        vramp_host::fork::watch();
+        Admission { uid: rustix::process::geteuid().as_raw(), depth: vramp_host::fork::depth() }
+    }
 }
 
 /// Binds before anything listens, so that no connection comes before the file has its mode.
@@ -322,9 +334,20 @@ impl Published {
     /// Withdraws the export: later opens fail with [`OpenError::Withdrawn`](crate::OpenError), and
     /// grants are revoked. What is open stays open; the returned handle waits for its end.
     ///
-    /// If the result is not held, no method of the source is called any more.
+    /// To free the memory exactly once: free it here if [`Withdrawn::is_pending`] is false, and in
+    /// [`Source::ended`] otherwise.
     pub fn withdraw(self) -> Withdrawn {
-        Withdrawn { published: self }.remove()
+        let is_pending = self.remove();
+        Withdrawn { published: self, is_pending }
+    }
+
+    /// Returns whether the source's end is still to come.
+    fn remove(&self) -> bool {
+        if self.shared.is_inherited() {
+            return false;
+        }
+        self.shared.lock().remove(&self.export.number);
+        self.export.withdraw()
     }
 }
 
@@ -339,10 +362,7 @@ impl fmt::Debug for Published {
 
 impl Drop for Published {
     fn drop(&mut self) {
-        if !self.shared.is_inherited() {
-            self.shared.lock().remove(&self.export.number);
-            self.export.withdraw();
-        }
+        self.remove();
     }
 }
 
@@ -350,16 +370,14 @@ impl Drop for Published {
 #[derive(Debug)]
 pub struct Withdrawn {
     published: Published,
+    is_pending: bool,
 }
 
 impl Withdrawn {
-    fn remove(self) -> Withdrawn {
-        let Published { shared, export } = &self.published;
-        if !shared.is_inherited() {
-            shared.lock().remove(&export.number);
-            export.withdraw();
-        }
-        self
+    /// Returns true if something was open, or being opened, when the export was withdrawn. Then
+    /// [`Source::ended`] is called once; otherwise never.
+    pub fn is_pending(&self) -> bool {
+        self.is_pending
     }
 
     /// Returns the number of opens that importers have not closed.

@@ -1,1 +1,14 @@
 //! Opens, closes, ends of processes and limits, with real sockets and processes.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
+
+mod child;
+mod common;
+mod deaths;
+mod directories;
+mod holders;
+mod hostile;
+mod limits;
+mod numbers;
+mod opens;
+mod stalls;
