@@ -52,6 +52,7 @@ mod captures;
 mod context;
 mod device;
 mod environment;
+mod exchange;
 mod gate;
 pub mod graphs;
 mod handles;
