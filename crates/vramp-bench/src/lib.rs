@@ -51,6 +51,7 @@ pub mod hit;
 pub mod lifecycle;
 pub mod remap;
 pub mod reserve;
+pub mod sharing;
 pub mod spill;
 mod statistics;
 mod subject;

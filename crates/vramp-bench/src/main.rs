@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
-use vramp::Preset;
+use vramp::{Bytes, Preset};
 use vramp_bench::lifecycle::{self, MakeSubject, Op, Options, RustSubject, Subject, Summary};
+use vramp_bench::sharing;
 
 use c_subject::CSubject;
 
@@ -26,6 +27,33 @@ struct Args {
 enum Program {
     /// Creates and ends every object of the allocator in random order, and checks what is promised.
     Lifecycle(Lifecycle),
+    /// Shares memory between two processes, and between two cards where there are.
+    Sharing(Sharing),
+}
+
+#[derive(clap::Args)]
+struct Sharing {
+    /// `sim:h200`, or a card such as `cuda:0`.
+    #[arg(long, default_value = "sim:h200")]
+    device: String,
+    /// Cycles of export, open and close.
+    #[arg(long, default_value_t = 1000)]
+    cycles: u64,
+    /// Rounds in which an importer, and as many in which an exporter is killed.
+    #[arg(long, default_value_t = 20)]
+    kills: u64,
+    /// Devices of which the first two share memory by access: `cuda`, or `sim:h200x2`.
+    #[arg(long)]
+    peers: Option<String>,
+    /// The other process.
+    #[arg(long, hide = true)]
+    role: Option<OtherRole>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum OtherRole {
+    Importer,
+    Exporter,
 }
 
 #[derive(clap::Args)]
@@ -92,14 +120,63 @@ impl Interface {
 const HANG: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
-    let Program::Lifecycle(args) = Args::parse().program;
-    match run(&args) {
+    let done = match Args::parse().program {
+        Program::Lifecycle(args) => run(&args),
+        Program::Sharing(args) => share(&args),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn share(args: &Sharing) -> Result<()> {
+    if let Some(role) = args.role {
+        let role = match role {
+            OtherRole::Importer => sharing::Role::Importer,
+            OtherRole::Exporter => sharing::Role::Exporter,
+        };
+        return sharing::serve(&args.device, role);
+    }
+    let device = &args.device;
+    println!("device {}", sharing::open(device)?.driver.info().name);
+    let sharing::CyclesReport { cycles, median, left } = sharing::cycles(device, args.cycles)?;
+    println!("{cycles} cycles: {:.0} us each, nothing left: {:?}", micros(median), left[1]);
+    for size in [Bytes::mib(1), Bytes::gib(1)] {
+        let median = sharing::opening(device, size, 20)?;
+        println!("opening {size} in another process: {:.0} us", micros(median));
+    }
+    let killed = sharing::kills(device, args.kills)?;
+    let [before, after] = killed.used_on_card;
+    println!(
+        "killed {} importers and {} exporters: {before} in use on the card before, {after} after",
+        killed.importers, killed.exporters
+    );
+    let Some(devices) = &args.peers else {
+        println!("two cards: not measured, name them with --peers");
+        return Ok(());
+    };
+    let found = sharing::peers(devices, Bytes::gib(20), Bytes::mib(256))?;
+    println!(
+        "access for a second card to {} in {} calls: {:.1} ms, revoked in {:.1} ms",
+        found.granted.bytes,
+        found.granted.calls,
+        micros(found.grant) / 1000.0,
+        micros(found.revoke) / 1000.0
+    );
+    println!(
+        "copies of 256 MiB in GB/s: plain memory {:.1}; without access {:.1}; with access {:.1} by a \
+         peer copy, {:.1} by a plain one",
+        found.plain, found.before, found.peer, found.direct
+    );
+    Ok(())
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
 }
 
 fn run(args: &Lifecycle) -> Result<()> {
