@@ -20,7 +20,9 @@ __all__ = [
     "missing_card",
     "open",
     "pool",
+    "record_history",
     "replay",
+    "snapshot",
 ]
 
 class _HasCudaStream(Protocol):
@@ -333,13 +335,32 @@ def pool(device: SupportsIndex = 0) -> Pool:
     VRAMP_DEVICE=sim, it is simulated. It cannot be closed. Raises DeviceError or OptionError.
     """
 
+def record_history(events: SupportsIndex) -> None:
+    """Starts to record the last `events` mallocs and frees, 40 bytes each, of every device whose pool this
+    process shares, also of those that are opened later. 0 stops recording.
+    """
+
+def snapshot(path: str | os.PathLike[str]) -> None:
+    """Writes blocks, segments and recorded events of every such device to one file, as `Pool.snapshot` does
+    for one pool. Each device has its own number in it. Raises FileError.
+    """
+
 def open(device: str, options: str) -> Pool: ...
 def library_version() -> str: ...
 def missing_card() -> str | None: ...
 def replay(
-    path: str, allocators: Sequence[str], limit: str | None, device: str | None
+    path: str,
+    allocators: Sequence[str],
+    limit: str | None,
+    device: str | None,
+    trace_device: Sequence[int] | None,
 ) -> str: ...
 def explain(
-    path: str, limit: str | None, at: SupportsIndex | None, top: SupportsIndex, fits: bool
+    path: str,
+    limit: str | None,
+    at: SupportsIndex | None,
+    top: SupportsIndex,
+    fits: bool,
+    trace_device: Sequence[int] | None,
 ) -> str: ...
-def advise(path: str, limits: Sequence[str]) -> str: ...
+def advise(path: str, limits: Sequence[str], trace_device: Sequence[int] | None) -> str: ...

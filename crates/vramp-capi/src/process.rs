@@ -97,6 +97,24 @@ pub fn missing_card() -> Option<String> {
     }
 }
 
+/// Starts to record the last `events` events, 40 bytes each, of each device that [`OpenAllocator::shared`]
+/// has opened or will open. Zero stops the recordings.
+///
+/// # Errors
+/// More than 10,000,000 events.
+pub fn record_history_of_devices(events: u32) -> CallResult<()> {
+    Ok(catch_failure(|| torch::snapshot::record_history_of_devices(events))?)
+}
+
+/// Writes blocks, segments and the recorded history of these devices to one file, each under its number: a
+/// timeline for Perfetto if the path ends with `.json`, else a snapshot for PyTorch's viewer.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn snapshot_of_devices(path: &str) -> CallResult<()> {
+    Ok(catch_failure(|| torch::snapshot::snapshot_of_devices(path))?)
+}
+
 impl OpenAllocator {
     /// Returns the allocator of device number `device` that C, C++ and PyTorch share. The first call
     /// opens it, with the settings of `VRAMP_CONF`. On a machine without a card it is simulated.

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::{library_version, missing_card, open, pool};
+    use super::{library_version, missing_card, open, pool, record_history, snapshot};
     #[pymodule_export]
     use crate::allocation::Allocation;
     #[pymodule_export]
@@ -16,7 +16,7 @@ mod _native {
     #[pymodule_export]
     use crate::measure::Measure;
     #[pymodule_export]
-    use crate::pool::Pool;
+    use crate::pool::{Pool, event_count, path_text};
     #[pymodule_export]
     use crate::shortage::Registration;
     #[pymodule_export]
@@ -63,6 +63,20 @@ fn pool(py: Python<'_>, device: i64) -> PyResult<Py<Pool>> {
     let pool = shared[slot].get_or_insert_with(|| made.clone_ref(py)).clone_ref(py);
     drop(shared);
     Ok(pool)
+}
+
+/// Starts to record events of every device that the process shares.
+#[pyfunction]
+fn record_history(py: Python<'_>, events: i64) -> PyResult<()> {
+    let events = event_count(py, events)?;
+    py.detach(|| process::record_history_of_devices(events)).map_err(|error| raise(py, error))
+}
+
+/// Writes blocks, segments and recorded events of every such device to one file.
+#[pyfunction]
+fn snapshot(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<()> {
+    let path = path_text(py, path)?;
+    py.detach(|| process::snapshot_of_devices(&path)).map_err(|error| raise(py, error))
 }
 
 /// Returns why the machine has no card that this process may use.

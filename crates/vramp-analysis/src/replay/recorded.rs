@@ -172,11 +172,10 @@ impl RecordedOom {
 impl Recorded {
     /// Collects what `trace` has of the device of `workload`.
     ///
-    /// The reserved bytes at the beginning follow from those at the end. O(events).
+    /// The reserved bytes at the beginning follow from those at the end. O(events of the device).
     pub fn of(trace: &Trace, workload: &Workload) -> Recorded {
-        let on_device = |found: u16| u32::from(found) == workload.device;
-        let first_event =
-            trace.events.iter().position(|event| on_device(event.device)).unwrap_or_default();
+        let mut events = workload.device_events(trace);
+        let first_event = events.next().map(|(index, _)| index).unwrap_or_default();
         let mut recorded = Recorded {
             segments: SegmentChanges::of(trace, workload),
             initial: initial_segments(trace, workload),
@@ -189,10 +188,7 @@ impl Recorded {
         let mut failure: Option<(usize, i128)> = None;
         // Relative to the beginning; signed and wide, as a recording may be inconsistent.
         let (mut change, mut highest, mut has_events) = (0i128, 0i128, false);
-        for (index, event) in trace.events.iter().enumerate() {
-            if !on_device(event.device) {
-                continue;
-            }
+        for (index, event) in workload.device_events(trace) {
             recorded.events += 1;
             if let Some(step) = step(event) {
                 change += step;
@@ -212,8 +208,8 @@ impl Recorded {
                 _ => {}
             }
         }
-        let segments = trace.segments.iter().filter(|segment| on_device(segment.device));
-        let sizes = segments.map(|segment| i128::from(segment.total_size.count()));
+        let segments = workload.device_segments(trace);
+        let sizes = segments.map(|(_, segment)| i128::from(segment.total_size.count()));
         let at_end = sizes.reduce(|sum, size| sum + size);
         let known = has_events || at_end.is_some();
         let at_start = at_end.map_or(0, |reserved| (reserved - change).max(0));

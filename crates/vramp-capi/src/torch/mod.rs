@@ -18,6 +18,7 @@
 pub mod dropin;
 mod pools;
 mod settings;
+pub(crate) mod snapshot;
 mod unwind;
 
 use std::ffi::{c_int, c_void};
@@ -60,6 +61,9 @@ struct Torch {
     /// Memory fractions that PyTorch set before the first malloc on a device.
     fractions: Mutex<[Option<f64>; DEVICES]>,
     handles: Mutex<[vramp_allocator_t; DEVICES]>,
+    /// Number of events that each device records, also those that are not open yet. Written while
+    /// `opening` is held.
+    recorded_events: AtomicU32,
 }
 
 static TORCH: Torch = Torch::new();
@@ -74,6 +78,7 @@ impl Torch {
             segments: [const { Segments::new() }; DEVICES],
             fractions: Mutex::new([None; DEVICES]),
             handles: Mutex::new([vramp_allocator_t { id: 0 }; DEVICES]),
+            recorded_events: AtomicU32::new(0),
         }
     }
 
@@ -112,7 +117,9 @@ impl Torch {
         let named = settings.device(device);
         let name = name.unwrap_or(&named);
         let context = Context::open(name, &settings.options, fraction, variable)?;
-        let context = self.devices[device].get_or_init(|| Arc::new(context.kept_open()));
+        let context = context.kept_open(device as u16);
+        self.record_opened(&context)?;
+        let context = self.devices[device].get_or_init(|| Arc::new(context));
         drop(opening);
         Ok(context)
     }
