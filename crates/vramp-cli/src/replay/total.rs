@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use vramp::Bytes;
+use vramp::{Bytes, Preset};
 use vramp_analysis::number::{Count, plural};
 use vramp_analysis::replay::{Outcome, Total};
 
@@ -93,8 +93,17 @@ fn rows(text: &Text, totals: &[Total], outcome: &Outcome) -> String {
         rows.push(row);
     }
     let before = rows.len() - totals.len();
+    // The modelled driver pool never fragments, so it is no rival.
+    let is_ideal = |total: &Total| {
+        total.allocator == Preset::StreamOrdered.name() && outcome.driver_ms_is == "modelled"
+    };
+    let finished = totals.iter().filter(|it| it.oom_on_trace_devices.is_empty() && !is_ideal(it));
+    let least = finished.map(|total| total.sum_of_peak_reserved_bytes).min();
     let mark = |row: usize| match row.checked_sub(before).and_then(|row| totals.get(row)) {
         Some(total) if !total.oom_on_trace_devices.is_empty() => Mark::Bad,
+        Some(total) if Some(total.sum_of_peak_reserved_bytes) == least && !is_ideal(total) => {
+            Mark::Good
+        }
         _ => Mark::None,
     };
     text.table_without(&OPTIONAL, &head, &rows, mark)
