@@ -8,6 +8,7 @@ use vramp::Bytes;
 use vramp_analysis::diff::{Change, Diff, Run, diff};
 use vramp_analysis::job::Job;
 use vramp_analysis::number::{Count, plural};
+use vramp_analysis::replay::Past;
 
 use crate::analysis::{self, Devices, SUM_OF_PEAKS};
 use crate::args::DiffRuns;
@@ -48,6 +49,11 @@ pub(crate) fn run(args: &DiffRuns, out: &mut dyn Write) -> Result<()> {
         );
     }
     announce_single(args, &all, [&before, &after]);
+    // A run without history shows only what it had at its end.
+    let is_known = |diff: &Diff| {
+        diff.before.recording != Past::MISSING && diff.after.recording != Past::MISSING
+    };
+    all.retain(is_known);
     if all.len() > 1 && !args.json {
         write_sums(out, &text, &all)?;
     }

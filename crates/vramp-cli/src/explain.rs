@@ -9,6 +9,7 @@ use vramp_analysis::explain::{Explanation, Fit, Options, explain};
 use vramp_analysis::job::Job;
 use vramp_analysis::moment::Moment;
 use vramp_analysis::number::{Count, plural};
+use vramp_analysis::replay::Past;
 use vramp_analysis::verdict::Cause;
 
 use crate::analysis::{self, Devices, SUM_OF_PEAKS, threads};
@@ -71,12 +72,17 @@ fn overview(out: &mut dyn Write, text: &Text, all: &[Explanation]) -> Result<()>
             ]
         })
         .collect();
+    let with_history: Vec<&Explanation> =
+        all.iter().filter(|found| found.recording.coverage != Past::MISSING).collect();
     let sum = |each: &dyn Fn(&Explanation) -> Option<u64>| {
-        all.iter().try_fold(0u64, |sum, found| Some(sum.saturating_add(each(found)?)))
+        with_history.iter().try_fold(0u64, |sum, found| Some(sum.saturating_add(each(found)?)))
     };
     let events = all.iter().map(|found| found.recording.events).sum();
     rows.push(vec![
-        "sum".to_owned(),
+        match with_history.len() == all.len() {
+            true => "sum".to_owned(),
+            false => format!("sum of the {} with a history", with_history.len()),
+        },
         Count(events).to_string(),
         bytes(sum(&|found| Some(found.peak_live_bytes))),
         bytes(sum(&|found| Some(found.demand_bytes))),

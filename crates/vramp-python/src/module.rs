@@ -16,7 +16,7 @@ mod _native {
     #[pymodule_export]
     use crate::measure::Measure;
     #[pymodule_export]
-    use crate::pool::{Pool, event_count, path_text};
+    use crate::pool::Pool;
     #[pymodule_export]
     use crate::shortage::Registration;
     #[pymodule_export]
@@ -33,7 +33,7 @@ use std::sync::{Mutex, PoisonError};
 use vramp_capi::process::{self, OpenAllocator};
 
 use crate::error::{raise, refuse};
-use crate::pool::Pool;
+use crate::pool::{Pool, event_count, path_text};
 
 /// The shared pools that were asked for, by device.
 static SHARED: Mutex<Vec<Option<Py<Pool>>>> = Mutex::new(Vec::new());

@@ -75,6 +75,9 @@ impl Default for Past {
 }
 
 impl Past {
+    /// The [name](Past::name) of a recording without events.
+    pub const MISSING: &str = "missing";
+
     /// Returns true if the peaks of other allocators can be compared with the recorded one: what is
     /// older than the recording is at most a twentieth of the peaks.
     pub fn supports_comparison(self, peak_live: Bytes, peak_reserved: Bytes) -> bool {
@@ -96,7 +99,7 @@ impl Past {
     /// Returns its name in JSON: `whole`, `from_the_middle` or `missing`.
     pub fn name(self) -> &'static str {
         match (self.coverage, self.reserved) {
-            (Coverage::NoEvents { .. }, _) => "missing",
+            (Coverage::NoEvents { .. }, _) => Past::MISSING,
             (Coverage::FromTheMiddle { .. }, _) | (Coverage::Whole, Some(_)) => "from_the_middle",
             (Coverage::Whole, None) => "whole",
         }

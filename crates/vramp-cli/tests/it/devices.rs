@@ -315,6 +315,11 @@ fn a_device_without_history_is_left_out_of_the_sums() {
     assert!(text.contains("held, device 3: 0 events"), "{text}");
     assert!(text.contains("sum of 2 devices (0, 2)"), "{text}");
     assert!(text.contains("Not in the sums: 1 device without a recorded history."), "{text}");
+    let text = stdout(&["explain", &path]);
+    let row = text.lines().find(|line| line.contains("sum of the 2 with a history"));
+    assert!(row.is_some_and(|row| row.contains("80.00 MiB")), "{text}");
+    let text = stdout(&["diff", &path, &path]);
+    assert!(text.contains("held, device 3") && text.contains("sum of 2 devices"), "{text}");
     let assert = vramp(&["advise", &path, "--limit", "1GiB"]).assert().success();
     let notices = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
     assert!(notices.contains("device 3: The recording has no history"), "{notices}");
