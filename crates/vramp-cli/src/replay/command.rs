@@ -42,53 +42,9 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
         writeln!(out, "The setting {key} has no effect on the model.")?;
     }
     for path in &args.traces {
-        let begun = Instant::now();
-        let jobs = jobs(path, &args.reading)?;
-        let read_s = begun.elapsed().as_secs_f64();
-        let devices = Devices::of(jobs.len());
-        let cards = recorded_cards(&device, &jobs)?;
-        let (mut of_all, mut left_out) = (Vec::new(), 0);
-        for ((workload, recorded), device) in jobs.iter().zip(&cards) {
-            let is_missing = recorded.past.is_missing();
-            let runs = if is_missing && !args.json { &[][..] } else { &runs[..] };
-            let mut outcomes = Vec::new();
-            for Run { config, variables } in runs {
-                let applied = with_recorded_settings(args, config, recorded);
-                let (config, settings) = match devices {
-                    Devices::One => applied?,
-                    Devices::Several => {
-                        applied.with_context(|| format!("recorded device {}", workload.device))?
-                    }
-                };
-                let outcome = one(args, device, config, workload, recorded)?;
-                let variables = variables.clone();
-                let outcome = Outcome { read_s, variables, settings, ..outcome };
-                if outcome.fidelity.as_ref().is_some_and(|fidelity| !fidelity.faithful) {
-                    let suffix = devices.suffix(workload.device);
-                    let (trace, allocator) = (&outcome.trace, outcome.allocator);
-                    unfaithful.push(format!("'{trace}'{suffix} on {allocator}"));
-                }
-                if args.json {
-                    json::line(out, &outcome)?;
-                    out.flush()?;
-                }
-                failed |= outcome.oom_at_event.is_some();
-                outcomes.push(outcome);
-            }
-            if !args.json {
-                let write = match devices {
-                    Devices::One => table::write,
-                    Devices::Several => table::write_one_of_several,
-                };
-                write(out, &text, workload, recorded, &outcomes)?;
-                out.flush()?;
-                left_out += usize::from(is_missing);
-                of_all.extend(outcomes);
-            }
-        }
-        if devices == Devices::Several && !args.json {
-            total::write(out, &text, &of_all, left_out)?;
-        }
+        let ended = replay_recording(args, &device, &runs, path, (&text, out))?;
+        unfaithful.extend(ended.unfaithful);
+        failed |= ended.failed;
     }
     if !args.json {
         let fresh = device.fresh(false)?;
@@ -108,6 +64,74 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
         return Err(OutOfMemory.into());
     }
     Ok(())
+}
+
+/// What the replays of a recording found.
+#[derive(Default)]
+struct Ended {
+    /// Runs that do not match the recorded segments.
+    unfaithful: Vec<String>,
+    /// True if a run ran out of memory.
+    failed: bool,
+}
+
+/// Replays each device of a recording and prints the results.
+fn replay_recording(
+    args: &Replay,
+    device: &Device,
+    runs: &[Run],
+    path: &Path,
+    (text, out): (&Text, &mut dyn Write),
+) -> Result<Ended> {
+    let mut ended = Ended::default();
+    let begun = Instant::now();
+    let jobs = jobs(path, &args.reading)?;
+    let read_s = begun.elapsed().as_secs_f64();
+    let devices = Devices::of(jobs.len());
+    let cards = recorded_cards(device, &jobs)?;
+    let (mut of_all, mut left_out) = (Vec::new(), 0);
+    for ((workload, recorded), device) in jobs.iter().zip(&cards) {
+        let is_missing = recorded.past.is_missing();
+        let runs = if is_missing && !args.json { &[][..] } else { runs };
+        let mut outcomes = Vec::new();
+        for Run { config, variables } in runs {
+            let applied = with_recorded_settings(args, config, recorded);
+            let (config, settings) = match devices {
+                Devices::One => applied?,
+                Devices::Several => {
+                    applied.with_context(|| format!("recorded device {}", workload.device))?
+                }
+            };
+            let outcome = one(args, device, config, workload, recorded)?;
+            let variables = variables.clone();
+            let outcome = Outcome { read_s, variables, settings, ..outcome };
+            if outcome.fidelity.as_ref().is_some_and(|fidelity| !fidelity.faithful) {
+                let suffix = devices.suffix(workload.device);
+                let (trace, allocator) = (&outcome.trace, outcome.allocator);
+                ended.unfaithful.push(format!("'{trace}'{suffix} on {allocator}"));
+            }
+            if args.json {
+                json::line(out, &outcome)?;
+                out.flush()?;
+            }
+            ended.failed |= outcome.oom_at_event.is_some();
+            outcomes.push(outcome);
+        }
+        if !args.json {
+            let write = match devices {
+                Devices::One => table::write,
+                Devices::Several => table::write_one_of_several,
+            };
+            write(out, text, workload, recorded, &outcomes)?;
+            out.flush()?;
+            left_out += usize::from(is_missing);
+            of_all.extend(outcomes);
+        }
+    }
+    if devices == Devices::Several && !args.json {
+        total::write(out, text, &of_all, left_out)?;
+    }
+    Ok(ended)
 }
 
 /// Returns the card that each job ran on, if it follows from the memory that was usable when a request
