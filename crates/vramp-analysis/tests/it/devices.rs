@@ -94,8 +94,8 @@ fn totals_are_sums_over_the_devices_and_name_those_that_failed() {
         assert_eq!(total.trace_devices, [0, 1, 7]);
         assert_eq!(total.oom_on_trace_devices, [7]);
         assert_eq!(total.events, 3 * 61);
-        assert_eq!(total.sum_of_peak_live_bytes, (1 + 2 + 8) * 3 << 19);
-        assert_eq!(total.sum_of_recorded_peak_bytes, Some(4 * (1 + 2 + 8) << 20));
+        assert_eq!(total.sum_of_peak_live_bytes, ((1 + 2 + 8) * 3) << 19);
+        assert_eq!(total.sum_of_recorded_peak_bytes, Some((4 * (1 + 2 + 8)) << 20));
         assert_eq!(total.sum_of_peak_reserved_bytes, sum(|it| it.peak_reserved_bytes));
         assert_eq!(total.driver_calls, sum(|it| it.driver_calls));
         assert_eq!(total.hits + total.misses, sum(|it| it.hits + it.misses));
