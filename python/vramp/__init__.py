@@ -14,7 +14,16 @@ from importlib.metadata import PackageNotFoundError as _NotFound
 from importlib.metadata import version as _version
 
 from . import _native
-from ._analysis import Advice, Explanation, Replay, advise, explain, replay
+from ._analysis import (
+    Advice,
+    Explanation,
+    Replay,
+    ReplayTotal,
+    advise,
+    explain,
+    replay,
+    replay_totals,
+)
 from ._errors import (
     CaptureError,
     ClosedError,
@@ -33,7 +42,17 @@ from ._errors import (
     UnsupportedError,
     VrampError,
 )
-from ._native import Allocation, Array, Measure, Pool, Registration, Stream, pool
+from ._native import (
+    Allocation,
+    Array,
+    Measure,
+    Pool,
+    Registration,
+    Stream,
+    pool,
+    record_history,
+    snapshot,
+)
 from ._types import DeviceInfo, Stats
 
 __all__ = [
@@ -69,7 +88,10 @@ __all__ = [
     "library_path",
     "open",
     "pool",
+    "record_history",
     "replay",
+    "replay_totals",
+    "snapshot",
 ]
 
 __version__: str = _native.library_version()

@@ -80,6 +80,37 @@ class Replay:
 
 
 @dataclass(frozen=True)
+class ReplayTotal:
+    """One allocator on all devices of a recording, added up.
+
+    Devices may reach their peaks at different times, so a sum of peaks is at least what was in use at once,
+    and may be more.
+    """
+
+    allocator: str
+    trace_devices: tuple[int, ...]
+    """Numbers of the recorded devices."""
+    events: int
+    sum_of_peak_live_bytes: int
+    sum_of_peak_demand_bytes: int
+    sum_of_recorded_peak_bytes: int | None
+    """None if the recording does not have that of every device."""
+    sum_of_peak_reserved_bytes: int
+    driver_ms: float
+    driver_calls: int
+    hits: int
+    misses: int
+    moved_bytes: int
+    oom_on_trace_devices: tuple[int, ...]
+    """Devices on which a request failed. The sums have what came before."""
+
+    @property
+    def fits(self) -> bool:
+        """True if no request failed on any device."""
+        return not self.oom_on_trace_devices
+
+
+@dataclass(frozen=True)
 class Finding:
     """Something that contributed to a failure."""
 
@@ -307,6 +338,48 @@ def _all(cls: type[_T], text: str) -> list[_T]:
     return [_load(cls, item) for item in json.loads(text)]
 
 
+def _devices(trace_device: int | typing.Sequence[int] | None) -> list[int] | None:
+    """Returns the numbers of the selected devices. None selects all."""
+    if trace_device is None:
+        return None
+    devices = [trace_device] if isinstance(trace_device, int) else list(trace_device)
+    wrong = [device for device in devices if not 0 <= device < 1 << 16]
+    if wrong or not devices:
+        from ._errors import RangeError
+
+        what = f"has no device {wrong[0]}" if wrong else "selects no device"
+        raise RangeError(f"trace_device={trace_device!r} {what}: use numbers of recorded devices")
+    return devices
+
+
+def replay_totals(replays: typing.Sequence[Replay]) -> list[ReplayTotal]:
+    """Adds up the replays of a recording's devices. Returns one total for each allocator."""
+    by_allocator: dict[str, list[Replay]] = {}
+    for result in replays:
+        by_allocator.setdefault(result.allocator, []).append(result)
+    return [_total(name, results) for name, results in by_allocator.items()]
+
+
+def _total(allocator: str, results: list[Replay]) -> ReplayTotal:
+    recorded = [result.recorded_peak_bytes for result in results]
+    known = [peak for peak in recorded if peak is not None]
+    return ReplayTotal(
+        allocator=allocator,
+        trace_devices=tuple(result.trace_device for result in results),
+        events=sum(result.events for result in results),
+        sum_of_peak_live_bytes=sum(result.peak_live_bytes for result in results),
+        sum_of_peak_demand_bytes=sum(result.peak_demand_bytes for result in results),
+        sum_of_recorded_peak_bytes=sum(known) if len(known) == len(recorded) else None,
+        sum_of_peak_reserved_bytes=sum(result.peak_reserved_bytes for result in results),
+        driver_ms=sum(result.driver_ms for result in results),
+        driver_calls=sum(result.driver_calls for result in results),
+        hits=sum(result.hits for result in results),
+        misses=sum(result.misses for result in results),
+        moved_bytes=sum(result.moved_bytes for result in results),
+        oom_on_trace_devices=tuple(result.trace_device for result in results if not result.fits),
+    )
+
+
 def _limit(limit: int | str | None) -> str | None:
     return None if limit is None else str(limit)
 
@@ -317,18 +390,23 @@ def replay(
     *,
     limit: int | str | None = None,
     device: str | None = None,
+    trace_device: int | typing.Sequence[int] | None = None,
 ) -> list[Replay]:
-    """Replays a recording on allocators. Returns one result for each recorded device and allocator.
+    """Replays a recording on allocators. Returns one result for each recorded device and allocator;
+    `replay_totals` adds them up. `trace_device` selects recorded devices, all of them by default, and each
+    is replayed on a device of its own.
 
     `path` is a snapshot of PyTorch, an RMM log or a .vtrace file, plain or compressed. `limit` is in
     bytes, or a text such as "80GiB" or "90%" of the device. `device` is as of `vramp.open`; without it
     the card that the job ran on is simulated, as far as the recording says. Out of memory is a result.
 
     Takes about a microsecond for each event and allocator, with the interpreter's lock released.
-    Raises FileError, TraceError, OptionError or DeviceError.
+    Raises FileError, TraceError, OptionError or DeviceError, and RangeError for a device that was not
+    recorded.
     """
     names = [allocators] if isinstance(allocators, str) else list(allocators)
-    return _all(Replay, _native.replay(os.fspath(path), names, _limit(limit), device))
+    devices = _devices(trace_device)
+    return _all(Replay, _native.replay(os.fspath(path), names, _limit(limit), device, devices))
 
 
 def explain(
@@ -338,27 +416,35 @@ def explain(
     at: int | None = None,
     top: int = 10,
     fits: bool = True,
+    trace_device: int | typing.Sequence[int] | None = None,
 ) -> list[Explanation]:
     """Explains why a recorded job ran out of memory. Returns one explanation for each recorded device.
 
     `limit` is the memory that the job may reserve; that of the recorded failure by default. `at` is an
-    event whose live memory is summed up too, and `top` the length of lists. With `fits`, about 50
-    replays find the least memory for each allocator.
+    event of a device whose live memory is summed up too, and `top` the length of lists. With `fits`, about
+    50 replays find the least memory for each allocator. `trace_device` is as of `replay`. Devices with fewer
+    events than `at` have none there.
 
-    Raises as `replay`, and RangeError for `at`.
+    Raises as `replay`, and RangeError if no device has the event `at`.
     """
     if at is not None and at < 0:
         from ._errors import RangeError
 
         raise RangeError(f"at={at} is no event: count from 0")
-    text = _native.explain(os.fspath(path), _limit(limit), at, top, fits)
+    devices = _devices(trace_device)
+    text = _native.explain(os.fspath(path), _limit(limit), at, top, fits, devices)
     return _all(Explanation, text)
 
 
 def advise(
-    path: str | os.PathLike[str], *, limits: typing.Sequence[int | str] = ()
+    path: str | os.PathLike[str],
+    *,
+    limits: typing.Sequence[int | str] = (),
+    trace_device: int | typing.Sequence[int] | None = None,
 ) -> list[Advice]:
     """Tries allocators and settings of PyTorch on a recorded job, without a limit and with each of
-    `limits`. Returns one advice for each recorded device. Raises as `replay`.
+    `limits`. Returns one advice for each recorded device. `trace_device` is as of `replay`. Raises as
+    `replay`.
     """
-    return _all(Advice, _native.advise(os.fspath(path), [str(limit) for limit in limits]))
+    devices = _devices(trace_device)
+    return _all(Advice, _native.advise(os.fspath(path), [str(it) for it in limits], devices))

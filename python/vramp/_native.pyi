@@ -23,6 +23,7 @@ __all__ = [
     "pool",
     "record_history",
     "replay",
+    "snapshot",
     "unused_stats",
 ]
 
@@ -339,19 +340,35 @@ def pool(device: SupportsIndex = 0) -> Pool:
 def opened(device: SupportsIndex) -> Pool | None:
     """Returns the shared pool of a device, or None if no memory of the device was used yet."""
 
-def record_history(device: SupportsIndex, events: SupportsIndex) -> None:
-    """Records the last events of a device's shared pool, from its first one on. Opens no device."""
-
 def unused_stats() -> dict[str, int]:
     """Returns the statistics of a device that was not used: `Pool.memory_stats` with zeros."""
+
+def record_history(events: SupportsIndex) -> None:
+    """Starts to record the last `events` mallocs and frees, 40 bytes each, of every device whose pool this
+    process shares, also of those that are opened later. 0 stops recording. Opens no device.
+    """
+
+def snapshot(path: str | os.PathLike[str]) -> None:
+    """Writes blocks, segments and recorded events of every such device to one file, as `Pool.snapshot` does
+    for one pool. Each device has its own number in it. Raises FileError.
+    """
 
 def open(device: str, options: str) -> Pool: ...
 def library_version() -> str: ...
 def missing_card() -> str | None: ...
 def replay(
-    path: str, allocators: Sequence[str], limit: str | None, device: str | None
+    path: str,
+    allocators: Sequence[str],
+    limit: str | None,
+    device: str | None,
+    trace_device: Sequence[int] | None,
 ) -> str: ...
 def explain(
-    path: str, limit: str | None, at: SupportsIndex | None, top: SupportsIndex, fits: bool
+    path: str,
+    limit: str | None,
+    at: SupportsIndex | None,
+    top: SupportsIndex,
+    fits: bool,
+    trace_device: Sequence[int] | None,
 ) -> str: ...
-def advise(path: str, limits: Sequence[str]) -> str: ...
+def advise(path: str, limits: Sequence[str], trace_device: Sequence[int] | None) -> str: ...

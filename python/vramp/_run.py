@@ -121,18 +121,9 @@ class _Recorder:
         self.process = os.getpid()
 
     def start(self) -> None:
-        """Makes PyTorch start the recording of all devices when it initializes CUDA."""
-        if self.events == 0:
-            return
-        import torch
-
-        torch.cuda._lazy_call(self._record)
-
-    def _record(self) -> None:
-        import torch
-
-        for device in range(torch.cuda.device_count()):
-            record_history(device, self.events)
+        """Starts the recording of all devices."""
+        if self.events > 0:
+            record_history(self.events)
 
     def print(self) -> None:
         """Prints what each device reserved, and what PyTorch's allocator would have."""

@@ -73,6 +73,10 @@ impl Allocator {
     /// Returns all memory by address, with the events of a recording. [`Trace::write_snapshot`]
     /// writes it for `torch/cuda/_memory_viz.py` and its viewer, [`Trace::write_perfetto`] as a
     /// timeline. There are no segments for the driver's pool. O(n log n).
+    ///
+    /// All of it is on the device with the number of the card in this process: N of `cuda:N`, and 0 on a
+    /// simulated card. [`Trace::move_to_device`] gives it another number, and [`Trace::merge`] makes one
+    /// snapshot of the allocators of several devices.
     pub fn snapshot(&self, recording: Option<&HistoryRecording>) -> Trace {
         let mut trace = match recording {
             // In a forked child a thread of the parent may hold the history's lock.
@@ -85,11 +89,18 @@ impl Allocator {
         trace.device_count = trace.device_count.max(1);
         let mut inner = self.shared().lock_anyway();
         segments(&mut inner, &mut trace);
+        drop(inner);
+        trace.move_to_device(device_number(&self.driver().info().id));
         trace
     }
 }
 
-/// Records events in a ring.
+/// Returns the number of a card in this process, from its id: N of `cuda:N`. Zero for any other device.
+fn device_number(id: &str) -> u16 {
+    id.strip_prefix("cuda:").and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// Records events in a ring. Its allocator has one device, which [`Allocator::snapshot`] numbers.
 struct HistoryRecorder {
     sink: Arc<Mutex<History>>,
     driver: Arc<dyn Driver>,
@@ -260,4 +271,17 @@ fn stream_index(trace: &mut Trace, raw: u64) -> StreamIndex {
         trace.streams.len() - 1
     });
     StreamIndex(index as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_has_its_number_and_any_other_device_is_the_first() {
+        for (id, number) in [("cuda:0", 0), ("cuda:7", 7), ("sim:h200", 0), ("cuda:x", 0), ("", 0)]
+        {
+            assert_eq!(device_number(id), number, "{id}");
+        }
+    }
 }

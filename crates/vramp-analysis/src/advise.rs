@@ -4,6 +4,7 @@
 //! peak without a limit is below a limit fits it and needs no replay of its own, unless the setting
 //! depends on the limit. What fits is tried with 5 % less, too.
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 
 use serde::Serialize;
@@ -93,6 +94,53 @@ impl Advice {
         });
         fitting
     }
+}
+
+/// A candidate that fits on every device of a recording.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Common<'a> {
+    /// The candidate's name.
+    pub name: &'a str,
+    /// The line to paste; `None` for the recorded settings.
+    pub line: Option<&'a str>,
+    /// Sum of the peaks of reserved bytes. The devices may reach them at different times.
+    pub sum_of_peaks_bytes: u64,
+    /// Host time in driver calls on all devices.
+    pub driver_ms: f64,
+    /// True if it is tight on a device.
+    pub tight: bool,
+}
+
+/// Returns the candidates that fit into the limit at `index` on every device of `all`, the best first: those
+/// that are not tight, then those with the least driver time. Settings are those of a process, so they are
+/// the same on all of its devices. O(devices * candidates).
+pub fn fitting_everywhere(all: &[Advice], index: usize) -> Vec<Common<'_>> {
+    let mut common: HashMap<&str, (usize, Common<'_>)> = HashMap::new();
+    let tried = all
+        .iter()
+        .enumerate()
+        .flat_map(|(device, advice)| advice.tried.iter().map(move |tried| (device, tried)));
+    for (device, tried) in tried {
+        let Some(run) = tried.limited.get(index).filter(|run| run.fits) else { continue };
+        let (name, line) = (tried.name.as_str(), tried.line.as_deref());
+        let none = Common { name, line, sum_of_peaks_bytes: 0, driver_ms: 0.0, tight: false };
+        let (devices, sum) = common.entry(name).or_insert((0, none));
+        // It does not fit on a device before, or was tried twice on this one.
+        if *devices != device {
+            continue;
+        }
+        *devices += 1;
+        sum.sum_of_peaks_bytes = sum.sum_of_peaks_bytes.saturating_add(run.peak_reserved_bytes);
+        sum.driver_ms += run.driver_ms;
+        sum.tight |= run.tight;
+    }
+    let everywhere = common.into_values().filter(|(devices, _)| *devices == all.len());
+    let mut found: Vec<Common<'_>> = everywhere.map(|(_, common)| common).collect();
+    found.sort_by(|a, b| {
+        let cost = a.tight.cmp(&b.tight).then(a.driver_ms.total_cmp(&b.driver_ms));
+        cost.then_with(|| a.name.cmp(b.name))
+    });
+    found
 }
 
 /// Replays the job with each candidate: without a limit, and with each of `limits`.

@@ -20,7 +20,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use vramp_trace::{Frame, StackId, Trace, Workload};
+use vramp_trace::{Frame, StackId, Stacks, Trace, Workload};
 
 use crate::blocks::{Block, Blocks, NEVER};
 use crate::steps::Annotated;
@@ -104,10 +104,29 @@ pub fn categories(
     blocks: &Blocks,
     annotated: &Annotated,
 ) -> Vec<Category> {
-    let stacks = &trace.stacks;
-    let roles: Vec<Role> = (0..stacks.len())
-        .map(|index| StackId::from_index(index).map_or(Role::None, |id| role(stacks.frames(id))))
-        .collect();
+    categories_by_roles(trace, workload, blocks, annotated, &Roles::of(&trace.stacks))
+}
+
+/// What each stack of a trace says about the blocks it allocates.
+pub(crate) struct Roles(Vec<Role>);
+
+impl Roles {
+    /// Reads every stack. O(frames of all stacks).
+    pub(crate) fn of(stacks: &Stacks) -> Roles {
+        let role_of =
+            |index| StackId::from_index(index).map_or(Role::None, |id| role(stacks.frames(id)));
+        Roles((0..stacks.len()).map(role_of).collect())
+    }
+}
+
+/// As [`categories`], with the roles of the trace's stacks. O(blocks log spans).
+pub(crate) fn categories_by_roles(
+    trace: &Trace,
+    workload: &Workload,
+    blocks: &Blocks,
+    annotated: &Annotated,
+    Roles(roles): &Roles,
+) -> Vec<Category> {
     blocks
         .iter()
         .map(|(number, block)| {

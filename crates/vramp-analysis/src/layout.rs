@@ -250,7 +250,6 @@ fn event_at(job: &Job<'_>, moment: RequestIndex) -> usize {
 
 /// Returns the segments just before the request, by address.
 fn segments_before(job: &Job<'_>, moment: RequestIndex) -> BTreeMap<u64, Range> {
-    let on_device = |device: u16| u32::from(device) == job.workload.device;
     let raw = |stream| job.trace.raw_stream(stream).unwrap_or_default();
     let private = |pool: PoolId| pool != PoolId::default();
     let range = |(index, event): (usize, &Event), is_expandable| Range {
@@ -259,11 +258,10 @@ fn segments_before(job: &Job<'_>, moment: RequestIndex) -> BTreeMap<u64, Range> 
         is_expandable,
         is_private: private(job.trace.labels.of_event(index).pool),
     };
-    let events = || job.trace.events.iter().enumerate().filter(|(_, it)| on_device(it.device));
+    let events = || job.workload.device_events(job.trace);
     let at = event_at(job, moment);
     let mut ranges = BTreeMap::new();
-    let segments = job.trace.segments.iter().enumerate();
-    let mut at_end = segments.filter(|(_, it)| on_device(it.device)).peekable();
+    let mut at_end = job.workload.device_segments(job.trace).peekable();
     if at_end.peek().is_none() {
         for (index, event) in events().take_while(|(index, _)| *index < at) {
             let start = event.address.number();

@@ -45,8 +45,19 @@ impl Annotated {
     ///
     /// O(requests + annotations log requests). Empty if the events have no times.
     pub fn of(trace: &Trace, workload: &Workload) -> Annotated {
+        let on_device = |annotation: &Annotation| {
+            annotation.device.is_none_or(|device| u32::from(device) == workload.device)
+        };
+        let all = (0..).zip(&trace.annotations);
+        let places: Vec<u32> =
+            all.filter(|(_, annotation)| on_device(annotation)).map(|(place, _)| place).collect();
+        Annotated::of_places(trace, workload, &places)
+    }
+
+    /// As [`Annotated::of`], of the annotations at `places` in the trace: those of the device.
+    pub(crate) fn of_places(trace: &Trace, workload: &Workload, places: &[u32]) -> Annotated {
         let mut annotated = Annotated::default();
-        if trace.annotations.is_empty() {
+        if places.is_empty() {
             return annotated;
         }
         let times = times(trace, workload);
@@ -56,10 +67,7 @@ impl Annotated {
         };
         // The open spans by name, innermost last.
         let mut open: HashMap<&str, Vec<RequestIndex>> = HashMap::new();
-        let on_device = |annotation: &&Annotation| {
-            annotation.device.is_none_or(|device| u32::from(device) == workload.device)
-        };
-        for annotation in trace.annotations.iter().filter(on_device) {
+        for annotation in places.iter().map(|&place| &trace.annotations[place as usize]) {
             let (name, at) = (&*annotation.name, request(annotation.time_us));
             match annotation.stage {
                 Stage::Start => open.entry(name).or_default().push(at),

@@ -53,6 +53,20 @@ pub enum Cause {
     Limit,
 }
 
+impl Cause {
+    /// Returns its name for a person.
+    pub fn name(self) -> &'static str {
+        match self {
+            Cause::None => "none",
+            Cause::NoHistory => "no history",
+            Cause::Demand => "demand",
+            Cause::Growth => "growth",
+            Cause::Fragmentation => "fragmentation",
+            Cause::Limit => "limit",
+        }
+    }
+}
+
 /// Something that contributed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {

@@ -534,6 +534,23 @@ vramp_status_t vramp_record_history(vramp_allocator_t allocator, uint32_t events
 vramp_status_t vramp_snapshot(vramp_allocator_t allocator, const char *path);
 
 /*
+ * Starts to record the last `events` events, 40 bytes each, of each device that PyTorch, Python and C share
+ * in this process, also of those that are opened later; zero stops recording. More than 10,000,000 are
+ * VRAMP_ERROR_RANGE.
+ */
+vramp_status_t vramp_record_history_of_devices(uint32_t events);
+
+/*
+ * Writes all blocks and segments, and the history if one is recorded, of each device that PyTorch, Python
+ * and C share in this process to one file, as vramp_snapshot does for one allocator. Each device has the
+ * number that PyTorch gives it.
+ *
+ * What the caller promises:
+ * `path` is null or is zero-terminated.
+ */
+vramp_status_t vramp_snapshot_of_devices(const char *path);
+
+/*
  * Registers `observer`, which is called with `user` for every event. `*registration` receives the
  * number for vramp_unobserve. Other threads may call the observer before it is written.
  *

@@ -2,8 +2,6 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -28,6 +26,7 @@ use crate::options::{self, Options};
 use crate::print::write_line;
 use crate::process::{Block, StreamName};
 use crate::status::{Failure, Result, unknown_stream};
+use crate::writing::write_trace;
 
 /// An open allocator.
 pub(crate) struct Context {
@@ -46,6 +45,8 @@ pub(crate) struct Context {
     tag: u32,
     /// True for an allocator that serves PyTorch, which is never closed.
     stays_open: bool,
+    /// Number of the device in snapshots. `None` is that of the card, or 0 on the simulator.
+    number: Option<u16>,
 }
 
 /// A close that failed.
@@ -118,12 +119,13 @@ impl Context {
             recorded_events: AtomicU32::new(0),
             tag: TAGS.fetch_add(1, Ordering::Relaxed),
             stays_open: false,
+            number: None,
         })
     }
 
-    /// Returns the allocator marked as never to be closed.
-    pub fn kept_open(self) -> Context {
-        Context { stays_open: true, ..self }
+    /// Returns the allocator of device `number` of the process, marked as never to be closed.
+    pub fn kept_open(self, number: u16) -> Context {
+        Context { stays_open: true, number: Some(number), ..self }
     }
 
     /// Returns the Rust allocator.
@@ -561,28 +563,24 @@ impl Context {
     /// Writes all blocks and segments, and the history if one is recorded, to a file: a PyTorch
     /// snapshot, or a timeline if the path ends with `.json`.
     pub fn write_snapshot(&self, path: &str) -> Result<()> {
+        write_trace(&self.snapshot()?, path)
+    }
+
+    /// Returns all blocks and segments, and the history if one is recorded, on the device with the number
+    /// of the allocator.
+    pub fn snapshot(&self) -> Result<Trace> {
         // A copy of the history, and a list of all blocks that doubles while it grows.
         let recorded = self.recorded_events.load(Ordering::Relaxed) as usize;
         let needed = (self.blocks.count() + recorded) * 256 + (1 << 20);
         vramp_host::check_host_for(needed).map_err(AllocError::HostMemory)?;
-        let trace = self.snapshot();
-        let written = File::create(path).and_then(|file| {
-            let mut file = BufWriter::new(file);
-            match path.ends_with(".json") {
-                true => trace.write_perfetto(&mut file)?,
-                false => trace.write_snapshot(&mut file)?,
-            }
-            file.flush()
-        });
-        written.map_err(|error| {
-            Failure::new(VRAMP_ERROR_FILE, format!("cannot write {path}: {error}"))
-        })
-    }
-
-    /// Returns all blocks and segments, and the history if one is recorded.
-    pub fn snapshot(&self) -> Trace {
-        let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
-        self.allocator.snapshot(recording.as_ref())
+        let mut trace = {
+            let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+            self.allocator.snapshot(recording.as_ref())
+        };
+        if let Some(number) = self.number {
+            trace.move_to_device(number);
+        }
+        Ok(trace)
     }
 
     /// Registers `observer` for every event. Returns the number of the registration.

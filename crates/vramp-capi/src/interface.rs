@@ -16,6 +16,7 @@ use crate::context::Context;
 use crate::environment::variable;
 use crate::options::Options;
 use crate::status::{Failure, check_fork, last_error, status_of};
+use crate::torch::snapshot::{record_history_of_devices, snapshot_of_devices};
 use crate::{handles, pointers};
 
 /// Returns the version of the library, such as "0.1.0". Never null.
@@ -309,6 +310,30 @@ pub unsafe extern "C" fn vramp_snapshot(
         // SAFETY: required by this function's contract.
         let path = unsafe { pointers::text(path, "path") }?;
         handles::with(allocator, |context| context.write_snapshot(path))
+    })
+}
+
+/// Starts to record the last `events` events, 40 bytes each, of each device that PyTorch, Python and C share
+/// in this process, also of those that are opened later; zero stops recording. More than 10,000,000 are
+/// VRAMP_ERROR_RANGE.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_record_history_of_devices(events: u32) -> vramp_status_t {
+    status_of(|| record_history_of_devices(events))
+}
+
+/// Writes all blocks and segments, and the history if one is recorded, of each device that PyTorch, Python
+/// and C share in this process to one file, as vramp_snapshot does for one allocator. Each device has the
+/// number that PyTorch gives it.
+///
+/// # Safety
+/// `path` is null or is zero-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_snapshot_of_devices(path: *const c_char) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(path.cast_mut(), "path")?;
+        // SAFETY: required by this function's contract.
+        let path = unsafe { pointers::text(path, "path") }?;
+        snapshot_of_devices(path)
     })
 }
 

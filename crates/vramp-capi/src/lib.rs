@@ -68,6 +68,7 @@ mod sync;
 pub mod testing;
 mod threads;
 pub mod torch;
+mod writing;
 
 /// Keeps a call that is under way from aborting the process when the host has no memory left.
 #[global_allocator]

@@ -28,7 +28,7 @@ use crate::environment::variable;
 use crate::handles;
 use crate::options::Options;
 use crate::status::{self, Failure, catch_failure, check_fork};
-use crate::torch::open;
+use crate::torch::{open, snapshot};
 
 /// Why a call failed.
 #[derive(Clone, Debug)]
@@ -97,6 +97,24 @@ pub fn missing_card() -> Option<String> {
     }
 }
 
+/// Starts to record the last `events` events, 40 bytes each, of each device that [`OpenAllocator::shared`]
+/// has opened or will open. Zero stops the recordings.
+///
+/// # Errors
+/// More than 10,000,000 events.
+pub fn record_history_of_devices(events: u32) -> CallResult<()> {
+    Ok(catch_failure(|| snapshot::record_history_of_devices(events))?)
+}
+
+/// Writes blocks, segments and the recorded history of these devices to one file, each under its number: a
+/// timeline for Perfetto if the path ends with `.json`, else a snapshot for PyTorch's viewer.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn snapshot_of_devices(path: &str) -> CallResult<()> {
+    Ok(catch_failure(|| snapshot::snapshot_of_devices(path))?)
+}
+
 impl OpenAllocator {
     /// Returns the allocator of device number `device` that C, C++ and PyTorch share. The first call
     /// opens it, with the settings of `VRAMP_CONF`. On a machine without a card it is simulated.
@@ -116,16 +134,6 @@ impl OpenAllocator {
     pub fn opened(device: u32) -> CallResult<Option<OpenAllocator>> {
         let device = c_int::try_from(device).unwrap_or(c_int::MAX);
         Ok(catch_failure(|| open::opened_allocator(device))?.map(OpenAllocator))
-    }
-
-    /// Records the last `events` events of the allocator that [`OpenAllocator::shared`] returns, 40 bytes
-    /// each, from its first one on if it is not open. Opens no device. Zero stops the recording.
-    ///
-    /// # Errors
-    /// More than 10,000,000 events.
-    pub fn record_shared(device: u32, events: u32) -> CallResult<()> {
-        let device = c_int::try_from(device).unwrap_or(c_int::MAX);
-        Ok(catch_failure(|| open::record_history(device, events))?)
     }
 
     /// Opens an allocator of the caller's own, as `vramp_open` does.

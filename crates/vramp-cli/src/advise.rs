@@ -1,14 +1,15 @@
 //! `vramp advise`: which settings make a recorded job fit.
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use anyhow::{Context, Result, bail};
 use vramp::Bytes;
-use vramp_analysis::advise::{Advice, Run, Tried, advise};
+use vramp_analysis::advise::{Advice, Run, Tried, advise, fitting_everywhere};
 use vramp_analysis::candidates::Candidate;
 use vramp_analysis::job::Job;
+use vramp_analysis::number::plural;
 
-use crate::analysis::{self, threads};
+use crate::analysis::{self, Devices, SUM_OF_PEAKS, threads};
 use crate::args::Advise;
 use crate::exit::OutOfMemory;
 use crate::json;
@@ -20,10 +21,20 @@ pub(crate) fn run(args: &Advise, out: &mut dyn Write) -> Result<()> {
     let mut unfit = false;
     for path in &args.traces {
         let trace = args.reading.read(path)?;
-        for job in analysis::jobs(&trace, path)? {
-            if job.recorded.past.is_missing() {
-                bail!("'{}': {}", path.display(), job.recorded.past);
-            }
+        let (jobs, missing): (Vec<_>, Vec<_>) = analysis::jobs(&trace, path)?
+            .into_iter()
+            .partition(|job| !job.recorded.past.is_missing());
+        if let (true, Some(job)) = (jobs.is_empty(), missing.first()) {
+            bail!("'{}': {}", path.display(), job.recorded.past);
+        }
+        let devices = Devices::of(jobs.len() + missing.len());
+        for job in &missing {
+            let (device, past) = (job.workload.device, job.recorded.past);
+            // If standard error is closed, the other devices are printed without the notice.
+            let _ = writeln!(io::stderr(), "'{}', device {device}: {past}", path.display());
+        }
+        let mut all = Vec::new();
+        for job in jobs {
             let candidates = candidates(args, &job);
             let found = advise(&job, &device, &candidates, &args.limit, threads())
                 .with_context(|| format!("cannot replay '{}'", path.display()))?;
@@ -31,8 +42,13 @@ pub(crate) fn run(args: &Advise, out: &mut dyn Write) -> Result<()> {
             if args.json {
                 json::line(out, &found)?;
             } else {
-                write(out, &text, &job, &found)?;
+                write(out, &text, &job, &found, devices)?;
+                all.push(found);
             }
+            out.flush()?;
+        }
+        if all.len() > 1 {
+            write_common(out, &text, &all)?;
             out.flush()?;
         }
     }
@@ -48,8 +64,48 @@ fn candidates(args: &Advise, job: &Job<'_>) -> Vec<Candidate> {
     candidates
 }
 
-fn write(out: &mut dyn Write, text: &Text, job: &Job<'_>, found: &Advice) -> Result<()> {
-    let name = text::name(&found.trace);
+/// Writes what fits on every device: settings are those of the process, so they are the same on all.
+fn write_common(out: &mut dyn Write, text: &Text, all: &[Advice]) -> Result<()> {
+    let (name, devices) = (text::name(&all[0].trace), plural(all.len(), "device"));
+    writeln!(out, "{}", text.strong(format!("{name}: settings for all {devices}")))?;
+    for (index, &limit) in all[0].limits_bytes.iter().enumerate() {
+        let limit = Bytes::new(limit);
+        let fitting = fitting_everywhere(all, index);
+        if fitting.is_empty() {
+            let none = format!("{limit} on each device: nothing that was tried fits on all.");
+            writeln!(out, "{}", text.bad(none))?;
+            continue;
+        }
+        writeln!(out, "{}", text.good(format!("{limit} on each device: fits with")))?;
+        for common in fitting.iter().take(LINES) {
+            match common.line {
+                Some(line) => writeln!(out, "  {}", printable(line))?,
+                None => writeln!(out, "  no change ({})", printable(common.name))?,
+            }
+            let tight = if common.tight { "; tight: fails with 5 % less" } else { "" };
+            let cost = format!(
+                "    sum of peaks reserved {}, {:.1} ms in driver calls{tight}",
+                Bytes::new(common.sum_of_peaks_bytes),
+                common.driver_ms
+            );
+            writeln!(out, "{}", text.weak(cost))?;
+        }
+    }
+    writeln!(out, "{}", text.wrap(SUM_OF_PEAKS, 0))?;
+    Ok(writeln!(out)?)
+}
+
+fn write(
+    out: &mut dyn Write,
+    text: &Text,
+    job: &Job<'_>,
+    found: &Advice,
+    devices: Devices,
+) -> Result<()> {
+    let mut name = text::name(&found.trace);
+    if devices == Devices::Several {
+        name.push_str(&devices.suffix(found.trace_device));
+    }
     let demand = Bytes::new(found.demand_bytes);
     writeln!(out, "{}", text.strong(format!("{name}: needs {demand} at once")))?;
     let coverage = job.recorded.past.to_string();

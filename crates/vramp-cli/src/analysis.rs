@@ -27,6 +27,32 @@ pub(crate) fn threads() -> NonZeroUsize {
     thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 
+/// How many devices of a recording are analysed: texts name the device where there are several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Devices {
+    One,
+    Several,
+}
+
+impl Devices {
+    pub(crate) fn of(count: usize) -> Devices {
+        if count > 1 { Devices::Several } else { Devices::One }
+    }
+
+    /// Returns what follows the name of the trace in a headline. A device 0 that is the only one is not
+    /// named.
+    pub(crate) fn suffix(self, device: u32) -> String {
+        match (self, device) {
+            (Devices::One, 0) => String::new(),
+            (_, device) => format!(", device {device}"),
+        }
+    }
+}
+
+/// Why a sum of peaks is no peak.
+pub(crate) const SUM_OF_PEAKS: &str = "Devices may reach their peaks at different times: a sum of \
+    peaks may be more than all of them had at once.";
+
 /// Returns the job of each recorded device.
 pub(crate) fn jobs<'a>(trace: &'a Trace, path: &Path) -> Result<Vec<Job<'a>>> {
     let jobs = Job::all(trace);

@@ -411,9 +411,13 @@ impl Kind {
     }
 }
 
-/// Limits on what reading a trace may cost. For every command that reads traces.
-#[derive(Clone, Copy, Debug, Default, ClapArgs)]
+/// What is read of a trace, and limits on what that may cost. For every command that reads traces.
+#[derive(Clone, Debug, Default, ClapArgs)]
 pub struct Reading {
+    /// Use only these devices of the recording, separated by commas or given several times; all that
+    /// have events by default
+    #[arg(long, value_name = "N", value_delimiter = ',', allow_negative_numbers = true)]
+    pub trace_device: Vec<u16>,
     /// Memory that reading a trace may take; 1GiB by default
     #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
     pub max_memory: Option<Bytes>,

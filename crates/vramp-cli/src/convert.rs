@@ -84,6 +84,17 @@ fn shown(path: &Path) -> String {
     printable(&path.display().to_string())
 }
 
+/// Returns the number of devices, and how many of several have events or segments.
+fn devices(trace: &Trace) -> String {
+    let all = plural(trace.device_count as usize, "device");
+    match trace.devices().len() {
+        used if trace.device_count > 1 && used < trace.device_count as usize => {
+            format!("{used} of {all}")
+        }
+        _ => all,
+    }
+}
+
 /// What was converted.
 struct Summary<'a> {
     args: &'a Convert,
@@ -107,7 +118,7 @@ impl Summary<'_> {
             shown(&self.args.output),
             Bytes::new(self.bytes),
             plural(self.trace.events.len(), "event"),
-            plural(self.trace.device_count as usize, "device"),
+            devices(self.trace),
             plural(self.trace.streams.len(), "stream")
         )?;
         if self.inferred > 0 {

@@ -9,9 +9,10 @@ use vramp_analysis::explain::{Explanation, Fit, Options, explain};
 use vramp_analysis::job::Job;
 use vramp_analysis::moment::Moment;
 use vramp_analysis::number::{Count, plural};
+use vramp_analysis::replay::Past;
 use vramp_analysis::verdict::Cause;
 
-use crate::analysis::{self, threads};
+use crate::analysis::{self, Devices, SUM_OF_PEAKS, threads};
 use crate::args::Explain;
 use crate::exit::InvalidArguments;
 use crate::json;
@@ -24,6 +25,8 @@ pub(crate) fn run(args: &Explain, out: &mut dyn Write) -> Result<()> {
         let trace = args.reading.read(path)?;
         let jobs = analysis::jobs(&trace, path)?;
         check_at(args.at, &jobs, path)?;
+        let devices = Devices::of(jobs.len());
+        let mut all = Vec::new();
         for job in jobs {
             // Of several devices, some may have fewer events.
             let at = args.at.filter(|&at| has_event(&job, at));
@@ -34,12 +37,66 @@ pub(crate) fn run(args: &Explain, out: &mut dyn Write) -> Result<()> {
             if args.json {
                 json::line(out, &found)?;
             } else {
-                Page { out, text: &text, job: &job, found: &found, top: args.top }.write()?;
+                let (text, top) = (&text, args.top);
+                Page { out, text, job: &job, found: &found, top, devices }.write()?;
+                all.push(found);
             }
             out.flush()?;
         }
+        if devices == Devices::Several && !args.json {
+            overview(out, &text, &all)?;
+        }
     }
     Ok(())
+}
+
+/// Writes a row for each recorded device, and the sums.
+fn overview(out: &mut dyn Write, text: &Text, all: &[Explanation]) -> Result<()> {
+    let Some(first) = all.first() else { return Ok(()) };
+    let head = format!("{}: {}", text::name(&first.trace), plural(all.len(), "device"));
+    writeln!(out, "{}\n", text.strong(head))?;
+    let reserved = |found: &Explanation| found.recording.peak_reserved_bytes;
+    let bytes = |bytes: Option<u64>| {
+        bytes.map_or_else(|| "-".to_owned(), |bytes| Bytes::new(bytes).to_string())
+    };
+    let mut rows: Vec<Vec<String>> = all
+        .iter()
+        .map(|found| {
+            vec![
+                format!("device {}", found.trace_device),
+                Count(found.recording.events).to_string(),
+                bytes(Some(found.peak_live_bytes)),
+                bytes(Some(found.demand_bytes)),
+                bytes(reserved(found)),
+                found.verdict.cause.name().to_owned(),
+            ]
+        })
+        .collect();
+    let with_history: Vec<&Explanation> =
+        all.iter().filter(|found| found.recording.coverage != Past::MISSING).collect();
+    let sum = |each: &dyn Fn(&Explanation) -> Option<u64>| {
+        with_history.iter().try_fold(0u64, |sum, found| Some(sum.saturating_add(each(found)?)))
+    };
+    let events = all.iter().map(|found| found.recording.events).sum();
+    rows.push(vec![
+        match with_history.len() == all.len() {
+            true => "sum".to_owned(),
+            false => format!("sum of the {} with a history", with_history.len()),
+        },
+        Count(events).to_string(),
+        bytes(sum(&|found| Some(found.peak_live_bytes))),
+        bytes(sum(&|found| Some(found.demand_bytes))),
+        bytes(sum(&reserved)),
+        String::new(),
+    ]);
+    let head =
+        ["", "events", "peak allocated", "needed at once", "peak reserved (recorded)", "cause"];
+    let mark = |index: usize| match all.get(index) {
+        Some(found) if !matches!(found.verdict.cause, Cause::None | Cause::NoHistory) => Mark::Bad,
+        _ => Mark::None,
+    };
+    writeln!(out, "{}\n", text.table(&head, &rows, &[0], mark))?;
+    Ok(writeln!(out, "{}\n", text.wrap(SUM_OF_PEAKS, 0))?)
 }
 
 fn has_event(job: &Job<'_>, at: usize) -> bool {
@@ -70,6 +127,7 @@ struct Page<'a> {
     job: &'a Job<'a>,
     found: &'a Explanation,
     top: usize,
+    devices: Devices,
 }
 
 /// Width of the columns for bytes, per cent and blocks.
@@ -106,10 +164,7 @@ impl Page<'_> {
     fn head(&mut self) -> Result<()> {
         let recording = &self.found.recording;
         let name = text::name(&self.found.trace);
-        let device = match self.found.trace_device {
-            0 => String::new(),
-            device => format!(", device {device}"),
-        };
+        let device = self.devices.suffix(self.found.trace_device);
         let streams = plural(usize::try_from(recording.streams).unwrap_or(0), "stream");
         let events = plural(usize::try_from(recording.events).unwrap_or(0), "event");
         let head = format!("{name}{device}: {events} on {streams}");

@@ -8,6 +8,7 @@ use vramp::Bytes;
 use vramp_trace::{ReadError, ReadLimits, Trace};
 
 use crate::args::Reading;
+use crate::exit::InvalidArguments;
 
 /// The name of standard input or standard output on the command line.
 pub(crate) const STANDARD: &str = "-";
@@ -23,11 +24,24 @@ impl Reading {
         }
     }
 
-    /// Reads a trace, of standard input if the path is `-`.
+    /// Reads the selected devices of a trace, of standard input if the path is `-`.
     ///
     /// # Errors
-    /// An error that names the file.
+    /// An error that names the file, or the device that it does not have.
     pub fn read(&self, path: &Path) -> Result<Trace> {
+        let mut trace = self.read_all(path)?;
+        let devices: Vec<u32> = self.trace_device.iter().copied().map(u32::from).collect();
+        if !devices.is_empty() {
+            trace.retain_devices(&devices).map_err(|error| {
+                let (path, device) = (path.display(), error.device);
+                let text = format!("'{path}' cannot be used with --trace-device {device}: {error}");
+                InvalidArguments(text)
+            })?;
+        }
+        Ok(trace)
+    }
+
+    fn read_all(&self, path: &Path) -> Result<Trace> {
         let limits = self.limits();
         if path == Path::new(STANDARD) {
             return vramp_trace::read(io::stdin().lock(), &limits)

@@ -40,7 +40,11 @@ pub(crate) fn run(args: &Report, out: &mut dyn Write) -> Result<()> {
         parts.extend(of_file(args, &device, budget, path)?);
     }
     if (args.svg.is_some() || args.png.is_some()) && parts.len() != 1 {
-        bail!("--svg and --png draw one recorded device: the recordings have {}", parts.len());
+        bail!(
+            "--svg and --png draw one recorded device: the recordings have {}; choose one with \
+             --trace-device",
+            parts.len()
+        );
     }
     let title = match parts.as_slice() {
         [part] => part.name.clone(),

@@ -46,7 +46,19 @@ impl From<ReplayError> for Failure {
 
 type Outcomes = Result<String, Failure>;
 
-fn read(path: &Path) -> Result<Trace, Failure> {
+/// Reads a recording. Keeps the devices in `only`, or all of them if it is `None`.
+fn read(path: &Path, only: Option<&[u32]>) -> Result<Trace, Failure> {
+    let mut trace = read_all(path)?;
+    if let Some(devices) = only {
+        trace.retain_devices(devices).map_err(|error| {
+            let text = format!("trace_device of '{}': {error}", path.display());
+            Failure::new("RangeError", text)
+        })?;
+    }
+    Ok(trace)
+}
+
+fn read_all(path: &Path) -> Result<Trace, Failure> {
     vramp_trace::read_trace(path, &ReadLimits::default()).map_err(|error| {
         let class = match &error {
             ReadError::Open { .. } | ReadError::Io { .. } => "FileError",
@@ -114,6 +126,7 @@ pub fn replay(
     allocators: Vec<String>,
     limit: Option<String>,
     device: Option<String>,
+    trace_device: Option<Vec<u32>>,
 ) -> PyResult<String> {
     run(py, move || {
         let open =
@@ -125,13 +138,17 @@ pub fn replay(
             presets.push(preset.map_err(|error| Failure::new("OptionError", error))?);
         }
         let begun = Instant::now();
-        let trace = read(&path)?;
+        let trace = read(&path, trace_device.as_deref())?;
         let read_s = begun.elapsed().as_secs_f64();
         let mut outcomes = Vec::new();
-        for job in jobs(&trace, &path)? {
-            let device = match &chosen {
-                Some(device) => device.clone(),
-                None => open(&recorded_card(&job))?,
+        let jobs = jobs(&trace, &path)?;
+        let first = jobs.iter().find_map(recorded_card);
+        for job in jobs {
+            // The devices of a recording are taken for cards of one kind.
+            let device = match (&chosen, recorded_card(&job).or(first)) {
+                (Some(device), _) => device.clone(),
+                (None, Some(card)) => open(&format!("sim:{}", card.id))?,
+                (None, None) => open("sim")?,
             };
             let memory = device.info().limits.memory;
             let limit = limit.as_deref().map(|text| self::limit(text, memory)).transpose()?;
@@ -153,13 +170,10 @@ pub fn replay(
     })
 }
 
-/// Returns the name of the simulated card that the job ran on, as far as it follows from the recording.
-fn recorded_card(job: &Job<'_>) -> String {
+/// Returns the card that the job ran on, as far as it follows from the recording.
+fn recorded_card(job: &Job<'_>) -> Option<&'static CardModel> {
     let usable = job.recorded.oom.as_ref().and_then(|oom| oom.usable());
-    match usable.and_then(CardModel::infer) {
-        Some(card) => format!("sim:{}", card.id),
-        None => "sim".to_owned(),
-    }
+    usable.and_then(CardModel::infer)
 }
 
 /// Returns the configuration of an allocator. Those of PyTorch have the settings of the recorded one.
@@ -181,21 +195,24 @@ pub fn explain(
     at: Option<usize>,
     top: usize,
     fits: bool,
+    trace_device: Option<Vec<u32>>,
 ) -> PyResult<String> {
     use vramp_analysis::explain::{Options, explain};
     run(py, move || {
         let limit = limit.as_deref().map(|text| self::limit(text, LARGE)).transpose()?;
-        let trace = read(&path)?;
+        let trace = read(&path, trace_device.as_deref())?;
         let device = large_card()?;
         let mut found = Vec::new();
-        for job in jobs(&trace, &path)? {
-            if let Some(event) = at.filter(|&at| at as u64 >= job.recorded.events) {
-                let text = format!(
-                    "at={event} is beyond the end of the recording, which has {} events",
-                    job.recorded.events
-                );
-                return Err(Failure::new("RangeError", text));
-            }
+        let jobs = jobs(&trace, &path)?;
+        let most = jobs.iter().map(|job| job.recorded.events).max().unwrap_or(0);
+        if let Some(event) = at.filter(|&at| at as u64 >= most) {
+            let text =
+                format!("at={event} is beyond the end of the recording, which has {most} events");
+            return Err(Failure::new("RangeError", text));
+        }
+        for job in jobs {
+            // Of several devices, some may have fewer events.
+            let at = at.filter(|&at| (at as u64) < job.recorded.events);
             let options = Options { limit, at, top, threads: threads(), fits };
             found.push(explain(&job, &device, &options)?);
         }
@@ -205,11 +222,16 @@ pub fn explain(
 
 /// Tries settings and allocators on a recorded job.
 #[pyfunction]
-pub fn advise(py: Python<'_>, path: PathBuf, limits: Vec<String>) -> PyResult<String> {
+pub fn advise(
+    py: Python<'_>,
+    path: PathBuf,
+    limits: Vec<String>,
+    trace_device: Option<Vec<u32>>,
+) -> PyResult<String> {
     use vramp_analysis::advise::advise;
     run(py, move || {
         let limits = limits.iter().map(|text| limit(text, LARGE)).collect::<Result<Vec<_>, _>>()?;
-        let trace = read(&path)?;
+        let trace = read(&path, trace_device.as_deref())?;
         let device = large_card()?;
         let mut found = Vec::new();
         for job in jobs(&trace, &path)? {

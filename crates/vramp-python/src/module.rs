@@ -6,7 +6,9 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::{library_version, missing_card, open, opened, pool, record_history, unused_stats};
+    use super::{
+        library_version, missing_card, open, opened, pool, record_history, snapshot, unused_stats,
+    };
     #[pymodule_export]
     use crate::allocation::Allocation;
     #[pymodule_export]
@@ -34,7 +36,7 @@ use pyo3::types::PyDict;
 use vramp_capi::process::{self, MemoryStats, OpenAllocator};
 
 use crate::error::{raise, refuse};
-use crate::pool::{Pool, named};
+use crate::pool::{Pool, event_count, named, path_text};
 
 /// The shared pools that were asked for, by device.
 static SHARED: Mutex<Vec<Option<Py<Pool>>>> = Mutex::new(Vec::new());
@@ -63,13 +65,6 @@ fn opened(py: Python<'_>, device: i64) -> PyResult<Option<Py<Pool>>> {
     allocator.map(|allocator| shared(py, ordinal, allocator)).transpose()
 }
 
-/// Records the last events of a device's shared pool, from its first one on. Opens no device.
-#[pyfunction]
-fn record_history(py: Python<'_>, device: i64, events: u32) -> PyResult<()> {
-    let ordinal = ordinal_of(py, device)?;
-    py.detach(|| OpenAllocator::record_shared(ordinal, events)).map_err(|e| raise(py, e))
-}
-
 /// Returns the statistics of a device that was not used: `Pool.memory_stats` with zeros.
 #[pyfunction]
 fn unused_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
@@ -94,6 +89,20 @@ fn shared(py: Python<'_>, ordinal: u32, allocator: OpenAllocator) -> PyResult<Py
     let pool = shared[slot].get_or_insert_with(|| made.clone_ref(py)).clone_ref(py);
     drop(shared);
     Ok(pool)
+}
+
+/// Starts to record events of every device that the process shares.
+#[pyfunction]
+fn record_history(py: Python<'_>, events: i64) -> PyResult<()> {
+    let events = event_count(py, events)?;
+    py.detach(|| process::record_history_of_devices(events)).map_err(|error| raise(py, error))
+}
+
+/// Writes blocks, segments and recorded events of every such device to one file.
+#[pyfunction]
+fn snapshot(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<()> {
+    let path = path_text(py, path)?;
+    py.detach(|| process::snapshot_of_devices(&path)).map_err(|error| raise(py, error))
 }
 
 /// Returns why the machine has no card that this process may use.

@@ -269,20 +269,13 @@ impl Pool {
 
     /// Starts to record events.
     fn record_history(&self, py: Python<'_>, events: i64) -> PyResult<()> {
-        let events = u32::try_from(events).map_err(|_| {
-            refuse(py, "RangeError", &format!("events is {events}: use 0 to 10,000,000"))
-        })?;
+        let events = event_count(py, events)?;
         self.call(py, |allocator| allocator.record_history(events))
     }
 
     /// Writes blocks, segments and recorded events to a file.
     fn snapshot(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<()> {
-        // The path may be an object of a class in Python.
-        let fspath = python::member(py, "os", "fspath")?;
-        let path = python::call(&fspath, &PyTuple::new(py, [path])?, None)?.extract::<PathBuf>()?;
-        let path = path.into_os_string().into_string().map_err(|path| {
-            PyValueError::new_err(format!("the path {path:?} is not UTF-8: use another name"))
-        })?;
+        let path = path_text(py, path)?;
         self.call(py, |allocator| allocator.snapshot(&path))
     }
 
@@ -401,4 +394,19 @@ impl Drop for Pool {
             detached(move || drop(allocator.close()));
         }
     }
+}
+
+/// Returns the number of events to record.
+pub(crate) fn event_count(py: Python<'_>, events: i64) -> PyResult<u32> {
+    u32::try_from(events)
+        .map_err(|_| refuse(py, "RangeError", &format!("events is {events}: use 0 to 10,000,000")))
+}
+
+/// Returns the text of a path, which may be an object of a class in Python.
+pub(crate) fn path_text(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<String> {
+    let fspath = python::member(py, "os", "fspath")?;
+    let path = python::call(&fspath, &PyTuple::new(py, [path])?, None)?.extract::<PathBuf>()?;
+    path.into_os_string().into_string().map_err(|path| {
+        PyValueError::new_err(format!("the path {path:?} is not UTF-8: use another name"))
+    })
 }

@@ -182,12 +182,41 @@ impl Labels {
         }
     }
 
-    /// Gives the event at `order[i]` the index `i`.
-    #[cfg(feature = "formats")]
+    /// Gives the event at `order[i]` the index `i`. Events that are not in `order` lose their labels.
     pub(crate) fn reorder_events(&mut self, order: &[u32]) {
         let old = std::mem::take(&mut self.events);
+        if old.0.is_empty() {
+            return;
+        }
         let moved = (0..).zip(order).filter_map(|(new, &index)| Some((new, old.get(index)?)));
         self.events.0.extend(moved);
+    }
+
+    /// Gives the segment at `order[i]` and its blocks the index `i`. Segments that are not in `order`
+    /// lose their labels.
+    pub(crate) fn reorder_segments(&mut self, order: &[u32]) {
+        let segments = std::mem::take(&mut self.segments);
+        let blocks = std::mem::take(&mut self.blocks);
+        for (new, &index) in (0..).zip(order) {
+            self.segments.0.extend(segments.get(index).map(|label| (new, label)));
+            let from = blocks.0.partition_point(|&((segment, _), _)| segment < index);
+            let own = blocks.0[from..].iter().take_while(|&&((segment, _), _)| segment == index);
+            self.blocks.0.extend(own.map(|&((_, block), label)| ((new, block), label)));
+        }
+    }
+
+    /// Adds the labels of another trace, whose first event and segment have these indices here.
+    pub(crate) fn append(&mut self, other: &Labels, first_event: usize, first_segment: usize) {
+        for &(event, label) in &other.events.0 {
+            self.label_event(first_event + event as usize, other.at(Some(label)));
+        }
+        for &(segment, label) in &other.segments.0 {
+            self.label_segment(first_segment + segment as usize, other.at(Some(label)));
+        }
+        for &((segment, block), label) in &other.blocks.0 {
+            let segment = first_segment + segment as usize;
+            self.label_block(segment, block as usize, other.at(Some(label)));
+        }
     }
 }
 

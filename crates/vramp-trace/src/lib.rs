@@ -4,7 +4,9 @@
 //! 2. A [`Trace`] holds the recording unchanged: events, call stacks, allocator settings and the
 //!    segments at its end. [`Trace::write_vtrace`] writes the compact format of this project,
 //!    [`Trace::write_snapshot`] a PyTorch snapshot, [`Trace::write_perfetto`] a timeline.
-//! 3. A [`Workload`] is the sequence of requests on one device. Requests name blocks by number
+//! 3. A [`Workload`] is the sequence of requests on one device; [`Workload::all`] returns those of all
+//!    devices in one pass, [`Trace::retain_devices`] selects some, and [`Trace::merge`] makes one
+//!    trace of several. Requests name blocks by number
 //!    instead of address. [`Repairs`] counts what had to be added or left out, because recordings
 //!    begin in the middle and lose events; [`Coverage`] says how much of the past is missing.
 //!
@@ -49,6 +51,7 @@
 
 mod annotation;
 mod coverage;
+mod devices;
 #[cfg(feature = "formats")]
 mod formats;
 mod history;
@@ -61,6 +64,7 @@ mod workload;
 
 pub use annotation::{Annotation, Stage};
 pub use coverage::{Coverage, OlderBlocks};
+pub use devices::UnknownDevice;
 #[cfg(feature = "formats")]
 pub use formats::{Format, ReadError, ReadLimits, read, read_trace};
 pub use history::{History, HistorySize, Record};

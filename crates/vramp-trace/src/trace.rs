@@ -45,16 +45,6 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Returns the devices that have events or segments, ascending. O(events + segments).
-    pub fn devices(&self) -> Vec<u32> {
-        let events = self.events.iter().map(|event| event.device);
-        let mut found = vec![false; usize::from(u16::MAX) + 1];
-        for device in events.chain(self.segments.iter().map(|segment| segment.device)) {
-            found[usize::from(device)] = true;
-        }
-        (0..).zip(found).filter(|(_, found)| *found).map(|(device, _)| device).collect()
-    }
-
     /// Returns the raw handle of a stream, or `None` if the index is out of range.
     pub fn raw_stream(&self, stream: StreamIndex) -> Option<u64> {
         self.streams.get(stream.0 as usize).copied()

@@ -8,12 +8,14 @@
 //! Each occurs at most once and in this order. The last two may be missing at the end.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use vramp_core::{Bytes, DeviceAddr};
 
+use crate::devices::DevicePart;
 use crate::{
-    Block, BlockState, Coverage, Event, EventKind, Label, Labels, OlderBlocks, Repairs, StackId,
-    StreamIndex, Trace,
+    Block, BlockState, Coverage, Event, EventKind, Label, Labels, OlderBlocks, Repairs, Segment,
+    StackId, StreamIndex, Trace,
 };
 
 /// One request of a replay. Blocks and streams are numbered from zero within the workload.
@@ -73,8 +75,8 @@ pub struct Workload {
     pub repairs: Repairs,
     /// Addresses of the first blocks, which were allocated before the first event.
     earlier: Vec<DeviceAddr>,
-    /// Index of the device's first event in [`Trace::events`].
-    first_event: usize,
+    /// Where the events and segments of the device are.
+    part: DevicePart,
     /// Event of each request, or `NO_EVENT`. As long as `requests`.
     events: Vec<u32>,
     /// Where each block comes from.
@@ -96,25 +98,61 @@ const NO_EVENT: u32 = u32::MAX;
 impl Workload {
     /// Returns the requests on `device` in `trace`. Empty if the trace has no such device.
     ///
-    /// O(events), one pass; about 36 bytes per request and 12 per block.
+    /// O(events), one pass; about 36 bytes per request and 12 per block. [`Workload::all`] takes one
+    /// pass for all devices.
     pub fn from_trace(trace: &Trace, device: u32) -> Workload {
+        let part = trace.parts().remove(&device).unwrap_or_default();
+        Workload::of_part(trace, device, part)
+    }
+
+    /// Returns the requests on each device that has events or segments, ascending by device. One of them
+    /// may have none.
+    ///
+    /// O(events + segments), whatever the number of devices.
+    pub fn all(trace: &Trace) -> Vec<Workload> {
+        let parts = trace.parts().into_iter();
+        parts.map(|(device, part)| Workload::of_part(trace, device, part)).collect()
+    }
+
+    pub(crate) fn of_part(trace: &Trace, device: u32, part: DevicePart) -> Workload {
         let mut builder = Builder::default();
-        let on_device = |found: u16| u32::from(found) == device;
-        for (index, event) in trace.events.iter().enumerate() {
-            if on_device(event.device) {
-                builder.event(index, event, &trace.labels);
-                builder.has_events = true;
+        for (index, event) in events_in(trace, device, &part) {
+            builder.event(index, event, &trace.labels);
+            builder.has_events = true;
+        }
+        for &index in &part.segments {
+            let segment = &trace.segments[index as usize];
+            for (number, block) in segment.blocks.iter().enumerate() {
+                let label = trace.labels.index_of_block(index as usize, number);
+                builder.block_at_end(block, segment.stream, label);
             }
         }
-        for (index, segment) in trace.segments.iter().enumerate() {
-            if on_device(segment.device) {
-                for (number, block) in segment.blocks.iter().enumerate() {
-                    let label = trace.labels.index_of_block(index, number);
-                    builder.block_at_end(block, segment.stream, label);
-                }
-            }
-        }
-        builder.finish(trace, device)
+        builder.finish(trace, device, part)
+    }
+
+    /// Returns the events of the device in `trace`, which the workload was made from, with their indices.
+    /// Each step is O(1) in a trace whose events are grouped by device.
+    pub fn device_events<'a>(
+        &self,
+        trace: &'a Trace,
+    ) -> impl DoubleEndedIterator<Item = (usize, &'a Event)> + use<'a> {
+        events_in(trace, self.device, &self.part)
+    }
+
+    /// Returns the indices in [`Trace::events`] from the first event of the device to after the last one.
+    /// No other device has an event there if the events are grouped by device.
+    pub fn event_range(&self) -> Range<usize> {
+        self.part.events.clone()
+    }
+
+    /// Returns the segments of the device in `trace`, which the workload was made from, with their
+    /// indices. Each step is O(1).
+    pub fn device_segments<'a>(
+        &'a self,
+        trace: &'a Trace,
+    ) -> impl Iterator<Item = (usize, &'a Segment)> {
+        let indices = self.part.segments.iter().map(|&index| index as usize);
+        indices.filter_map(|index| Some((index, trace.segments.get(index)?)))
     }
 
     /// Returns the index in [`Trace::events`] of the event that a request came from, or `None` for
@@ -126,7 +164,7 @@ impl Workload {
     /// Returns the number of a request's event among the events of its device, from 0. `None` for a
     /// request that was added before the first event.
     pub fn device_event_of(&self, request: usize) -> Option<usize> {
-        self.event_of(request).map(|event| event - self.first_event)
+        self.event_of(request).map(|event| event - self.part.events.start)
     }
 
     /// Returns the address of a block that was allocated before the first event, `None` for later
@@ -177,6 +215,19 @@ impl Workload {
             })
             .collect()
     }
+}
+
+/// Returns the events of a device, with their indices in the trace.
+fn events_in<'a>(
+    trace: &'a Trace,
+    device: u32,
+    part: &DevicePart,
+) -> impl DoubleEndedIterator<Item = (usize, &'a Event)> + use<'a> {
+    let events = trace.events.get(part.events.clone()).unwrap_or_default();
+    let numbered = events.iter().enumerate();
+    let first = part.events.start;
+    let own = numbered.filter(move |(_, event)| u32::from(event.device) == device);
+    own.map(move |(index, event)| (first + index, event))
 }
 
 #[derive(Clone, Copy)]
@@ -349,7 +400,7 @@ impl Builder {
 
     /// Puts the blocks from before the recording in front, in address order, and gives blocks and
     /// streams their final numbers.
-    fn finish(mut self, trace: &Trace, device: u32) -> Workload {
+    fn finish(mut self, trace: &Trace, device: u32, part: DevicePart) -> Workload {
         let mut requests = Vec::with_capacity(self.requests.len() + self.earlier.len());
         self.earlier.sort_by_key(|(address, _)| *address);
         for (_, Earlier { block, size, stream, .. }) in &self.earlier {
@@ -362,8 +413,6 @@ impl Builder {
         requests.append(&mut self.requests);
         events.append(&mut self.events);
 
-        let on_device = |event: &Event| u32::from(event.device) == device;
-        let first_event = trace.events.iter().position(on_device).unwrap_or_default();
         let (streams, new_block) = renumber(&mut requests, self.blocks, trace);
         let mut origins = vec![Origin::default(); self.origins.len()];
         for (old, origin) in self.origins.iter().enumerate() {
@@ -381,7 +430,7 @@ impl Builder {
             peak_demand,
             repairs: self.repairs,
             earlier,
-            first_event,
+            part,
             events,
             origins,
             has_events: self.has_events,

@@ -58,12 +58,12 @@ pub struct Fidelity {
 }
 
 impl SegmentChanges {
-    /// Collects the recorded changes of the device of `workload`. O(events).
+    /// Collects the recorded changes of the device of `workload`. O(events of the device).
     pub fn of(trace: &Trace, workload: &Workload) -> SegmentChanges {
         let mut changes = SegmentChanges::default();
         let mut request = 0;
-        for (index, event) in trace.events.iter().enumerate() {
-            if u32::from(event.device) != workload.device || !is_change(event.kind) {
+        for (index, event) in workload.device_events(trace) {
+            if !is_change(event.kind) {
                 continue;
             }
             let before = |request| workload.event_of(request).is_none_or(|event| event < index);
@@ -203,7 +203,7 @@ fn difference(workload: &Workload, request: usize, missing: &[Change], extra: &[
         }
     };
     let (recorded, replayed) = (list(missing), list(extra));
-    let event = workload.event_of(request).map(|event| Count(event as u64));
+    let event = workload.device_event_of(request).map(|event| Count(event as u64));
     let request = match workload.requests.get(request) {
         Some(Request::Alloc { size, .. }) => format!(" ({size} requested)"),
         _ => String::new(),

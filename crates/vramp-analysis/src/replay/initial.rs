@@ -20,14 +20,13 @@ pub struct InitialSegment {
 
 /// Returns the segments that existed before the first event, in address order: those at the end
 /// that were not allocated meanwhile, and those that were freed without having been allocated.
-/// Expandable ones are left out. O(events).
+/// Expandable ones are left out. O(events of the device).
 pub(super) fn initial_segments(trace: &Trace, workload: &Workload) -> Vec<InitialSegment> {
-    let on_device = |device: u16| u32::from(device) == workload.device;
-    let at_end = trace.segments.iter().filter(|s| on_device(s.device) && !s.is_expandable);
+    let at_end = workload.device_segments(trace).map(|(_, s)| s).filter(|s| !s.is_expandable);
     let mut segments: BTreeMap<DeviceAddr, InitialSegment> =
         at_end.map(|s| (s.address, segment(trace, s.address, s.total_size, s.stream))).collect();
     // Backwards in time: an allocated segment did not exist before, a freed one did.
-    for event in trace.events.iter().rev().filter(|event| on_device(event.device)) {
+    for (_, event) in workload.device_events(trace).rev() {
         match event.kind {
             EventKind::SegmentAlloc => drop(segments.remove(&event.address)),
             EventKind::SegmentFree => {

@@ -75,6 +75,9 @@ impl Default for Past {
 }
 
 impl Past {
+    /// The [name](Past::name) of a recording without events.
+    pub const MISSING: &str = "missing";
+
     /// Returns true if the peaks of other allocators can be compared with the recorded one: what is
     /// older than the recording is at most a twentieth of the peaks.
     pub fn supports_comparison(self, peak_live: Bytes, peak_reserved: Bytes) -> bool {
@@ -96,7 +99,7 @@ impl Past {
     /// Returns its name in JSON: `whole`, `from_the_middle` or `missing`.
     pub fn name(self) -> &'static str {
         match (self.coverage, self.reserved) {
-            (Coverage::NoEvents { .. }, _) => "missing",
+            (Coverage::NoEvents { .. }, _) => Past::MISSING,
             (Coverage::FromTheMiddle { .. }, _) | (Coverage::Whole, Some(_)) => "from_the_middle",
             (Coverage::Whole, None) => "whole",
         }
@@ -172,11 +175,10 @@ impl RecordedOom {
 impl Recorded {
     /// Collects what `trace` has of the device of `workload`.
     ///
-    /// The reserved bytes at the beginning follow from those at the end. O(events).
+    /// The reserved bytes at the beginning follow from those at the end. O(events of the device).
     pub fn of(trace: &Trace, workload: &Workload) -> Recorded {
-        let on_device = |found: u16| u32::from(found) == workload.device;
-        let first_event =
-            trace.events.iter().position(|event| on_device(event.device)).unwrap_or_default();
+        let mut events = workload.device_events(trace);
+        let first_event = events.next().map(|(index, _)| index).unwrap_or_default();
         let mut recorded = Recorded {
             segments: SegmentChanges::of(trace, workload),
             initial: initial_segments(trace, workload),
@@ -189,10 +191,7 @@ impl Recorded {
         let mut failure: Option<(usize, i128)> = None;
         // Relative to the beginning; signed and wide, as a recording may be inconsistent.
         let (mut change, mut highest, mut has_events) = (0i128, 0i128, false);
-        for (index, event) in trace.events.iter().enumerate() {
-            if !on_device(event.device) {
-                continue;
-            }
+        for (index, event) in workload.device_events(trace) {
             recorded.events += 1;
             if let Some(step) = step(event) {
                 change += step;
@@ -212,8 +211,8 @@ impl Recorded {
                 _ => {}
             }
         }
-        let segments = trace.segments.iter().filter(|segment| on_device(segment.device));
-        let sizes = segments.map(|segment| i128::from(segment.total_size.count()));
+        let segments = workload.device_segments(trace);
+        let sizes = segments.map(|(_, segment)| i128::from(segment.total_size.count()));
         let at_end = sizes.reduce(|sum, size| sum + size);
         let known = has_events || at_end.is_some();
         let at_start = at_end.map_or(0, |reserved| (reserved - change).max(0));

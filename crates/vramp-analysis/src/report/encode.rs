@@ -263,10 +263,8 @@ struct Encoder<'a> {
 
 impl<'a> Encoder<'a> {
     fn new(source: &'a Source<'a>) -> Encoder<'a> {
-        let device = source.job.workload.device;
-        let on_device = source.job.trace.events.iter().filter(|e| u32::from(e.device) == device);
         let (mut events, mut timed) = (0, false);
-        for event in on_device {
+        for (_, event) in source.job.workload.device_events(source.job.trace) {
             events += 1;
             timed |= event.time_us > 0;
         }
@@ -320,10 +318,7 @@ impl<'a> Encoder<'a> {
         }
         self.initial = next;
         self.state_is_over();
-        for (index, event) in trace.events.iter().enumerate() {
-            if u32::from(event.device) != workload.device {
-                continue;
-            }
+        for (index, event) in workload.device_events(trace) {
             self.state += 1;
             self.note_time(event.time_us);
             let mut is_first = true;
@@ -545,7 +540,7 @@ impl<'a> Encoder<'a> {
         let job = self.source.job;
         let mut start = Column::default();
         let mut before = 0;
-        for (from, until) in reserved_at_start(job.trace, job.workload.device).iter() {
+        for (from, until) in reserved_at_start(job.trace, &job.workload).iter() {
             start.number(from - before);
             start.number(until - from);
             before = from;
@@ -577,11 +572,9 @@ impl<'a> Encoder<'a> {
     /// The reserved bytes of the recorded allocator by state. Those at the start follow from those at
     /// the end. `None` if neither segments nor their events were recorded.
     fn recorded_curve(&self) -> Option<Vec<(u32, u64)>> {
-        let workload = &self.source.job.workload;
-        let segments = self.source.job.trace.segments.iter();
-        let sizes = segments
-            .filter(|segment| u32::from(segment.device) == workload.device)
-            .map(|segment| i128::from(segment.total_size.count()));
+        let job = self.source.job;
+        let segments = job.workload.device_segments(job.trace);
+        let sizes = segments.map(|(_, segment)| i128::from(segment.total_size.count()));
         let at_end = sizes.reduce(|sum, size| sum + size);
         let change = self.reserved.last().map_or(0, |&(_, change)| change);
         let lowest = self.reserved.iter().map(|&(_, change)| change).min().unwrap_or(0).min(0);
@@ -622,9 +615,8 @@ impl<'a> Encoder<'a> {
 
 /// Returns the annotations of the device, or of none, in the order of time.
 fn annotations<'a>(job: &Job<'a>) -> Vec<&'a Annotation> {
-    let on_device = |device: u16| u32::from(device) == job.workload.device;
-    let all = job.trace.annotations.iter();
-    let mut found: Vec<&Annotation> = all.filter(|it| it.device.is_none_or(on_device)).collect();
+    let own = job.annotations.iter().map(|&index| index as usize);
+    let mut found: Vec<&Annotation> = own.map(|index| &job.trace.annotations[index]).collect();
     found.sort_by_key(|annotation| annotation.time_us);
     found
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vramp_trace::{EventKind, Trace};
+use vramp_trace::{EventKind, Trace, Workload};
 
 /// Disjoint address ranges: end by start. Adjacent ranges stay separate.
 #[derive(Debug, Default)]
@@ -44,16 +44,16 @@ impl Ranges {
     }
 }
 
-/// Returns the reserved ranges of `device` before its first event: those at the end, with the events
-/// taken back. An expandable segment counts from its first to its last mapped byte. O(events).
-pub(super) fn reserved_at_start(trace: &Trace, device: u32) -> Ranges {
+/// Returns the reserved ranges of the device of `workload` before its first event: those at the end, with
+/// the events taken back. An expandable segment counts from its first to its last mapped byte. O(events of
+/// the device).
+pub(super) fn reserved_at_start(trace: &Trace, workload: &Workload) -> Ranges {
     let mut ranges = Ranges::default();
-    for segment in trace.segments.iter().filter(|segment| u32::from(segment.device) == device) {
+    for (_, segment) in workload.device_segments(trace) {
         let start = segment.address.number();
         ranges.add(start, start.saturating_add(segment.total_size.count()));
     }
-    let events = trace.events.iter().rev().filter(|event| u32::from(event.device) == device);
-    for event in events {
+    for (_, event) in workload.device_events(trace).rev() {
         let start = event.address.number();
         let end = start.saturating_add(event.size.count());
         match event.kind {

@@ -20,6 +20,7 @@ pub(crate) mod open;
 mod pools;
 mod segments;
 mod settings;
+pub(crate) mod snapshot;
 pub mod statistics;
 mod unwind;
 

@@ -81,7 +81,7 @@ impl Torch {
             context.record_history(options.events)?;
         }
         options.registration = options.register.as_ref().map(|register| register(&context));
-        Ok(self.devices[device].get_or_init(|| Arc::new(context.kept_open())))
+        Ok(self.devices[device].get_or_init(|| Arc::new(context.kept_open(device as u16))))
     }
 
     pub(super) fn read_settings(&self) -> Result<Settings> {
@@ -171,11 +171,6 @@ pub(crate) fn opened_allocator(device: c_int) -> Result<Option<vramp_allocator_t
     }
 }
 
-/// Records the last `events` events of a device from now on, or from its first one on.
-pub(crate) fn record_history(device: c_int, events: u32) -> Result<()> {
-    TORCH.record_history(device, events)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -259,7 +254,7 @@ mod tests {
         torch.record_history(1, 0).unwrap();
         let events = |device| {
             malloc(&torch, device, 1 << 20);
-            torch.context(device).unwrap().snapshot().events.len()
+            torch.context(device).unwrap().snapshot().unwrap().events.len()
         };
         assert_eq!((events(0) > 0, events(1)), (true, 0));
         let refused = torch.record_history(2, u32::MAX).unwrap_err();

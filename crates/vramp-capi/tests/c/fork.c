@@ -107,6 +107,8 @@ static void child(void *block) {
     ANSWER(vramp_set_limit(shared, 0) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_record_history(shared, 10) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_snapshot(shared, "/nowhere/at/all") == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_record_history_of_devices(10) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_snapshot_of_devices("/nowhere/at/all") == VRAMP_ERROR_FORKED);
     ANSWER(vramp_observe(shared, ignore, NULL, &registration) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_unobserve(shared, 1) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_stream_create(shared, &made) == VRAMP_ERROR_FORKED);

@@ -54,6 +54,19 @@ fn observers_see_allocations_growth_and_failures_until_they_are_removed() {
 }
 
 #[test]
+fn a_snapshot_of_all_devices_refuses_wrong_arguments() {
+    // SAFETY: null is what the function must withstand.
+    assert_eq!(unsafe { vramp_snapshot_of_devices(null()) }, VRAMP_ERROR_NULL);
+    // SAFETY: the path ends with a zero.
+    let status = unsafe { vramp_snapshot_of_devices(c"/nowhere/at/all".as_ptr()) };
+    assert_eq!(status, VRAMP_ERROR_FILE);
+    assert!(last_error().contains("cannot write /nowhere/at/all"), "{}", last_error());
+    assert_eq!(vramp_record_history_of_devices(10_000_001), VRAMP_ERROR_RANGE);
+    assert!(last_error().contains("use at most 10000000"), "{}", last_error());
+    assert_eq!(vramp_record_history_of_devices(0), VRAMP_OK);
+}
+
+#[test]
 fn a_limit_that_is_set_later_holds_and_a_snapshot_is_written() {
     let allocator = open("");
     let stream = stream(allocator);

@@ -8,6 +8,7 @@ use vramp::Bytes;
 use vramp_trace::Workload;
 
 use super::{Job, Outcome, Window, layouts};
+use crate::analysis::Devices;
 use crate::args::Graph;
 use crate::text;
 use vramp_analysis::number::{Count, plural};
@@ -15,10 +16,13 @@ use vramp_analysis::number::{Count, plural};
 pub(crate) fn run(args: &Graph, out: &mut dyn Write) -> Result<()> {
     for path in &args.traces {
         let trace = args.reading.read(path)?;
+        let workloads = Workload::all(&trace);
+        let used = workloads.iter().filter(|workload| !workload.requests.is_empty());
+        let devices = Devices::of(used.count());
+        let events = workloads.iter().map(|workload| workload.event_range().len()).max();
         let mut any = false;
-        for device in trace.devices() {
-            let workload = Workload::from_trace(&trace, device);
-            let job = Job::new(&trace, &workload, args.window.unwrap_or(Window::ALL))?;
+        for workload in &workloads {
+            let job = Job::new(&trace, workload, args.window.unwrap_or(Window::ALL))?;
             if job.blocks() == 0 {
                 continue;
             }
@@ -28,12 +32,12 @@ pub(crate) fn run(args: &Graph, out: &mut dyn Write) -> Result<()> {
             if args.json {
                 crate::json::versioned_line(out, &outcome)?;
             } else {
-                write_table(out, &outcome, args.window.is_some())?;
+                write_table(out, &outcome, args.window.is_some(), devices)?;
             }
             out.flush()?;
         }
         if !any {
-            let (path, events) = (path.display(), Count(trace.events.len() as u64));
+            let (path, events) = (path.display(), Count(events.unwrap_or(0) as u64));
             match args.window {
                 Some(Window { from, to }) => bail!(
                     "'{path}' allocates nothing in the window {from}..{to}: its {events} events \
@@ -55,8 +59,13 @@ pub(crate) fn run(args: &Graph, out: &mut dyn Write) -> Result<()> {
 const ASSUMPTIONS: &str = "Each recording counts as one capture, without the blocks allocated \
     before it. Waits between streams are not recorded, so no stream reuses memory of another one.";
 
-fn write_table(out: &mut dyn Write, outcome: &Outcome, windowed: bool) -> io::Result<()> {
-    writeln!(out, "{}", headline(outcome, windowed))?;
+fn write_table(
+    out: &mut dyn Write,
+    outcome: &Outcome,
+    windowed: bool,
+    devices: Devices,
+) -> io::Result<()> {
+    writeln!(out, "{}", headline(outcome, windowed, devices))?;
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header(["layout", "memory", "memory/bound"]);
@@ -82,12 +91,9 @@ fn write_table(out: &mut dyn Write, outcome: &Outcome, windowed: bool) -> io::Re
     Ok(())
 }
 
-fn headline(outcome: &Outcome, windowed: bool) -> String {
+fn headline(outcome: &Outcome, windowed: bool, devices: Devices) -> String {
     let name = text::name(&outcome.trace);
-    let device = match outcome.trace_device {
-        0 => String::new(),
-        device => format!(", device {device}"),
-    };
+    let device = devices.suffix(outcome.trace_device);
     let window = match windowed {
         true => format!(", events {}..{}", outcome.first_event, outcome.end_event),
         false => String::new(),

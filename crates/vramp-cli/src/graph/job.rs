@@ -13,7 +13,7 @@ use vramp_analysis::replay::has_pending_uses;
 /// Larger than the requests of any real capture.
 const TOTAL_MAX: Bytes = Bytes::tib(1 << 16);
 
-/// A range of events of a trace: from the first to before the second.
+/// A range of events of a recorded device: from the first to before the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// The first event.
@@ -31,7 +31,7 @@ impl Window {
     /// All events.
     pub const ALL: Window = Window { from: 0, to: usize::MAX };
 
-    /// Returns the events of the window in a trace of `events` events.
+    /// Returns the events of the window on a device of `events` events.
     pub fn within(self, events: usize) -> Range<usize> {
         self.from.min(events)..self.to.min(events)
     }
@@ -76,7 +76,7 @@ pub struct Job {
     pub name: String,
     /// Number of the recorded device.
     pub device: u32,
-    /// Events of the capture.
+    /// Events of the capture, counted from 0 among those of the device.
     pub events: Range<usize>,
     /// Streams that allocate, and one more if a stream that allocates nothing uses a block.
     pub streams: usize,
@@ -102,18 +102,19 @@ pub enum JobError {
 
 impl Job {
     /// Collects the requests of a window of `workload`, which was made of `trace`. Blocks that were
-    /// live before are left out. O(events).
+    /// live before are left out. O(events of the device).
     ///
     /// # Errors
     /// The sum of the sizes is too large.
     pub fn new(trace: &Trace, workload: &Workload, window: Window) -> Result<Job, JobError> {
-        let events = window.within(trace.events.len());
+        let all = workload.event_range();
+        let events = window.within(all.len());
         // Streams in the order of their first request.
         let mut streams: BTreeMap<u32, usize> = BTreeMap::new();
         let (mut steps, mut older_freed, mut unseen, mut total) = (Vec::new(), 0, false, 0u128);
         let mut first_block = None;
         for (index, request) in workload.requests.iter().enumerate() {
-            let event = workload.event_of(index);
+            let event = workload.device_event_of(index);
             if !event.is_some_and(|event| events.contains(&event)) {
                 continue;
             }
@@ -145,7 +146,10 @@ impl Job {
             streams: streams.len() + usize::from(unseen && streams.len() == 1),
             steps,
             older_freed,
-            recorded: private_pool(&trace.events[events.clone()], workload.device),
+            recorded: private_pool(
+                &trace.events[all.start + events.start..all.start + events.end],
+                workload.device,
+            ),
             events,
         })
     }

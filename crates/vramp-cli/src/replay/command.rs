@@ -14,7 +14,8 @@ use vramp_trace::Workload;
 use vramp::device::sim::CardModel;
 use vramp_analysis::replay::{Options, Outcome, Recorded, RecordedOom, replay};
 
-use super::table;
+use super::{table, total};
+use crate::analysis::Devices;
 use crate::args::{Reading, Replay, presets};
 use crate::device::{self, Device};
 use crate::exit::OutOfMemory;
@@ -41,34 +42,9 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
         writeln!(out, "The setting {key} has no effect on the model.")?;
     }
     for path in &args.traces {
-        let begun = Instant::now();
-        let jobs = jobs(path, &args.reading)?;
-        let read_s = begun.elapsed().as_secs_f64();
-        for (workload, recorded) in &jobs {
-            let device = recorded_card(&device, recorded)?;
-            let is_missing = recorded.past.is_missing();
-            let runs = if is_missing && !args.json { &[][..] } else { &runs[..] };
-            let mut outcomes = Vec::new();
-            for Run { config, variables } in runs {
-                let (config, settings) = with_recorded_settings(args, config, recorded)?;
-                let outcome = one(args, &device, config, workload, recorded)?;
-                let variables = variables.clone();
-                let outcome = Outcome { read_s, variables, settings, ..outcome };
-                if outcome.fidelity.as_ref().is_some_and(|fidelity| !fidelity.faithful) {
-                    unfaithful.push(format!("'{}' on {}", outcome.trace, outcome.allocator));
-                }
-                if args.json {
-                    json::line(out, &outcome)?;
-                    out.flush()?;
-                }
-                failed |= outcome.oom_at_event.is_some();
-                outcomes.push(outcome);
-            }
-            if !args.json {
-                table::write(out, &text, workload, recorded, &outcomes)?;
-                out.flush()?;
-            }
-        }
+        let ended = replay_recording(args, &device, &runs, path, (&text, out))?;
+        unfaithful.extend(ended.unfaithful);
+        failed |= ended.failed;
     }
     if !args.json {
         let fresh = device.fresh(false)?;
@@ -90,27 +66,105 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// Returns the card that the job ran on, if it follows from the memory that was usable when a request
-/// failed, and `device` is simulated only because there is no card.
-fn recorded_card(device: &Device, recorded: &Recorded) -> Result<Device> {
-    let usable = recorded.oom.as_ref().and_then(RecordedOom::usable);
-    let Some(card) = usable.and_then(CardModel::infer) else { return Ok(device.clone()) };
-    let name = format!("sim:{}", card.id);
-    if device.fell_back().is_none() || name == device.info().id {
-        return Ok(device.clone());
+/// What the replays of a recording found.
+#[derive(Default)]
+struct Ended {
+    /// Runs that do not match the recorded segments.
+    unfaithful: Vec<String>,
+    /// True if a run ran out of memory.
+    failed: bool,
+}
+
+/// Replays each device of a recording and prints the results.
+fn replay_recording(
+    args: &Replay,
+    device: &Device,
+    runs: &[Run],
+    path: &Path,
+    (text, out): (&Text, &mut dyn Write),
+) -> Result<Ended> {
+    let mut ended = Ended::default();
+    let begun = Instant::now();
+    let jobs = jobs(path, &args.reading)?;
+    let read_s = begun.elapsed().as_secs_f64();
+    let devices = Devices::of(jobs.len());
+    let cards = recorded_cards(device, &jobs)?;
+    let (mut of_all, mut left_out) = (Vec::new(), 0);
+    for ((workload, recorded), device) in jobs.iter().zip(&cards) {
+        let is_missing = recorded.past.is_missing();
+        let runs = if is_missing && !args.json { &[][..] } else { runs };
+        let mut outcomes = Vec::new();
+        for Run { config, variables } in runs {
+            let applied = with_recorded_settings(args, config, recorded);
+            let (config, settings) = match devices {
+                Devices::One => applied?,
+                Devices::Several => {
+                    applied.with_context(|| format!("recorded device {}", workload.device))?
+                }
+            };
+            let outcome = one(args, device, config, workload, recorded)?;
+            let variables = variables.clone();
+            let outcome = Outcome { read_s, variables, settings, ..outcome };
+            if outcome.fidelity.as_ref().is_some_and(|fidelity| !fidelity.faithful) {
+                let suffix = devices.suffix(workload.device);
+                let (trace, allocator) = (&outcome.trace, outcome.allocator);
+                ended.unfaithful.push(format!("'{trace}'{suffix} on {allocator}"));
+            }
+            if args.json {
+                json::line(out, &outcome)?;
+                out.flush()?;
+            }
+            ended.failed |= outcome.oom_at_event.is_some();
+            outcomes.push(outcome);
+        }
+        if !args.json {
+            let write = match devices {
+                Devices::One => table::write,
+                Devices::Several => table::write_one_of_several,
+            };
+            write(out, text, workload, recorded, &outcomes)?;
+            out.flush()?;
+            left_out += usize::from(is_missing);
+            of_all.extend(outcomes);
+        }
     }
-    let simulated = Device::open(&name)?;
-    device::announce_recorded(card.name);
-    Ok(simulated)
+    if devices == Devices::Several && !args.json {
+        total::write(out, text, &of_all, left_out)?;
+    }
+    Ok(ended)
+}
+
+/// Returns the card that each job ran on, if it follows from the memory that was usable when a request
+/// failed, and `device` is simulated only because there is no card. The devices of a recording are taken
+/// for cards of one kind: where a device shows none, the first card that another one shows counts.
+fn recorded_cards(device: &Device, jobs: &[(Workload, Recorded)]) -> Result<Vec<Device>> {
+    let card = |recorded: &Recorded| {
+        let usable = recorded.oom.as_ref().and_then(RecordedOom::usable);
+        usable.and_then(CardModel::infer)
+    };
+    let first = jobs.iter().find_map(|(_, recorded)| card(recorded));
+    let mut announced = Vec::new();
+    let cards = jobs.iter().map(|(_, recorded)| {
+        let Some(card) = card(recorded).or(first) else { return Ok(device.clone()) };
+        let name = format!("sim:{}", card.id);
+        if device.fell_back().is_none() || name == device.info().id {
+            return Ok(device.clone());
+        }
+        let simulated = Device::open(&name)?;
+        if !announced.contains(&card.id) {
+            device::announce_recorded(card.name);
+            announced.push(card.id);
+        }
+        Ok(simulated)
+    });
+    cards.collect()
 }
 
 /// Returns the workload of each recorded device. The trace, which is much larger, is dropped.
 fn jobs(path: &Path, reading: &Reading) -> Result<Vec<(Workload, Recorded)>> {
     let trace = reading.read(path)?;
-    let jobs: Vec<_> = trace
-        .devices()
+    let jobs: Vec<_> = Workload::all(&trace)
         .into_iter()
-        .map(|device| Workload::from_trace(&trace, device))
         .filter(|workload| !workload.requests.is_empty())
         .map(|workload| {
             let recorded = Recorded::of(&trace, &workload);

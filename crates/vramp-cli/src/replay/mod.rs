@@ -2,5 +2,6 @@
 
 mod command;
 mod table;
+mod total;
 
 pub(crate) use command::run;

@@ -6,13 +6,15 @@ use vramp::{Bytes, Preset};
 use vramp_driver::DeviceInfo;
 use vramp_trace::{Repairs, Workload};
 
+use crate::analysis::Devices;
 use crate::text::{self, Mark, Text};
 
 use vramp_analysis::frames::shown;
 use vramp_analysis::number::{Count, plural};
 use vramp_analysis::replay::{Outcome, Recorded, Reserved};
 
-/// Writes the job's peak, a row for each allocator, and a summary in words.
+/// Writes the job's peak, a row for each allocator, and a summary in words, for the only device of a
+/// recording.
 pub(crate) fn write(
     out: &mut dyn Write,
     text: &Text,
@@ -20,7 +22,30 @@ pub(crate) fn write(
     recorded: &Recorded,
     outcomes: &[Outcome],
 ) -> io::Result<()> {
-    writeln!(out, "{}", text.strong(headline(workload, recorded)))?;
+    let headline = headline(workload, recorded, Devices::One);
+    section(out, text, &headline, (workload, recorded), outcomes)
+}
+
+/// Writes the same for one of several devices of a recording, with the number of the device.
+pub(crate) fn write_one_of_several(
+    out: &mut dyn Write,
+    text: &Text,
+    workload: &Workload,
+    recorded: &Recorded,
+    outcomes: &[Outcome],
+) -> io::Result<()> {
+    let headline = headline(workload, recorded, Devices::Several);
+    section(out, text, &headline, (workload, recorded), outcomes)
+}
+
+fn section(
+    out: &mut dyn Write,
+    text: &Text,
+    headline: &str,
+    (workload, recorded): (&Workload, &Recorded),
+    outcomes: &[Outcome],
+) -> io::Result<()> {
+    writeln!(out, "{}", text.strong(headline))?;
     let coverage = recorded.past.to_string();
     for sentence in [coverage, repaired(&workload.repairs)].iter().filter(|it| !it.is_empty()) {
         writeln!(out, "{}", text.wrap(sentence, 0))?;
@@ -61,12 +86,9 @@ pub(crate) fn assumptions(device: &DeviceInfo, audited: bool) -> String {
     )
 }
 
-fn headline(workload: &Workload, recorded: &Recorded) -> String {
+fn headline(workload: &Workload, recorded: &Recorded, devices: Devices) -> String {
     let name = text::name(&workload.name);
-    let device = match workload.device {
-        0 => String::new(),
-        device => format!(", device {device}"),
-    };
+    let device = devices.suffix(workload.device);
     let streams = plural(workload.streams.len(), "stream");
     let events = Count(recorded.events);
     let peak = workload.peak_live;
@@ -87,7 +109,7 @@ fn repaired(repairs: &Repairs) -> String {
 }
 
 /// Columns that are left out on a narrow terminal, the first first.
-const OPTIONAL: [&str; 3] = ["worst malloc", "remapped", "driver calls"];
+pub(super) const OPTIONAL: [&str; 3] = ["worst malloc", "remapped", "driver calls"];
 
 fn rows(text: &Text, workload: &Workload, recorded: &Recorded, outcomes: &[Outcome]) -> String {
     let time = match outcomes.first() {
@@ -246,14 +268,14 @@ fn best_run(outcomes: &[Outcome]) -> Option<&Outcome> {
     default.or_else(|| finished().min_by_key(|outcome| outcome.peak_reserved_bytes))
 }
 
-fn ratio(reserved: Bytes, live: Bytes) -> String {
+pub(super) fn ratio(reserved: Bytes, live: Bytes) -> String {
     if live.is_zero() {
         return "-".to_owned();
     }
     format!("{:.3}", reserved.count() as f64 / live.count() as f64)
 }
 
-fn micros(us: f64) -> String {
+pub(super) fn micros(us: f64) -> String {
     if us < 1000.0 { format!("{us:.1} us") } else { format!("{:.2} ms", us / 1000.0) }
 }
 

@@ -8,6 +8,7 @@ mod bench;
 mod calibrate;
 mod captures;
 mod convert;
+mod devices;
 mod graph;
 mod program;
 mod report;

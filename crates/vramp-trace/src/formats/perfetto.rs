@@ -12,7 +12,7 @@
 //!
 //! Deliberately absent: whole stacks, which would make up most of the file. A snapshot has them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, Write};
 
 use serde::Serialize;
@@ -27,7 +27,7 @@ impl Trace {
     /// Times are those of the recording, in microseconds. In a recording without times each event
     /// takes one microsecond. Reserved bytes are written only if the trace has segment events.
     ///
-    /// One pass over all events for each device that has any. Needs memory for the requests of one
+    /// One pass over all events, whatever the number of devices. Needs memory for the requests of one
     /// device at a time (36 bytes per event), 32 bytes per block, and the names of live blocks.
     /// Writes about 150 bytes per event in small parts: use a [`std::io::BufWriter`].
     ///
@@ -38,10 +38,18 @@ impl Trace {
         let mut timeline = Timeline { out, is_first: true };
         timeline.out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
         let is_timed = self.events.iter().any(|event| event.time_us != 0);
-        let mut devices: BTreeSet<u16> = self.events.iter().map(|event| event.device).collect();
-        devices.extend(self.annotations.iter().map(device_of));
-        for device in devices {
-            Device::new(self, u32::from(device), is_timed).write(&mut timeline)?;
+        let mut parts = self.parts();
+        parts.retain(|_, part| !part.events.is_empty());
+        let mut annotations: BTreeMap<u32, Vec<&Annotation>> = BTreeMap::new();
+        for annotation in &self.annotations {
+            let device = u32::from(device_of(annotation));
+            annotations.entry(device).or_default().push(annotation);
+            parts.entry(device).or_default();
+        }
+        for (device, part) in parts {
+            let workload = Workload::of_part(self, device, part);
+            let annotations = annotations.remove(&device).unwrap_or_default();
+            Device::new(self, workload, annotations, is_timed).write(&mut timeline)?;
         }
         timeline.out.write_all(b"\n]}\n")?;
         timeline.out.flush()
@@ -144,9 +152,14 @@ struct Device<'a> {
 }
 
 impl<'a> Device<'a> {
-    fn new(trace: &'a Trace, device: u32, is_timed: bool) -> Device<'a> {
-        let workload = Workload::from_trace(trace, device);
-        let reserved = reserved_at_start(trace, device);
+    fn new(
+        trace: &'a Trace,
+        workload: Workload,
+        mut annotations: Vec<&'a Annotation>,
+        is_timed: bool,
+    ) -> Device<'a> {
+        let device = workload.device;
+        let reserved = reserved_at_start(trace, &workload);
         let place: HashMap<u64, usize> = trace.streams.iter().copied().zip(0..).collect();
         let stream_of = workload.streams.iter().map(|raw| place[raw]).collect();
         let streams = trace.streams.iter().zip(&reserved).map(|(&raw, &reserved)| {
@@ -159,14 +172,11 @@ impl<'a> Device<'a> {
                 reserved,
             }
         });
-        let own = |event: &&Event| u32::from(event.device) == device;
-        let has_segment_events =
-            trace.events.iter().filter(own).any(|event| segment_change(event).is_some());
-        let mut annotations: Vec<&Annotation> = trace.annotations.iter().collect();
-        annotations.retain(|annotation| u32::from(device_of(annotation)) == device);
+        let mut own = workload.device_events(trace).map(|(_, event)| event);
+        let has_segment_events = own.any(|event| segment_change(event).is_some());
         annotations.sort_by_key(|annotation| annotation.time_us);
         let times = [
-            trace.events.iter().find(own).map(|event| event.time_us),
+            workload.device_events(trace).next().map(|(_, event)| event.time_us),
             annotations.first().map(|annotation| annotation.time_us),
         ];
         let first = times.into_iter().flatten().min().unwrap_or(0);
@@ -201,10 +211,7 @@ impl<'a> Device<'a> {
         }
         let requests = std::mem::take(&mut self.workload.requests);
         let mut next = 0;
-        for (index, event) in self.trace.events.iter().enumerate() {
-            if u32::from(event.device) != self.device {
-                continue;
-            }
+        for (index, event) in self.workload.device_events(self.trace) {
             // A repair comes directly before the event that required it.
             while next < requests.len() && self.workload.event_of(next).is_none_or(|at| at < index)
             {
@@ -456,16 +463,15 @@ fn segment_change(event: &Event) -> Option<i128> {
 
 /// Returns the reserved bytes of each stream before the first event: those at the end minus all
 /// changes, and at least enough that they never become negative.
-fn reserved_at_start(trace: &Trace, device: u32) -> Vec<u64> {
+fn reserved_at_start(trace: &Trace, workload: &Workload) -> Vec<u64> {
     let mut sums = vec![(0i128, 0i128); trace.streams.len()];
-    let own = |event: &&Event| u32::from(event.device) == device;
-    for event in trace.events.iter().filter(own) {
+    for (_, event) in workload.device_events(trace) {
         let (sum, least) = &mut sums[event.stream.0 as usize];
         *sum += segment_change(event).unwrap_or(0);
         *least = (*least).min(*sum);
     }
     let mut at_end = vec![0i128; trace.streams.len()];
-    for segment in trace.segments.iter().filter(|segment| u32::from(segment.device) == device) {
+    for (_, segment) in workload.device_segments(trace) {
         let StreamIndex(stream) = segment.stream;
         at_end[stream as usize] += i128::from(segment.total_size.count());
     }

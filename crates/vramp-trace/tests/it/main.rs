@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod containers;
+mod devices;
 mod foreign;
 mod histories;
 mod hostile;
