@@ -192,7 +192,9 @@ impl Driver for Simulator {
     fn release(&self, handle: Handle) -> DriverResult<()> {
         self.call(log(Call::Release), |state| {
             need_virtual_memory(state)?;
-            let (len, _) = state.memory.release(state.current, handle)?;
+            let physical = state.memory.physical_of(handle);
+            let len = state.memory.release(state.current, handle)?;
+            state.report_released(physical);
             state.forget_destroyed();
             state.spend_on_handle(Call::Release, len);
             Ok(())
@@ -203,6 +205,7 @@ impl Driver for Simulator {
         self.call(log(Call::Map).at(at), |state| {
             need_virtual_memory(state)?;
             let (len, rdma) = state.memory.map(state.current, at, handle)?;
+            state.report_mapped(handle, AddrRange::new(at, len));
             state.spend_on_handle(Call::Map, len);
             state.now_ns += state.costs.rdma_ns(Call::Map, usize::from(rdma));
             Ok(())
@@ -280,6 +283,7 @@ impl Driver for Simulator {
             state.memory.allocation(state.current, at)?;
             state.captures.refuse_unsafe()?;
             state.wait_for_everything()?;
+            state.report_unmapped(AddrRange::new(at, Bytes::new(1)));
             let len = state.memory.free_allocation(state.current, at)?;
             state.forget_destroyed();
             state.spend_on_handle(Call::FreeMemory, len);

@@ -406,8 +406,8 @@ impl Memory {
         self.handles_made
     }
 
-    /// Releases a handle. Returns its length, and whether a mapping keeps it.
-    pub fn release(&mut self, device: usize, handle: Handle) -> Outcome<(Bytes, bool)> {
+    /// Releases a handle and returns its length.
+    pub fn release(&mut self, device: usize, handle: Handle) -> Outcome<Bytes> {
         let owned = self.owned(device, handle)?;
         let (len, mapped) = (Bytes::new(owned.len), owned.mappings > 0);
         owned.released = true;
@@ -417,7 +417,7 @@ impl Memory {
         } else {
             self.destroy_unless_kept(handle.number());
         }
-        Ok((len, mapped))
+        Ok(len)
     }
 
     /// Maps a handle and returns its length, and whether network cards can access it.

@@ -14,12 +14,13 @@ use super::graph::Graphs;
 use super::hazard::{Body, Checker, Hazard};
 use super::host::HostBuffers;
 use super::log::{Log, LoggedCall};
-use super::memory::Memory;
+use super::memory::{By, Memory};
 use super::pool::Pool;
 use super::refusal::{Outcome, Refusal};
+use super::registered::{Holder, Registered, Registration};
 use super::streams::{Gate, Point, Step, Streams, Work};
 use super::{DeviceLoss, LiveObjects};
-use crate::{Call, Capabilities, DriverError, DriverResult, Stream};
+use crate::{Call, Capabilities, DriverError, DriverResult, Handle, Stream};
 
 #[derive(Clone, Debug)]
 pub(super) struct Config {
@@ -47,6 +48,7 @@ pub(super) struct State {
     pub captures: Captures,
     pub graphs: Graphs,
     pub contents: Contents,
+    pub registered: Registered,
     pub devices: Vec<DeviceState>,
     /// Device of the current call. Work of others may run during it.
     pub current: usize,
@@ -106,6 +108,7 @@ impl State {
             captures: Captures::default(),
             graphs: Graphs::default(),
             contents: config.contents,
+            registered: Registered::default(),
             devices: devices.collect(),
             current: 0,
             link_free_ns: BTreeMap::new(),
@@ -204,9 +207,6 @@ impl State {
 
     /// Carries out all work that is complete by `until_ns`, in order of virtual time.
     pub fn run_until(&mut self, until_ns: u64) {
-        if self.streams.quiet_until(until_ns) {
-            return;
-        }
         while let Some((due_ns, stream)) =
             self.streams.next_due().filter(|(due, _)| *due <= until_ns)
         {
@@ -257,7 +257,7 @@ impl State {
 
     fn step(&mut self, stream: usize, due_ns: u64) {
         match self.streams.step(stream, due_ns) {
-            Step::Started => self.start(stream),
+            Step::Started(work) => self.start(stream, due_ns, work),
             Step::Done(work) => self.carry_out(&work),
             Step::Passed => {}
         }
@@ -273,6 +273,7 @@ impl State {
                 checker.unmap(mapping, range);
             }
         }
+        self.report_unmapped(range);
         self.lose_users(DeviceSet::ALL, range, "unmapped");
         if self.own().lost.is_some() {
             return Err(Refusal { code: 700, detail: String::new() });
@@ -318,6 +319,65 @@ impl State {
         let pairs = whole.handles.len() * peers.len();
         self.now_ns += self.costs.set_access_peers_ns(pairs.saturating_sub(1));
         Ok(())
+    }
+
+    // --- registered memory ---
+
+    pub fn register(
+        &mut self,
+        device: usize,
+        range: AddrRange,
+        holder: &str,
+    ) -> DriverResult<Registration> {
+        self.current = device;
+        // Not a call of the trait; its errors name the call that is most similar.
+        let call = Call::ExportDmaBuf;
+        if let Some(error) = self.lost_error(call) {
+            return Err(error);
+        }
+        let mut mappings = Vec::new();
+        let mapped = self.memory.pieces(range, By::Mapped, |piece| {
+            mappings.push((piece.mapping, piece.physical));
+        });
+        if mapped.is_err() || self.memory.owner(range) != Some(device) {
+            let detail = format!("{range} is not mapped without gaps by this device");
+            return Err(DriverError::from_code(call, 1, detail));
+        }
+        Ok(self.registered.add(Holder { name: holder.to_owned(), range }, mappings))
+    }
+
+    /// Reports that mappings in `range` are unmapped, if they are registered.
+    pub fn report_unmapped(&mut self, range: AddrRange) {
+        if self.registered.is_empty() {
+            return;
+        }
+        let mappings: Vec<u64> = self.memory.mappings_in(range).map(|(at, _)| at).collect();
+        let broken: Vec<Holder> =
+            mappings.into_iter().flat_map(|at| self.registered.unmapped(at)).collect();
+        self.report_held("unmap", range, broken);
+    }
+
+    /// Reports that the memory of a handle is mapped at `range`, if it is registered elsewhere.
+    pub fn report_mapped(&mut self, handle: Handle, range: AddrRange) {
+        if self.registered.is_empty() {
+            return;
+        }
+        let physical = self.memory.physical_of(handle);
+        let broken = self.registered.mapped(physical, range.start.number());
+        self.report_held("map", range, broken);
+    }
+
+    /// Reports that physical memory is released, if it was registered and unmapped there.
+    pub fn report_released(&mut self, physical: u64) {
+        for holder in self.registered.released(physical) {
+            self.report_held("release", holder.range, vec![holder]);
+        }
+    }
+
+    fn report_held(&mut self, label: &str, range: AddrRange, broken: Vec<Holder>) {
+        if let Some(checker) = &mut self.checker {
+            broken.into_iter().for_each(|holder| checker.report_held(label, range, holder));
+        }
     }
 
     pub fn forget_destroyed(&mut self) {

@@ -126,12 +126,9 @@ impl State {
     }
 
     /// Starts the first work of a stream: determines its duration and checks its accesses.
-    pub fn start(&mut self, stream: usize) {
-        let now_ns = self.streams.started_ns(stream).unwrap_or(self.now_ns);
+    pub fn start(&mut self, stream: usize, now_ns: u64, mut work: Box<Work>) {
         let device = self.streams.device(stream);
-        let Some(work) = self.streams.running(stream) else { return };
         let stamp = work.unchecked.take();
-        let mut work = std::mem::take(work);
         work.kernel.duration_ns = work.kernel.duration_ns.max(self.over_bus_ns(&work));
         self.take_turns(device, now_ns, &mut work);
         let mut wrong = work.doomed;
@@ -148,9 +145,7 @@ impl State {
         } else if let Some(stamp) = stamp {
             self.check_order(device, &work, &stamp);
         }
-        if let Some(running) = self.streams.running(stream) {
-            *running = work;
-        }
+        self.streams.run(stream, work);
     }
 
     /// Returns the least time in which work accesses the host memory that is mapped at its addresses
