@@ -1,7 +1,9 @@
 //! Fault injection, and the log and counts of calls.
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::sim::{FaultPlan, Simulator};
-use vramp_driver::{Call, CaptureMode, Driver, DriverResult, ErrorKind, MemoryProperties};
+use vramp_driver::{
+    Call, CaptureMode, Driver, DriverResult, ErrorKind, HandleType, MemoryProperties,
+};
 
 const PAGE: Bytes = Bytes::mib(2);
 
@@ -10,9 +12,14 @@ fn program(device: &dyn Driver) -> DriverResult<()> {
     let at = device.alloc_memory(PAGE)?;
     device.free_memory(at)?;
     let range = AddrRange::new(device.reserve(PAGE, PAGE)?, PAGE);
-    let handle = device.create(PAGE, MemoryProperties::DEVICE)?;
+    let shared = MemoryProperties { handle_type: HandleType::PosixFd, ..MemoryProperties::DEVICE };
+    let handle = device.create(PAGE, shared)?;
+    let imported = device.import(&device.export(handle)?, PAGE)?;
+    device.release(imported)?;
     device.map(range.start, handle)?;
     device.set_access(range, &[])?;
+    device.revoke_access(range, &[])?;
+    device.export_dma_buf(range)?;
     let stream = device.create_stream()?;
     device.fill(stream, range, 1)?;
     device.begin_capture(stream, CaptureMode::Global)?;
@@ -40,7 +47,7 @@ fn device(plan: FaultPlan) -> Simulator {
 fn every_call_can_be_made_to_fail_and_then_changes_nothing() {
     let clean = device(FaultPlan::none());
     program(&clean).unwrap();
-    assert_eq!(clean.calls(), 23);
+    assert_eq!(clean.calls(), 28);
     assert_eq!(clean.live(), Default::default());
     for n in 1..=clean.calls() {
         let failing = device(FaultPlan::nth(n).with_code(304));
