@@ -14,13 +14,13 @@ use super::graph::Graphs;
 use super::hazard::{Body, Checker, Hazard};
 use super::host::HostBuffers;
 use super::log::{Log, LoggedCall};
-use super::memory::{By, Memory};
+use super::memory::Memory;
 use super::pool::Pool;
 use super::refusal::{Outcome, Refusal};
-use super::registered::{Holder, Registered, Registration};
+use super::registered::Registered;
 use super::streams::{Gate, Point, Step, Streams, Work};
 use super::{DeviceLoss, LiveObjects};
-use crate::{Call, Capabilities, DriverError, DriverResult, Handle, Stream};
+use crate::{Call, Capabilities, DriverError, DriverResult, Stream};
 
 #[derive(Clone, Debug)]
 pub(super) struct Config {
@@ -93,7 +93,7 @@ impl State {
             calls: [0; Call::ALL.len()],
             peers: *peers,
             capabilities,
-            faults: Faults::new(config.faults.clone(), config.seed),
+            faults: Faults::new(config.faults.clone(), seed_of(config.seed, ordinal)),
             previous: None,
             lost: None,
         });
@@ -200,7 +200,7 @@ impl State {
     }
 
     pub fn set_faults(&mut self, device: usize, plan: FaultPlan) {
-        self.devices[device].faults = Faults::new(plan, self.seed);
+        self.devices[device].faults = Faults::new(plan, seed_of(self.seed, device));
     }
 
     // --- time ---
@@ -321,65 +321,6 @@ impl State {
         Ok(())
     }
 
-    // --- registered memory ---
-
-    pub fn register(
-        &mut self,
-        device: usize,
-        range: AddrRange,
-        holder: &str,
-    ) -> DriverResult<Registration> {
-        self.current = device;
-        // Not a call of the trait; its errors name the call that is most similar.
-        let call = Call::ExportDmaBuf;
-        if let Some(error) = self.lost_error(call) {
-            return Err(error);
-        }
-        let mut mappings = Vec::new();
-        let mapped = self.memory.pieces(range, By::Mapped, |piece| {
-            mappings.push((piece.mapping, piece.physical));
-        });
-        if mapped.is_err() || self.memory.owner(range) != Some(device) {
-            let detail = format!("{range} is not mapped without gaps by this device");
-            return Err(DriverError::from_code(call, 1, detail));
-        }
-        Ok(self.registered.add(Holder { name: holder.to_owned(), range }, mappings))
-    }
-
-    /// Reports that mappings in `range` are unmapped, if they are registered.
-    pub fn report_unmapped(&mut self, range: AddrRange) {
-        if self.registered.is_empty() {
-            return;
-        }
-        let mappings: Vec<u64> = self.memory.mappings_in(range).map(|(at, _)| at).collect();
-        let broken: Vec<Holder> =
-            mappings.into_iter().flat_map(|at| self.registered.unmapped(at)).collect();
-        self.report_held("unmap", range, broken);
-    }
-
-    /// Reports that the memory of a handle is mapped at `range`, if it is registered elsewhere.
-    pub fn report_mapped(&mut self, handle: Handle, range: AddrRange) {
-        if self.registered.is_empty() {
-            return;
-        }
-        let physical = self.memory.physical_of(handle);
-        let broken = self.registered.mapped(physical, range.start.number());
-        self.report_held("map", range, broken);
-    }
-
-    /// Reports that physical memory is released, if it was registered and unmapped there.
-    pub fn report_released(&mut self, physical: u64) {
-        for holder in self.registered.released(physical) {
-            self.report_held("release", holder.range, vec![holder]);
-        }
-    }
-
-    fn report_held(&mut self, label: &str, range: AddrRange, broken: Vec<Holder>) {
-        if let Some(checker) = &mut self.checker {
-            broken.into_iter().for_each(|holder| checker.report_held(label, range, holder));
-        }
-    }
-
     pub fn forget_destroyed(&mut self) {
         let destroyed = self.memory.take_destroyed();
         match &mut self.checker {
@@ -434,4 +375,9 @@ impl State {
     pub fn rates(&self) -> Rates {
         self.costs.rates()
     }
+}
+
+/// Returns the seed of a device's random faults.
+fn seed_of(seed: u64, device: usize) -> u64 {
+    seed.wrapping_add(device as u64)
 }

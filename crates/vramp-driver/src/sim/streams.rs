@@ -12,7 +12,8 @@
 //! wait for a gate.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
@@ -20,6 +21,9 @@ use super::devices::DeviceSet;
 use super::hazard::Stamp;
 use super::refusal::{Outcome, Refusal};
 use crate::Stream;
+
+/// Streams in one word of the set of busy ones.
+const WORD: usize = u64::BITS as usize;
 
 /// A gate that keeps a kernel running until the host opens it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -210,10 +214,8 @@ struct Queue {
     free_ns: u64,
     /// Time at which the first item was started, if it was.
     started_ns: Option<u64>,
-    /// Time at which it advances, if that is known.
-    due_ns: Option<u64>,
     /// Streams that wait for this one, with the position that they wait for.
-    waiters: BTreeSet<(u64, usize)>,
+    waiters: BinaryHeap<Reverse<(u64, usize)>>,
     destroyed: bool,
 }
 
@@ -239,10 +241,12 @@ struct GateState {
 pub(super) struct Streams {
     queues: Vec<Queue>,
     gates: Vec<GateState>,
-    /// Streams with items that are not done.
-    busy: BTreeSet<usize>,
-    /// Streams that advance by themselves, in order of time.
-    due: BTreeSet<(u64, usize)>,
+    /// One bit for each stream: whether it has items that are not done.
+    busy: Vec<u64>,
+    /// Number of items not done, over all streams.
+    pending: usize,
+    /// Streams that advance by themselves, each once, by time. An entry stays until the step.
+    due: BinaryHeap<Reverse<(u64, usize)>>,
     /// Virtual time of the last step.
     stepped_ns: u64,
     /// Devices whose streams do not advance any more.
@@ -290,8 +294,7 @@ impl Streams {
     pub fn stop(&mut self, device: usize) {
         self.stopped = self.stopped.with(device);
         let queues = &self.queues;
-        self.due.retain(|(_, stream)| queues[*stream].device != device);
-        self.busy.retain(|stream| queues[*stream].device != device);
+        self.due.retain(|Reverse((_, stream))| queues[*stream].device != device);
     }
 
     /// Returns the number of streams of a device that are not destroyed. O(streams).
@@ -334,32 +337,44 @@ impl Streams {
         let queue = &mut self.queues[stream];
         queue.queued += 1;
         queue.items.push_back(Queued { item, queued_ns });
+        self.pending += 1;
         if queue.items.len() == 1 {
-            if !self.stopped.contains(queue.device) {
-                self.busy.insert(stream);
+            let word = stream / WORD;
+            if self.busy.len() <= word {
+                self.busy.resize(word + 1, 0);
             }
+            self.busy[word] |= 1 << (stream % WORD);
             self.schedule(stream);
         }
     }
 
-    /// Finds the place of a stream whose first item changed or may advance now.
+    /// Returns the streams that have items, in order. O(streams / 64).
+    fn busy(&self) -> impl Iterator<Item = usize> + '_ {
+        self.busy.iter().enumerate().flat_map(|(word, bits)| {
+            let mut left = *bits;
+            std::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+                left &= left - 1;
+                Some(word * WORD + bit)
+            })
+        })
+    }
+
+    /// Finds the place of a stream that has none: its first item changed, or its wait or gate is over.
     fn schedule(&mut self, stream: usize) {
         let due_ns = self.due_ns(stream);
-        let queue = &mut self.queues[stream];
-        if let Some(before) = std::mem::replace(&mut queue.due_ns, due_ns) {
-            self.due.remove(&(before, stream));
-        }
+        let queue = &self.queues[stream];
         let Some(first) = queue.items.front().filter(|_| !self.stopped.contains(queue.device))
         else {
             return;
         };
         match (due_ns, &first.item) {
             (Some(due_ns), _) => {
-                self.due.insert((due_ns, stream));
+                self.due.push(Reverse((due_ns, stream)));
             }
             (None, Item::Wait(point)) => {
                 let (position, of) = (point.position, point.stream);
-                self.queues[of].waiters.insert((position, stream));
+                self.queues[of].waiters.push(Reverse((position, stream)));
             }
             (None, Item::Work(work)) => {
                 let gate = work.kernel.until.expect("other work has an end");
@@ -381,7 +396,7 @@ impl Streams {
     /// Returns which stream advances next, and when. `None` if all wait for closed gates, or for
     /// streams that do.
     pub fn next_due(&self) -> Option<(u64, usize)> {
-        self.due.first().copied()
+        self.due.peek().map(|Reverse(first)| *first)
     }
 
     fn due_ns(&self, stream: usize) -> Option<u64> {
@@ -410,12 +425,13 @@ impl Streams {
     /// Advances `stream` at `due_ns`, as [`Streams::next_due`] returned.
     pub fn step(&mut self, stream: usize, due_ns: u64) -> Step {
         self.stepped_ns = self.stepped_ns.max(due_ns);
+        let taken = self.due.pop();
+        debug_assert_eq!(taken, Some(Reverse((due_ns, stream))), "the stream is not next");
         let queue = &mut self.queues[stream];
         let first = queue.items.front_mut().expect("a stream that is due has work");
         if queue.started_ns.is_none() && matches!(first.item, Item::Work(_)) {
             queue.started_ns = Some(due_ns);
             let item = std::mem::replace(&mut first.item, Item::Starting);
-            self.schedule(stream);
             let Item::Work(work) = item else { unreachable!("it was just matched") };
             return Step::Started(work);
         }
@@ -423,10 +439,12 @@ impl Streams {
         queue.done += 1;
         queue.free_ns = due_ns;
         let item = queue.items.pop_front().expect("a stream that is due has work").item;
+        self.pending -= 1;
         if queue.items.is_empty() {
-            self.busy.remove(&stream);
+            self.busy[stream / WORD] &= !(1 << (stream % WORD));
+        } else {
+            self.schedule(stream);
         }
-        self.schedule(stream);
         self.wake_waiters(stream);
         match item {
             Item::Work(work) => Step::Done(work),
@@ -437,10 +455,10 @@ impl Streams {
     /// Schedules the streams whose wait for `stream` is over.
     fn wake_waiters(&mut self, stream: usize) {
         while let queue = &mut self.queues[stream]
-            && let Some(&(position, waiter)) = queue.waiters.first()
+            && let Some(&Reverse((position, waiter))) = queue.waiters.peek()
             && position <= queue.done
         {
-            queue.waiters.pop_first();
+            queue.waiters.pop();
             self.schedule(waiter);
         }
     }
@@ -459,7 +477,11 @@ impl Streams {
         devices: DeviceSet,
         wanted: impl Fn(&Work) -> bool,
     ) -> Option<(Stream, &Work)> {
-        let busy = self.busy.iter().map(|stream| (*stream, &self.queues[*stream]));
+        if self.pending == 0 {
+            return None;
+        }
+        let devices = devices.without(self.stopped);
+        let busy = self.busy().map(|stream| (stream, &self.queues[stream]));
         let mut queues = busy.filter(|(_, queue)| devices.contains(queue.device));
         queues.find_map(|(stream, queue)| {
             queue.items.iter().find_map(|queued| match &queued.item {
@@ -491,92 +513,4 @@ impl Streams {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const STREAMS: usize = 5;
-
-    #[derive(Clone, Debug)]
-    enum Op {
-        Work { stream: usize, ns: u64 },
-        Gated { stream: usize, gate: usize },
-        Wait { stream: usize, on: usize },
-        Open(usize),
-        Step,
-        Pass(u64),
-    }
-
-    fn op() -> impl Strategy<Value = Op> {
-        prop_oneof![
-            4 => (0..STREAMS, 0..4u64).prop_map(|(stream, ns)| Op::Work { stream, ns }),
-            1 => (0..STREAMS, 0..3usize).prop_map(|(stream, gate)| Op::Gated { stream, gate }),
-            4 => (0..STREAMS, 0..STREAMS).prop_map(|(stream, on)| Op::Wait { stream, on }),
-            1 => (0..3usize).prop_map(Op::Open),
-            8 => Just(Op::Step),
-            1 => (0..6u64).prop_map(Op::Pass),
-        ]
-    }
-
-    /// The stream that advances next, by asking all.
-    fn naive(streams: &Streams) -> Option<(u64, usize)> {
-        let all = 0..streams.queues.len();
-        all.filter_map(|stream| Some((streams.due_ns(stream)?, stream))).min()
-    }
-
-    fn step(streams: &mut Streams, now_ns: &mut u64) {
-        assert_eq!(streams.next_due(), naive(streams));
-        let Some((due_ns, stream)) = streams.next_due() else { return };
-        if let Step::Started(mut work) = streams.step(stream, due_ns) {
-            work.kernel.duration_ns += 1;
-            streams.run(stream, work);
-        }
-        *now_ns = (*now_ns).max(due_ns);
-        assert_eq!(streams.next_due(), naive(streams));
-    }
-
-    proptest! {
-        #[test]
-        fn the_next_stream_is_the_one_that_asking_all_finds(
-            ops in prop::collection::vec(op(), 1..120),
-        ) {
-            let mut streams = Streams::default();
-            let _ = [(); STREAMS].map(|()| streams.create(0));
-            let gates = [(); 3].map(|()| streams.gate());
-            let mut now_ns = 0;
-            let work = |kernel: Kernel| Work { kernel, ..Work::default() };
-            for op in ops {
-                match op {
-                    Op::Work { stream, ns } => {
-                        streams.push(stream, work(Kernel::new("k").lasting(ns)), now_ns);
-                    }
-                    Op::Gated { stream, gate } => {
-                        streams.push(stream, work(Kernel::new("g").until(gates[gate])), now_ns);
-                    }
-                    Op::Wait { stream, on } => {
-                        streams.push_wait(stream, streams.end_of(on), now_ns);
-                    }
-                    Op::Open(gate) => prop_assert!(streams.open(gates[gate], now_ns)),
-                    Op::Step => step(&mut streams, &mut now_ns),
-                    // The host's clock passes only what is due.
-                    Op::Pass(ns) => {
-                        now_ns += ns;
-                        while streams.next_due().is_some_and(|(due_ns, _)| due_ns <= now_ns) {
-                            step(&mut streams, &mut now_ns);
-                        }
-                    }
-                }
-                prop_assert_eq!(streams.next_due(), naive(&streams));
-            }
-            prop_assert!(gates.into_iter().all(|gate| streams.open(gate, now_ns)));
-            while streams.next_due().is_some() {
-                step(&mut streams, &mut now_ns);
-            }
-            prop_assert!(streams.busy.is_empty() && streams.due.is_empty());
-            for queue in &streams.queues {
-                prop_assert!(queue.items.is_empty() && queue.waiters.is_empty());
-            }
-        }
-    }
-}
+mod tests;

@@ -110,13 +110,13 @@ fn calls_are_counted_and_logged_failed_ones_too() {
     let device = device(FaultPlan::none());
     program(&device).unwrap();
     device.create(Bytes::new(1), MemoryProperties::DEVICE).unwrap_err();
-    assert_eq!((device.calls(), device.calls_of(Call::Create)), (24, 2));
+    assert_eq!((device.calls(), device.calls_of(Call::Create)), (29, 2));
     let log: Vec<_> = device.take_log().iter().map(|entry| entry.to_string()).collect();
-    assert_eq!(log.len(), 24);
+    assert_eq!(log.len(), 29);
     assert_eq!(log[2], "reserve 2.00 MiB");
-    assert_eq!(log[4], "map 0x10000000000");
-    assert_eq!(log[7], "fill 0x10000000000 2.00 MiB on stream 1");
-    assert_eq!(log[23], "create 1 B failed (1)");
+    assert_eq!(log[7], "map 0x10000000000");
+    assert_eq!(log[12], "fill 0x10000000000 2.00 MiB on stream 1");
+    assert_eq!(log[28], "create 1 B failed (1)");
     assert_eq!(device.take_log(), []);
 }
 
