@@ -1,7 +1,7 @@
 //! Runs the conformance suite of `vramp-driver` on a card.
 //!
 //! `cargo run --release --example conformance [ordinal]` prints one line for each case and exits
-//! with 1 if one fails. A case that loses the device runs in a child process, because a process
+//! with 1 if one fails. The cases of two devices run with the card's first peer, if it has one. A case that loses the device runs in a child process, because a process
 //! cannot use a lost card again.
 
 use std::error::Error;
@@ -51,6 +51,24 @@ fn check(ordinal: u32) -> Result<ExitCode, Box<dyn Error>> {
             Verdict::NotApplicable => {}
         }
     }
+    match device.info().peers.first() {
+        Some(&peer) => {
+            let peer = CudaDriver::open(peer)?;
+            println!("two devices, {} and {}:", device.info().id, peer.info().id);
+            for case in conformance::peer_cases() {
+                match shown(case.name, case.run(&device, &peer)) {
+                    Verdict::Passed => passed += 1,
+                    Verdict::Failed(_) => broken += 1,
+                    Verdict::NotApplicable => {}
+                }
+            }
+        }
+        None => println!(
+            "two devices: {} cases not run, because {} has no peer",
+            conformance::peer_cases().len(),
+            device.info().id
+        ),
+    }
     println!("{} ({}): {passed} passed, {broken} broken", device.info().id, device.info().name);
     Ok(if broken == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -66,11 +84,15 @@ fn check_one(name: &str, ordinal: u32) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn print(case: &Case, device: &CudaDriver) -> Verdict {
-    let verdict = case.run(device);
+    shown(case.name, case.run(device))
+}
+
+/// Prints a verdict and returns it.
+fn shown(name: &str, verdict: Verdict) -> Verdict {
     match &verdict {
-        Verdict::Passed => println!("passed          {}", case.name),
-        Verdict::NotApplicable => println!("not applicable  {}", case.name),
-        Verdict::Failed(seen) => println!("BROKEN          {}: {seen}", case.name),
+        Verdict::Passed => println!("passed          {name}"),
+        Verdict::NotApplicable => println!("not applicable  {name}"),
+        Verdict::Failed(seen) => println!("BROKEN          {name}: {seen}"),
     }
     verdict
 }

@@ -107,9 +107,14 @@ impl SharedFile {
     ///
     /// # Errors
     /// The process has no descriptor left.
+    ///
+    /// # Panics
+    /// If offset or tag are other numbers.
     pub fn export(&self, offset: u64, len: u64, tag: u16) -> Result<OwnedFd, MapError> {
+        let fits = offset.is_multiple_of(ALIGN) && u64::from(tag) < ALIGN;
+        assert!(fits, "offset {offset} with tag {tag}");
         let fd = self.hold(&[(offset, len)])?;
-        let position = SeekFrom::Start(offset | u64::from(tag) % ALIGN);
+        let position = SeekFrom::Start(offset + u64::from(tag));
         rustix::fs::seek(&fd, position).map_err(refused("export", len))?;
         Ok(fd)
     }
@@ -188,7 +193,7 @@ impl SharedRange {
     pub fn export(&self) -> Result<OwnedFd, MapError> {
         let fd = reopened(self.fd.as_fd())?;
         lock(&fd, self.offset, self.len).map_err(refused("export", self.len))?;
-        let position = SeekFrom::Start(self.offset | u64::from(self.tag));
+        let position = SeekFrom::Start(self.offset + u64::from(self.tag));
         rustix::fs::seek(&fd, position).map_err(refused("export", self.len))?;
         Ok(fd)
     }

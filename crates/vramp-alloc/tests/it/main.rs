@@ -7,6 +7,7 @@ mod attached_captures;
 mod callbacks;
 mod captures;
 mod common;
+mod device_names;
 mod driver_calls;
 mod ends;
 mod faults;

@@ -14,6 +14,8 @@
 //! some cases compare its free memory before and after. They need 512 MiB on the card, 64 MiB of
 //! pinned host memory, and a device that stores bytes.
 //!
+//! [`peer_cases`] need two devices that are peers of each other: [`run_peers`].
+//!
 //! [`destructive_cases`] lose the device. Run each with [`Case::run`] on a new device; on a card, in a
 //! new process.
 
@@ -22,9 +24,11 @@ mod copies;
 mod graphs;
 mod lost;
 mod memory;
+mod peers;
 mod plain;
 mod pool;
 mod rig;
+mod sharing;
 mod streams;
 
 use std::fmt;
@@ -41,6 +45,16 @@ pub struct Case {
     /// Returns true if the rule applies to a device with these capabilities.
     needs: fn(&Capabilities) -> bool,
     check: fn(&Rig) -> Checked,
+}
+
+/// A rule of two devices and the program that checks it.
+#[derive(Clone, Copy)]
+pub struct PeerCase {
+    /// Rule as a sentence.
+    pub name: &'static str,
+    /// Returns true if the rule applies to devices with these capabilities.
+    needs: fn(&Capabilities) -> bool,
+    check: fn(&Rig, &Rig) -> Checked,
 }
 
 /// Result of a case.
@@ -91,6 +105,12 @@ impl fmt::Debug for Case {
     }
 }
 
+impl fmt::Debug for PeerCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerCase").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
 impl Case {
     /// Checks the rule on `device` and frees all that was allocated.
     pub fn run(&self, device: &dyn Driver) -> Verdict {
@@ -117,8 +137,14 @@ pub fn cases() -> Vec<Case> {
         pool::CASES,
         captures::CASES,
         graphs::CASES,
+        sharing::CASES,
     ]
     .concat()
+}
+
+/// Returns every case of two devices. None of them loses a device.
+pub fn peer_cases() -> Vec<PeerCase> {
+    peers::CASES.to_vec()
 }
 
 /// Returns the cases that lose the device.
@@ -130,6 +156,20 @@ pub fn destructive_cases() -> Vec<Case> {
 pub fn run_all(device: &dyn Driver) -> Report {
     let verdicts = cases().iter().map(|case| (case.name, case.run(device))).collect();
     Report { device: format!("{} ({})", device.info().id, device.info().name), verdicts }
+}
+
+/// Runs all [`peer_cases`] on two devices and reports the results. No case applies, and so
+/// [`Report::passed`] is false, unless they are peers of each other.
+///
+/// ```
+/// use vramp_driver::{conformance, sim::{Contents, Simulator}};
+/// let devices = Simulator::builder().contents(Contents::Stored).build_machine(2);
+/// let report = conformance::run_peers(&devices[0], &devices[1]);
+/// assert!(report.passed(), "{report}");
+/// ```
+pub fn run_peers(device: &dyn Driver, peer: &dyn Driver) -> Report {
+    let verdicts = peer_cases().iter().map(|case| (case.name, case.run(device, peer))).collect();
+    Report { device: format!("{} and {}", device.info().id, peer.info().id), verdicts }
 }
 
 /// Description of a broken rule.

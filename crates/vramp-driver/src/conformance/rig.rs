@@ -7,8 +7,8 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::{Checked, Failure};
 use crate::{
-    CaptureMode, Driver, DriverError, DriverResult, ErrorKind, Event, Graph, GraphExec, Handle,
-    HostBuffer, HostMemory, HostSlice, MemoryLocation, MemoryProperties, Stream,
+    CaptureMode, Driver, DriverError, DriverResult, ErrorKind, Event, ExportedHandle, Graph,
+    GraphExec, Handle, HostBuffer, HostMemory, HostSlice, MemoryLocation, MemoryProperties, Stream,
 };
 
 pub(super) struct Rig<'a> {
@@ -70,7 +70,17 @@ impl<'a> Rig<'a> {
     }
 
     pub fn create_at(&self, len: Bytes, place: MemoryLocation) -> DriverResult<Handle> {
-        let handle = self.device.create(len, MemoryProperties::at(place))?;
+        self.create_with(len, MemoryProperties::at(place))
+    }
+
+    pub fn create_with(&self, len: Bytes, properties: MemoryProperties) -> DriverResult<Handle> {
+        let handle = self.device.create(len, properties)?;
+        self.taken.borrow_mut().handles.push(handle);
+        Ok(handle)
+    }
+
+    pub fn import(&self, exported: &ExportedHandle, len: Bytes) -> DriverResult<Handle> {
+        let handle = self.device.import(exported, len)?;
         self.taken.borrow_mut().handles.push(handle);
         Ok(handle)
     }
@@ -269,6 +279,15 @@ impl<'a> Rig<'a> {
     }
 
     // --- clean-up ---
+
+    /// Waits for all work. Errors of a lost device are not failures of the case.
+    pub fn synchronize(&self) -> Checked {
+        for stream in &self.taken.borrow().streams {
+            let waited = self.device.synchronize_stream(*stream);
+            waited.or_else(|error| if error.is_device_lost() { Ok(()) } else { Err(error) })?;
+        }
+        Ok(())
+    }
 
     /// Frees everything, in an order that the rules allow. Continues after a failure and reports the
     /// first. Errors of a lost device are not failures of the case.

@@ -135,10 +135,11 @@ impl Content {
     /// Maps the host's memory that stores the bytes, if there is any, at `at`.
     pub fn map_at(&self, at: u64) -> Outcome<()> {
         let Some(mapped) = &self.mapped else { return Ok(()) };
-        Ok(match &mapped.stored {
+        match &mapped.stored {
             Stored::Own { offset, len, .. } => mapped.memory.map(at, *offset, *len)?,
             Stored::Shared(range) => mapped.memory.map_shared(at, range)?,
-        })
+        }
+        Ok(())
     }
 
     /// Copies the bytes from `offset` on into `into`.

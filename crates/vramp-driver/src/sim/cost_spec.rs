@@ -417,6 +417,9 @@ mod tests {
                 ["sized.map.further is empty", "at least one pair"],
             ),
             ("alloc-host = 372.0", "alloc-host = -372.0", ["per_mib.alloc-host", "each MiB"]),
+            ("peer-unmap = 19.0", "peer-unmap = -19.0", ["sharing.peer-unmap = -19", "from 0"]),
+            ("peer-copy = 390.0", "peer-copy = 0.0", ["sharing.peer-copy = 0", "GB/s"]),
+            ("[sharing]", "[sharing]\nfly = 1.0", ["fly", "compare it with"]),
             ("granule_mib = 32", "granule_mib = 0", ["pool.granule_mib = 0", "from 1"]),
             ("granule_mib = 32", "granule_mib = 1000000", ["pool.granule_mib", "to 65536"]),
             ("growth_us = 46.0", "growth_us = 1e300", ["pool.growth_us", "to 60000000"]),
@@ -437,6 +440,40 @@ mod tests {
         let end = GOOD.find("# Plain allocations").unwrap();
         let error = CostTable::from_toml(&(GOOD[..start].to_owned() + &GOOD[end..])).unwrap_err();
         assert_eq!(error, CostError::Missing { key: "sized.release".to_owned() });
+    }
+
+    /// A file that was written before devices had peers, by the numbers that it has.
+    #[test]
+    fn a_file_without_the_costs_of_sharing_has_those_of_the_h200() {
+        let start = GOOD.find("# Memory that other devices").unwrap();
+        let end = GOOD.find("# The device's own stream-ordered pool").unwrap();
+        let mut old = GOOD[..start].to_owned() + &GOOD[end..];
+        for (call, us) in OPTIONAL {
+            let line = format!("{call} = {us:.1}\n");
+            assert!(old.contains(&line), "{line}");
+            old = old.replacen(&line, "", 1);
+        }
+        let table = CostTable::from_toml(&old).unwrap();
+        assert_eq!(table.spec().sharing, SharingCosts::default());
+        let new = CostTable::h200();
+        for call in CostSpec::fixed_calls() {
+            assert_eq!(table.fixed_ns(call), new.fixed_ns(call), "{call}");
+        }
+        // It is written with what it has, and no more calls.
+        let again = CostTable::from_toml(&table.to_toml()).unwrap();
+        assert_eq!(again.spec(), table.spec());
+        // A file may also have some of the numbers.
+        let some = old + "\n[sharing]\npeer-copy = 100.0\n";
+        let some = CostTable::from_toml(&some).unwrap().spec().sharing;
+        assert_eq!(some, SharingCosts { peer_copy: 100.0, ..SharingCosts::default() });
+    }
+
+    #[test]
+    fn the_h200s_file_has_the_default_costs_of_sharing() {
+        let text: toml::Table = toml::from_str(GOOD).unwrap();
+        let written = text["sharing"].as_table().unwrap();
+        assert_eq!(written.len(), 7, "{written:?}");
+        assert_eq!(CostSpec::from_toml(GOOD).unwrap().sharing, SharingCosts::default());
     }
 
     #[test]

@@ -8,9 +8,10 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use super::Simulator;
 use super::capture::Recorded;
 use super::cost::Rates;
-use super::devices::{DEVICES_MAX, DeviceSet};
+use super::devices::DeviceSet;
 use super::hazard::{Body, Part};
 use super::log::LoggedCall;
+use super::peers::{check_across, check_end, check_properties, check_sides, peer_set};
 use super::pool::pool_of;
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
@@ -18,8 +19,8 @@ use super::streams::{Effect, Kernel};
 use super::work::host_buffer_part;
 use crate::{
     Call, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event,
-    ExportedHandle, Graph, GraphExec, GraphNode, Handle, HandleType, HostBuffer, HostMemory,
-    HostSlice, MemoryInfo, MemoryLocation, MemoryProperties, PoolUsage, Stream,
+    ExportedHandle, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice,
+    MemoryInfo, MemoryLocation, MemoryProperties, PoolUsage, Stream,
 };
 
 impl Simulator {
@@ -62,86 +63,6 @@ fn need_no_capture(state: &State, stream: usize) -> Outcome<()> {
         Some(_) => Err(Refusal::not_supported(
             "the simulator does not model the stream-ordered pool in a capture",
         )),
-    }
-}
-
-/// Returns the set of `peers`. Refuses one that is no peer of the current device.
-fn peer_set(state: &State, peers: &[u32]) -> Outcome<DeviceSet> {
-    let mut set = DeviceSet::default();
-    for &ordinal in peers {
-        let peer = ordinal as usize;
-        if peer >= DEVICES_MAX || !state.own().peers.contains(peer) {
-            return Err(Refusal::invalid(format!("device {ordinal} is not a peer of this one")));
-        }
-        set = set.with(peer);
-    }
-    Ok(set)
-}
-
-/// Refuses memory that the device cannot create.
-fn check_properties(state: &State, properties: MemoryProperties) -> Outcome<()> {
-    match properties.location {
-        MemoryLocation::Device => {}
-        MemoryLocation::HostNuma(_) => {
-            state.need(|can| can.host_numa, "no mapping of host memory")?;
-            if properties.handle_type != HandleType::None {
-                return Err(Refusal::not_supported("no export of host memory"));
-            }
-        }
-        MemoryLocation::Peer(ordinal) => drop(peer_set(state, &[ordinal])?),
-    }
-    match properties.handle_type {
-        HandleType::None => {}
-        HandleType::PosixFd => {
-            state.need(|can| can.posix_fd, "no memory exported as a file descriptor")?;
-        }
-        HandleType::Fabric => {
-            state.need(|can| can.fabric, "no memory exported as a fabric handle")?;
-            if !state.fabric_permitted {
-                let detail = "fabric handles need the IMEX service".to_owned();
-                return Err(Refusal { code: 800, detail });
-            }
-        }
-    }
-    if properties.rdma {
-        state.need(|can| can.rdma, "no memory that network cards can access")?;
-    }
-    Ok(())
-}
-
-/// Refuses a copy whose sides overlap or end beyond the address space.
-fn check_sides(copy: DeviceCopy) -> Outcome<(AddrRange, AddrRange)> {
-    let to = AddrRange::new(copy.to, copy.len);
-    let from = AddrRange::new(copy.from, copy.len);
-    check_end(to)?;
-    check_end(from)?;
-    if copy.from < copy.to + copy.len && copy.to < copy.from + copy.len {
-        return Err(Refusal::invalid(format!("{from} and {to} overlap")));
-    }
-    Ok((from, to))
-}
-
-/// Refuses a range that is not accessible to the current device and has to do with another one, as
-/// cards do when the copy is queued.
-fn check_across(state: &State, range: AddrRange) -> Outcome<()> {
-    if state.devices.len() == 1 {
-        return Ok(());
-    }
-    let pooled = pool_of(range.start.number()).is_some_and(|(owner, _)| owner != state.current);
-    let inaccessible = state.inaccessible(state.current, range);
-    if pooled || inaccessible.is_some() && state.memory.is_of_another(state.current, range) {
-        return Err(Refusal::invalid(format!(
-            "this device has no access to all of {range}, which has to do with another device: \
-             grant it with set-access"
-        )));
-    }
-    Ok(())
-}
-
-fn check_end(range: AddrRange) -> Outcome<()> {
-    match range.checked_end() {
-        Some(_) => Ok(()),
-        None => Err(Refusal::invalid(format!("{range} ends beyond the address space"))),
     }
 }
 
@@ -192,7 +113,12 @@ impl Driver for Simulator {
     fn release(&self, handle: Handle) -> DriverResult<()> {
         self.call(log(Call::Release), |state| {
             need_virtual_memory(state)?;
-            let (len, _) = state.memory.release(state.current, handle)?;
+            let registered = !state.registered.is_empty();
+            let physical = registered.then(|| state.memory.physical_of(handle));
+            let len = state.memory.release(state.current, handle)?;
+            if let Some(physical) = physical {
+                state.report_released(physical);
+            }
             state.forget_destroyed();
             state.spend_on_handle(Call::Release, len);
             Ok(())
@@ -203,6 +129,7 @@ impl Driver for Simulator {
         self.call(log(Call::Map).at(at), |state| {
             need_virtual_memory(state)?;
             let (len, rdma) = state.memory.map(state.current, at, handle)?;
+            state.report_mapped(handle, AddrRange::new(at, len));
             state.spend_on_handle(Call::Map, len);
             state.now_ns += state.costs.rdma_ns(Call::Map, usize::from(rdma));
             Ok(())
@@ -280,6 +207,7 @@ impl Driver for Simulator {
             state.memory.allocation(state.current, at)?;
             state.captures.refuse_unsafe()?;
             state.wait_for_everything()?;
+            state.report_unmapped(AddrRange::new(at, Bytes::new(1)));
             let len = state.memory.free_allocation(state.current, at)?;
             state.forget_destroyed();
             state.spend_on_handle(Call::FreeMemory, len);
@@ -431,30 +359,10 @@ impl Driver for Simulator {
         let to = AddrRange::new(copy.to, copy.len);
         let theirs = [copy.from, copy.to].map(|at| other.owns(AddrRange::new(at, copy.len)));
         self.call(log_range(Call::CopyPeer, to).on(stream), |state| {
-            let ordinal = other.info().ordinal;
-            peer_set(state, &[ordinal])?;
-            let (from, to) = check_sides(copy)?;
-            state.takes_work(stream)?;
-            let own = state.current;
-            let accessor = |side: AddrRange, theirs: bool| {
-                let owner = state
-                    .owner(side)
-                    .filter(|owner| *owner == own || theirs && *owner == ordinal as usize);
-                let owner = owner.ok_or_else(|| {
-                    Refusal::invalid(format!(
-                        "{side} is of neither this device nor device {ordinal}"
-                    ))
-                })?;
-                match state.inaccessible(owner, side) {
-                    None => Ok(owner),
-                    Some(bad) => Err(Refusal::invalid(format!("{} is {}", bad.at, bad.why))),
-                }
-            };
-            let (reader, writer) = (accessor(from, theirs[0])?, accessor(to, theirs[1])?);
+            let (sides, effect) = state.peer_sides(stream, copy, other.info().ordinal, theirs)?;
             state.spend(Call::CopyPeer);
-            let kernel = Kernel::new("copy-peer").reading(from).writing(to);
+            let kernel = Kernel::new("copy-peer").reading(sides[0]).writing(sides[1]);
             let ns = Rates::ns(state.rates().copy, copy.len);
-            let effect = Effect::CopyPeer { from, to: copy.to, reader, writer };
             state.queue(stream, kernel.lasting(ns), effect)
         })
     }

@@ -23,12 +23,14 @@ use std::sync::Arc;
 use vramp_core::AddrRange;
 
 use super::history::History;
+use super::registered::Holder;
 use crate::Stream;
 
 /// Number of hazards kept in full; further ones are only counted.
 const HAZARDS_KEPT: usize = 1000;
 
-/// A race: two unordered accesses to the same bytes, at least one of them a write.
+/// A race: two unordered accesses to the same bytes, at least one of them a write. Or a call that takes
+/// memory from what registered it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hazard {
     /// Access that was queued first.
@@ -376,6 +378,23 @@ impl Checker {
 
     pub fn hazards_found(&self) -> u64 {
         self.hazards_found
+    }
+
+    /// Reports that a call takes memory from its holder.
+    pub fn report_held(&mut self, label: &str, range: AddrRange, holder: Holder) {
+        self.hazards_found += 1;
+        if self.hazards.len() >= HAZARDS_KEPT {
+            return;
+        }
+        let missing = format!("`{}` still holds the memory: unregister it first", holder.name);
+        let access = |label: &str, range, writes| Access {
+            label: label.to_owned(),
+            stream: None,
+            range,
+            writes,
+        };
+        let earlier = access(&holder.name, holder.range, false);
+        self.hazards.push(Hazard { earlier, later: access(label, range, true), missing });
     }
 
     /// Reports two unordered accesses, each with whether it writes.

@@ -11,6 +11,9 @@
 //!
 //! Deliberately absent: time, streams and costs.
 
+mod access;
+mod cards;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -22,6 +25,8 @@ use super::devices::DeviceSet;
 use super::refusal::{Outcome, Refusal};
 use super::sharing::Exports;
 use crate::{Handle, HandleType, MemoryLocation, MemoryProperties};
+pub(super) use access::{By, Inaccessible};
+use cards::Card;
 
 /// First address that can be reserved.
 const FIRST_ADDRESS: u64 = 1 << 40;
@@ -46,21 +51,6 @@ pub(super) struct Memory {
     /// Memory of the host that is mapped at the addresses, which are the host's then.
     pub(super) host: Option<Arc<MappedMemory>>,
     pub(super) exports: Exports,
-}
-
-/// What one card has, and the counts of its device's live objects.
-#[derive(Clone, Debug, Default)]
-struct Card {
-    capacity: u64,
-    /// Device memory of all live handles and of the driver's own pool.
-    used: u64,
-    /// High-water mark of `used`.
-    used_peak: u64,
-    reservations: usize,
-    mappings: usize,
-    allocations: usize,
-    handles: usize,
-    handles_released_but_mapped: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -119,35 +109,6 @@ pub(super) struct WholeMappings {
     pub peer_grants: usize,
     /// Number of mappings that network cards can access.
     pub rdma: usize,
-}
-
-/// Which accesses [`Memory::pieces`] allows.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum By {
-    /// Those of a device.
-    Device(usize),
-    /// All to mapped memory.
-    Mapped,
-}
-
-/// A part of one handle that an address range runs through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    /// Number of the physical memory.
-    pub physical: u64,
-    /// Distance of the part's first byte from the handle's.
-    pub offset: u64,
-    /// Number of bytes.
-    pub len: u64,
-    /// First address of the mapping that the range runs through.
-    pub mapping: u64,
-}
-
-/// First inaccessible address of a range, and why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Inaccessible {
-    pub at: DeviceAddr,
-    pub why: &'static str,
 }
 
 impl Memory {
@@ -406,8 +367,8 @@ impl Memory {
         self.handles_made
     }
 
-    /// Releases a handle. Returns its length, and whether a mapping keeps it.
-    pub fn release(&mut self, device: usize, handle: Handle) -> Outcome<(Bytes, bool)> {
+    /// Releases a handle and returns its length.
+    pub fn release(&mut self, device: usize, handle: Handle) -> Outcome<Bytes> {
         let owned = self.owned(device, handle)?;
         let (len, mapped) = (Bytes::new(owned.len), owned.mappings > 0);
         owned.released = true;
@@ -417,7 +378,7 @@ impl Memory {
         } else {
             self.destroy_unless_kept(handle.number());
         }
-        Ok((len, mapped))
+        Ok(len)
     }
 
     /// Maps a handle and returns its length, and whether network cards can access it.
@@ -509,213 +470,6 @@ impl Memory {
         self.destroyed.drain(..)
     }
 
-    /// Returns the first address of each mapping in `range`, and its physical memory.
-    pub fn mappings_in(&self, range: AddrRange) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let start = range.start.number();
-        let mappings = self.mappings.range(start..start + range.len.count());
-        mappings.map(|(start, mapping)| (*start, mapping.physical))
-    }
-
-    /// Returns the bytes of `range` in host memory. It must consist of whole mappings.
-    pub fn host_part(&self, range: AddrRange) -> Bytes {
-        let start = range.start.number();
-        let mappings = self.mappings.range(start..start + range.len.count());
-        mappings
-            .filter(|(_, mapping)| self.card_of(mapping.physical).is_none())
-            .map(|(_, mapping)| Bytes::new(mapping.len))
-            .sum()
-    }
-
-    /// Returns true if handles of host memory exist.
-    pub fn has_host_memory(&self) -> bool {
-        self.host_handles > 0
-    }
-
-    /// Returns the bytes of `range` in host memory; zero if the range is not accessible.
-    pub fn touched_on_host(&self, range: AddrRange) -> Bytes {
-        let mut on_host = 0;
-        let touched = self.pieces(range, By::Mapped, |piece| {
-            if self.card_of(piece.physical).is_none() {
-                on_host += piece.len;
-            }
-        });
-        touched.map_or(Bytes::ZERO, |()| Bytes::new(on_host))
-    }
-
-    /// Calls `visit` with each card whose memory `range` runs through, and the number of bytes. Not
-    /// called for host memory and for what is not mapped.
-    pub fn touched_on_cards(&self, range: AddrRange, mut visit: impl FnMut(usize, Bytes)) {
-        let touched = self.pieces(range, By::Mapped, |piece| {
-            if let Some(card) = self.card_of(piece.physical) {
-                visit(card, Bytes::new(piece.len));
-            }
-        });
-        // Inaccessible memory is found where work starts.
-        let _ = touched;
-    }
-
-    fn card_of(&self, physical: u64) -> Option<usize> {
-        self.physical[&physical].card
-    }
-
-    /// `range` must consist of whole mappings: see [`Memory::whole_mappings`].
-    pub fn set_access(&mut self, range: AddrRange, devices: DeviceSet) -> Outcome<()> {
-        let start = range.start.number();
-        self.allow_access(start, range.len.count())?;
-        for (_, mapping) in self.mappings.range_mut(start..start + range.len.count()) {
-            mapping.access = mapping.access.and(devices);
-        }
-        Ok(())
-    }
-
-    /// Takes access from `devices`. `range` must consist of whole mappings.
-    pub fn revoke_access(&mut self, range: AddrRange, devices: DeviceSet) {
-        let start = range.start.number();
-        for (_, mapping) in self.mappings.range_mut(start..start + range.len.count()) {
-            mapping.access = mapping.access.without(devices);
-        }
-    }
-
-    fn allow_access(&self, at: u64, len: u64) -> Outcome<()> {
-        match &self.host {
-            Some(host) => Ok(host.set_access(at, len)?),
-            None => Ok(()),
-        }
-    }
-
-    // --- access ---
-
-    /// Calls `visit` for every part of physical memory that `range` runs through, in address order.
-    pub fn pieces(
-        &self,
-        range: AddrRange,
-        by: By,
-        mut visit: impl FnMut(Piece),
-    ) -> Result<(), Inaccessible> {
-        let mut at = range.start.number();
-        let inaccessible = |at, why| Inaccessible { at: DeviceAddr::new(at), why };
-        let Some(end) = range.checked_end().map(DeviceAddr::number) else {
-            return Err(inaccessible(at, "beyond the address space"));
-        };
-        let mut next = self.mappings.range(..=at).next_back();
-        let mut following = self.mappings.range(at.saturating_add(1)..);
-        while at < end {
-            let Some((&start, mapping)) =
-                next.filter(|(start, mapping)| at < **start + mapping.len)
-            else {
-                return Err(inaccessible(at, "not mapped"));
-            };
-            if start > at {
-                return Err(inaccessible(at, "not mapped"));
-            }
-            if let By::Device(device) = by
-                && !mapping.access.contains(device)
-            {
-                return Err(inaccessible(at, "mapped without access"));
-            }
-            let offset = at - start;
-            let len = (mapping.len - offset).min(end - at);
-            visit(Piece { physical: mapping.physical, offset, len, mapping: start });
-            at += len;
-            next = following.next();
-        }
-        Ok(())
-    }
-
-    /// Returns the device that all of `range` belongs to, as a reservation or a plain allocation.
-    pub fn owner(&self, range: AddrRange) -> Option<usize> {
-        let (start, end) = (range.start.number(), range.checked_end()?.number());
-        let reserved = self.reservations.range(..=start).next_back();
-        if let Some((at, reserved)) = reserved
-            && end <= at + reserved.len
-        {
-            return Some(reserved.device);
-        }
-        let (at, len) = self.allocations.range(..=start).next_back()?;
-        (end <= at + len).then(|| self.allocated_by(*at)).flatten()
-    }
-
-    /// Returns true if a part of `range` is on another card than `device`'s, or in addresses of
-    /// another device.
-    pub fn is_of_another(&self, device: usize, range: AddrRange) -> bool {
-        let mut others = self.owner(range).is_some_and(|owner| owner != device);
-        self.touched_on_cards(range, |card, _| others |= card != device);
-        others
-    }
-
-    /// Returns the content of live physical memory.
-    pub fn content(&self, physical: u64) -> &Content {
-        &self.physical.get(&physical).expect("a piece names live memory").content
-    }
-
-    /// Returns the content of live physical memory, to write.
-    pub fn content_mut(&mut self, physical: u64) -> &mut Content {
-        &mut self.physical.get_mut(&physical).expect("a piece names live memory").content
-    }
-
-    // --- statistics ---
-
-    /// Allocates `len` bytes of a card, for a handle or for the driver's own pool.
-    pub fn charge(&mut self, card: usize, len: Bytes) -> Outcome<()> {
-        self.drop_closed_exports();
-        let card = &mut self.cards[card];
-        let free = card.capacity - card.used;
-        if len.count() > free {
-            return Err(Refusal::out_of_memory(format!(
-                "{len} requested, {} free",
-                Bytes::new(free)
-            )));
-        }
-        card.used += len.count();
-        card.used_peak = card.used_peak.max(card.used);
-        Ok(())
-    }
-
-    /// Frees `len` bytes of a card.
-    pub fn refund(&mut self, card: usize, len: Bytes) {
-        self.cards[card].used -= len.count();
-    }
-
-    pub fn free(&mut self, card: usize) -> Bytes {
-        self.drop_closed_exports();
-        Bytes::new(self.cards[card].capacity - self.cards[card].used)
-    }
-
-    pub fn used(&mut self, card: usize) -> Bytes {
-        self.drop_closed_exports();
-        Bytes::new(self.cards[card].used)
-    }
-
-    pub fn used_peak(&self, card: usize) -> Bytes {
-        Bytes::new(self.cards[card].used_peak)
-    }
-
-    pub fn reservations(&self, device: usize) -> usize {
-        self.cards[device].reservations
-    }
-
-    pub fn reserved_addresses(&self, device: usize) -> Bytes {
-        let own = self.reservations.values().filter(|reserved| reserved.device == device);
-        own.map(|reserved| Bytes::new(reserved.len)).sum()
-    }
-
-    pub fn mappings(&self, device: usize) -> usize {
-        self.cards[device].mappings
-    }
-
-    pub fn allocations(&self, device: usize) -> usize {
-        self.cards[device].allocations
-    }
-
-    /// Returns the number of handles that are not released.
-    pub fn handles(&self, device: usize) -> usize {
-        self.cards[device].handles
-    }
-
-    pub fn handles_released_but_mapped(&self, device: usize) -> usize {
-        self.cards[device].handles_released_but_mapped
-    }
-
     // --- helpers ---
 
     pub(super) fn owned(&mut self, device: usize, handle: Handle) -> Outcome<&mut Physical> {
@@ -728,6 +482,10 @@ impl Memory {
     /// Destroys physical memory without handle and mapping, unless an imported handle or an exported
     /// descriptor keeps it.
     fn destroy_unless_kept(&mut self, number: u64) {
+        if self.exports.is_empty() {
+            // Only exported memory has imported handles.
+            return self.destroy_physical(number);
+        }
         let physical = self.physical.get(&number).expect("the caller holds a live number");
         if physical.imports == 0 && !self.exports.keeps(number, physical) {
             self.destroy_physical(number);
@@ -737,6 +495,9 @@ impl Memory {
     /// Destroys memory whose last exported descriptor was closed since the last call. O(memory that
     /// only descriptors keep), with one system call each.
     pub(super) fn drop_closed_exports(&mut self) {
+        if self.exports.is_empty() {
+            return;
+        }
         for number in self.exports.kept_only_by_descriptors() {
             self.destroy_unless_kept(number);
         }

@@ -53,10 +53,13 @@ mod graph;
 mod hazard;
 mod history;
 mod host;
+mod links;
 mod log;
 mod memory;
+mod peers;
 mod pool;
 mod refusal;
+mod registered;
 mod sharing;
 mod state;
 mod streams;
@@ -75,6 +78,7 @@ pub use devices::DEVICES_MAX;
 pub use fault::FaultPlan;
 pub use hazard::{Access, Hazard};
 pub use log::LoggedCall;
+pub use registered::Registration;
 pub use streams::{Gate, Kernel};
 
 use crate::{Call, DeviceInfo, DriverResult, Stream};
@@ -199,6 +203,31 @@ impl Simulator {
     /// Advances the host clock by `ns` nanoseconds.
     pub fn advance(&self, ns: u64) {
         self.lock().advance(ns);
+    }
+
+    // --- libraries and network cards ---
+
+    /// Registers `range` for `holder`, as a communication library or a network card does that keeps
+    /// using the physical memory mapped there. Until it is unregistered, the race detector reports
+    /// each call that unmaps a mapping of the range, maps its memory at another address, or releases it
+    /// after it was unmapped.
+    ///
+    /// Not a call of the trait: it is neither counted nor logged, and takes no time.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidUse`] unless all of `range` is mapped, and
+    /// [`crate::ErrorKind::DeviceLost`].
+    pub fn register(&self, range: AddrRange, holder: &str) -> DriverResult<Registration> {
+        self.lock().register(self.device, range, holder)
+    }
+
+    /// Ends a registration.
+    ///
+    /// # Panics
+    /// If it ended before or belongs to another machine.
+    pub fn unregister(&self, registration: Registration) {
+        let ended = self.lock().registered.remove(registration);
+        assert!(ended, "registration {} does not exist", registration.0);
     }
 
     // --- diagnostics ---

@@ -82,8 +82,16 @@ impl Exports {
         self.kept.iter().copied().collect()
     }
 
+    /// Returns true if no live memory was exported.
+    pub fn is_empty(&self) -> bool {
+        self.offsets.is_empty()
+    }
+
     /// Forgets memory that is destroyed.
     pub fn forget(&mut self, number: u64) {
+        if self.is_empty() {
+            return;
+        }
         if let Some(offset) = self.offsets.remove(&number) {
             self.by_offset.remove(&offset);
             self.kept.remove(&number);

@@ -17,6 +17,7 @@ use super::log::{Log, LoggedCall};
 use super::memory::Memory;
 use super::pool::Pool;
 use super::refusal::{Outcome, Refusal};
+use super::registered::Registered;
 use super::streams::{Gate, Point, Step, Streams, Work};
 use super::{DeviceLoss, LiveObjects};
 use crate::{Call, Capabilities, DriverError, DriverResult, Stream};
@@ -47,6 +48,7 @@ pub(super) struct State {
     pub captures: Captures,
     pub graphs: Graphs,
     pub contents: Contents,
+    pub registered: Registered,
     pub devices: Vec<DeviceState>,
     /// Device of the current call. Work of others may run during it.
     pub current: usize,
@@ -91,7 +93,7 @@ impl State {
             calls: [0; Call::ALL.len()],
             peers: *peers,
             capabilities,
-            faults: Faults::new(config.faults.clone(), config.seed),
+            faults: Faults::new(config.faults.clone(), seed_of(config.seed, ordinal)),
             previous: None,
             lost: None,
         });
@@ -106,6 +108,7 @@ impl State {
             captures: Captures::default(),
             graphs: Graphs::default(),
             contents: config.contents,
+            registered: Registered::default(),
             devices: devices.collect(),
             current: 0,
             link_free_ns: BTreeMap::new(),
@@ -197,16 +200,13 @@ impl State {
     }
 
     pub fn set_faults(&mut self, device: usize, plan: FaultPlan) {
-        self.devices[device].faults = Faults::new(plan, self.seed);
+        self.devices[device].faults = Faults::new(plan, seed_of(self.seed, device));
     }
 
     // --- time ---
 
     /// Carries out all work that is complete by `until_ns`, in order of virtual time.
     pub fn run_until(&mut self, until_ns: u64) {
-        if self.streams.quiet_until(until_ns) {
-            return;
-        }
         while let Some((due_ns, stream)) =
             self.streams.next_due().filter(|(due, _)| *due <= until_ns)
         {
@@ -257,7 +257,7 @@ impl State {
 
     fn step(&mut self, stream: usize, due_ns: u64) {
         match self.streams.step(stream, due_ns) {
-            Step::Started => self.start(stream),
+            Step::Started(work) => self.start(stream, due_ns, work),
             Step::Done(work) => self.carry_out(&work),
             Step::Passed => {}
         }
@@ -273,6 +273,7 @@ impl State {
                 checker.unmap(mapping, range);
             }
         }
+        self.report_unmapped(range);
         self.lose_users(DeviceSet::ALL, range, "unmapped");
         if self.own().lost.is_some() {
             return Err(Refusal { code: 700, detail: String::new() });
@@ -374,4 +375,9 @@ impl State {
     pub fn rates(&self) -> Rates {
         self.costs.rates()
     }
+}
+
+/// Returns the seed of a device's random faults.
+fn seed_of(seed: u64, device: usize) -> u64 {
+    seed.wrapping_add(device as u64)
 }

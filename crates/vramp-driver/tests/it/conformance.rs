@@ -52,6 +52,53 @@ fn what_the_card_writes_is_in_the_hosts_memory() {
 }
 
 #[test]
+fn two_devices_of_a_machine_pass_the_cases_of_two_devices() {
+    for mapped in [false, true] {
+        let mut builder = Simulator::builder().contents(Contents::Stored).checked();
+        if mapped {
+            builder = builder.mapped_to(Arc::new(MappedMemory::new().unwrap()));
+        }
+        let devices = builder.build_machine(3);
+        let before: Vec<_> = devices.iter().map(Simulator::live).collect();
+        for (one, other) in [(0, 1), (2, 0)] {
+            let report = conformance::run_peers(&devices[one], &devices[other]);
+            assert!(report.passed(), "{report}");
+            let applied = report.verdicts.iter().all(|(_, verdict)| *verdict == Verdict::Passed);
+            assert!(applied, "{report}");
+        }
+        let alone = conformance::run_all(&devices[1]);
+        assert!(alone.passed(), "{alone}");
+        assert_eq!(devices.iter().map(Simulator::live).collect::<Vec<_>>(), before);
+        assert_eq!(devices[0].hazards(), []);
+    }
+}
+
+#[test]
+fn devices_without_a_link_run_no_case_of_two_devices() {
+    let devices = Simulator::builder().without_link(0, 1).build_machine(2);
+    let report = conformance::run_peers(&devices[0], &devices[1]);
+    assert!(!report.passed());
+    assert!(report.verdicts.iter().all(|(_, verdict)| *verdict == Verdict::NotApplicable));
+}
+
+#[test]
+fn a_failing_case_of_two_devices_frees_what_it_allocated() {
+    for call in [Call::Create, Call::SetAccess, Call::CopyPeer, Call::RevokeAccess, Call::Import] {
+        for (n, faulty) in [(1, 0), (2, 0), (1, 1), (2, 1)] {
+            for case in conformance::peer_cases() {
+                let builder = Simulator::builder().memory(Bytes::gib(1));
+                let devices = builder.contents(Contents::Stored).build_machine(2);
+                devices[faulty].set_faults(FaultPlan::nth_of(call, n).with_code(304));
+                case.run(&devices[0], &devices[1]);
+                for device in &devices {
+                    assert_eq!(device.live(), Default::default(), "{} at {call} {n}", case.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_metered_device_passes_the_suite() {
     let simulator = Simulator::builder().contents(Contents::Stored).build();
     let device = Metered::new(&simulator);
@@ -71,6 +118,9 @@ fn a_card_with_fewer_capabilities_passes_what_is_left() {
         Capabilities { pinned_host: false, ..all },
         Capabilities { remap_beside_kernels: false, ..all },
         Capabilities { graphs: false, ..all },
+        Capabilities { posix_fd: false, ..all },
+        Capabilities { rdma: false, ..all },
+        Capabilities { dma_buf: false, ..all },
     ] {
         let device =
             Simulator::builder().contents(Contents::Stored).capabilities(capabilities).build();
@@ -100,7 +150,7 @@ fn a_device_that_keeps_no_bytes_fails_the_suite() {
 
 #[test]
 fn a_failing_case_frees_what_it_allocated() {
-    for call in [
+    const CALLS: [Call; 12] = [
         Call::Map,
         Call::Create,
         Call::SetAccess,
@@ -110,17 +160,26 @@ fn a_failing_case_frees_what_it_allocated() {
         Call::BeginCapture,
         Call::EndCapture,
         Call::Instantiate,
-    ] {
-        for n in 1..=3 {
-            for case in conformance::cases() {
-                let device = Simulator::builder()
-                    .memory(Bytes::gib(1))
-                    .contents(Contents::Stored)
-                    .faults(FaultPlan::nth_of(call, n).with_code(304))
-                    .build();
-                case.run(&device);
-                assert_eq!(device.live(), Default::default(), "{} at {call} {n}", case.name);
+        Call::Export,
+        Call::Import,
+        Call::ExportDmaBuf,
+    ];
+    let device = |faults| {
+        let builder = Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored);
+        builder.faults(faults).build()
+    };
+    let mut made = [0; CALLS.len()];
+    for case in conformance::cases() {
+        let whole = device(FaultPlan::none());
+        assert_eq!(case.run(&whole), Verdict::Passed, "{}", case.name);
+        for (call, made) in CALLS.into_iter().zip(&mut made) {
+            *made += whole.calls_of(call);
+            for n in 1..=whole.calls_of(call).min(3) {
+                let faulty = device(FaultPlan::nth_of(call, n).with_code(304));
+                case.run(&faulty);
+                assert_eq!(faulty.live(), Default::default(), "{} at {call} {n}", case.name);
             }
         }
     }
+    assert!(made.iter().all(|made| *made > 0), "a call is in no case: {made:?}");
 }

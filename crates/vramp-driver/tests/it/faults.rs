@@ -1,7 +1,9 @@
 //! Fault injection, and the log and counts of calls.
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::sim::{FaultPlan, Simulator};
-use vramp_driver::{Call, CaptureMode, Driver, DriverResult, ErrorKind, MemoryProperties};
+use vramp_driver::{
+    Call, CaptureMode, Driver, DriverResult, ErrorKind, HandleType, MemoryProperties,
+};
 
 const PAGE: Bytes = Bytes::mib(2);
 
@@ -10,9 +12,14 @@ fn program(device: &dyn Driver) -> DriverResult<()> {
     let at = device.alloc_memory(PAGE)?;
     device.free_memory(at)?;
     let range = AddrRange::new(device.reserve(PAGE, PAGE)?, PAGE);
-    let handle = device.create(PAGE, MemoryProperties::DEVICE)?;
+    let shared = MemoryProperties { handle_type: HandleType::PosixFd, ..MemoryProperties::DEVICE };
+    let handle = device.create(PAGE, shared)?;
+    let imported = device.import(&device.export(handle)?, PAGE)?;
+    device.release(imported)?;
     device.map(range.start, handle)?;
     device.set_access(range, &[])?;
+    device.revoke_access(range, &[])?;
+    device.export_dma_buf(range)?;
     let stream = device.create_stream()?;
     device.fill(stream, range, 1)?;
     device.begin_capture(stream, CaptureMode::Global)?;
@@ -40,7 +47,7 @@ fn device(plan: FaultPlan) -> Simulator {
 fn every_call_can_be_made_to_fail_and_then_changes_nothing() {
     let clean = device(FaultPlan::none());
     program(&clean).unwrap();
-    assert_eq!(clean.calls(), 23);
+    assert_eq!(clean.calls(), 28);
     assert_eq!(clean.live(), Default::default());
     for n in 1..=clean.calls() {
         let failing = device(FaultPlan::nth(n).with_code(304));
@@ -103,13 +110,13 @@ fn calls_are_counted_and_logged_failed_ones_too() {
     let device = device(FaultPlan::none());
     program(&device).unwrap();
     device.create(Bytes::new(1), MemoryProperties::DEVICE).unwrap_err();
-    assert_eq!((device.calls(), device.calls_of(Call::Create)), (24, 2));
+    assert_eq!((device.calls(), device.calls_of(Call::Create)), (29, 2));
     let log: Vec<_> = device.take_log().iter().map(|entry| entry.to_string()).collect();
-    assert_eq!(log.len(), 24);
+    assert_eq!(log.len(), 29);
     assert_eq!(log[2], "reserve 2.00 MiB");
-    assert_eq!(log[4], "map 0x10000000000");
-    assert_eq!(log[7], "fill 0x10000000000 2.00 MiB on stream 1");
-    assert_eq!(log[23], "create 1 B failed (1)");
+    assert_eq!(log[7], "map 0x10000000000");
+    assert_eq!(log[12], "fill 0x10000000000 2.00 MiB on stream 1");
+    assert_eq!(log[28], "create 1 B failed (1)");
     assert_eq!(device.take_log(), []);
 }
 

@@ -1,7 +1,7 @@
 //! The race detector finds each missing order, and nothing where order exists.
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::sim::{Hazard, Kernel, Simulator};
-use vramp_driver::{Driver, Handle, HostSlice, MemoryProperties, Stream};
+use vramp_driver::{Driver, ErrorKind, Handle, HostSlice, MemoryProperties, Stream};
 
 const PAGE: Bytes = Bytes::mib(2);
 
@@ -420,4 +420,52 @@ fn a_checker_that_is_off_reports_nothing() {
         device.fill(stream, AddrRange::new(at, PAGE), 1).unwrap();
     }
     assert_eq!(device.hazards(), []);
+}
+
+#[test]
+fn memory_that_moves_while_it_is_registered_is_found() {
+    let device = Simulator::builder().checked().build();
+    let page = device.info().limits.page;
+    let range = AddrRange::new(device.reserve(page * 4, page).unwrap(), page * 4);
+    let part = |at: u64, pages: u64| AddrRange::new(range.start + page * at, page * pages);
+    let handles = [0, 1].map(|at| {
+        let handle = device.create(page, MemoryProperties::DEVICE).unwrap();
+        device.map(part(at, 1).start, handle).unwrap();
+        handle
+    });
+    device.set_access(part(0, 2), &[]).unwrap();
+    assert!(device.register(part(1, 2), "nic").is_err_and(|e| e.kind == ErrorKind::InvalidUse));
+    let inside = AddrRange::new(range.start + Bytes::kib(64), Bytes::kib(1));
+    let first = device.register(inside, "nic").unwrap();
+    let both = device.register(part(0, 2), "library").unwrap();
+    let found = |wanted: &[(&str, &str)]| {
+        let hazards = device.hazards();
+        let found: Vec<_> = hazards
+            .iter()
+            .map(|hazard| (hazard.later.label.as_str(), hazard.earlier.label.as_str()))
+            .collect();
+        assert_eq!(found, wanted);
+    };
+    // The second page is the library's only.
+    device.unmap(part(1, 1)).unwrap();
+    found(&[("unmap", "library")]);
+    device.map(part(3, 1).start, handles[1]).unwrap();
+    found(&[("unmap", "library"), ("map", "library")]);
+    let text = device.hazards()[1].to_string();
+    assert!(text.contains("`library` still holds the memory: unregister it first"), "{text}");
+    device.unmap(part(3, 1)).unwrap();
+    device.release(handles[1]).unwrap();
+    found(&[("unmap", "library"), ("map", "library"), ("release", "library")]);
+    device.unregister(both);
+    // A mapped handle may be released: the mapping keeps the memory where it is.
+    device.release(handles[0]).unwrap();
+    assert_eq!(device.hazards_found(), 3);
+    device.unregister(first);
+    device.unmap(part(0, 1)).unwrap();
+    assert_eq!(device.hazards_found(), 3);
+    // An allocation is freed under a registration.
+    let at = device.alloc_memory(page).unwrap();
+    device.register(AddrRange::new(at, page), "nic").unwrap();
+    device.free_memory(at).unwrap();
+    assert_eq!(device.hazards()[3].later.label, "unmap");
 }

@@ -5,10 +5,12 @@
 mod captures;
 mod conformance;
 mod faults;
+mod growth;
 mod hazards;
 mod machines;
 mod memory_rules;
 mod random_captures;
+mod random_machines;
 mod random_programs;
 mod sharing;
 mod stream_ordered_pool;

@@ -175,6 +175,53 @@ fn what_cannot_be_exported_or_imported_is_refused() {
 }
 
 #[test]
+fn another_simulator_imports_the_bytes_and_keeps_them_when_the_exporter_is_gone() {
+    let (exporter, importer) = (mapped_to_host(), mapped_to_host());
+    let handle = exporter.create(PAGE * 2, SHARED).unwrap();
+    let range = map(&exporter, handle, PAGE * 2);
+    fill(&exporter, range, 31);
+    let exported = exporter.export(handle).unwrap();
+    let wrong = importer.import(&exported, PAGE).unwrap();
+    let at = importer.reserve(PAGE, PAGE).unwrap();
+    assert_eq!(kind(importer.map(at, wrong)), ErrorKind::InvalidUse);
+    importer.release(wrong).unwrap();
+    let imported = importer.import(&exported, PAGE * 2).unwrap();
+    drop(exported);
+    assert_eq!((importer.live().handles, importer.live().device_bytes), (1, Bytes::ZERO));
+    let theirs = map(&importer, imported, PAGE * 2);
+    assert_eq!(first_byte(&importer, theirs), 31);
+    fill(&importer, theirs, 32);
+    assert_eq!(first_byte(&exporter, range), 32);
+    // What was imported can be exported again, and a dma-buf of it is the exporter's business.
+    let again = exporter.import(&importer.export(imported).unwrap(), PAGE * 2).unwrap();
+    assert_eq!(exporter.live().device_bytes, PAGE * 2);
+    exporter.release(again).unwrap();
+    assert_eq!(kind(importer.export_dma_buf(theirs)), ErrorKind::NotSupported);
+    exporter.unmap(range).unwrap();
+    exporter.release(handle).unwrap();
+    assert_eq!(exporter.live().device_bytes, PAGE * 2);
+    drop(exporter);
+    assert_eq!(first_byte(&importer, theirs), 32);
+    importer.release(imported).unwrap();
+    assert_eq!(first_byte(&importer, theirs), 32);
+    importer.unmap(theirs).unwrap();
+    assert_eq!(importer.live().handles_released_but_mapped, 0);
+}
+
+#[test]
+fn a_mapping_alone_keeps_the_exporters_memory() {
+    let (exporter, importer) = (mapped_to_host(), mapped_to_host());
+    let handle = exporter.create(PAGE, SHARED).unwrap();
+    let imported = importer.import(&exporter.export(handle).unwrap(), PAGE).unwrap();
+    let range = map(&importer, imported, PAGE);
+    exporter.release(handle).unwrap();
+    importer.release(imported).unwrap();
+    assert_eq!(exporter.live().device_bytes, PAGE);
+    importer.unmap(range).unwrap();
+    assert_eq!(exporter.live().device_bytes, Bytes::ZERO);
+}
+
+#[test]
 fn fabric_handles_need_permission() {
     let fabric = MemoryProperties { handle_type: HandleType::Fabric, ..SHARED };
     let device = in_tables();

@@ -1,0 +1,181 @@
+//! What the devices may access: the mappings that a range runs through.
+
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
+
+use super::Memory;
+use crate::sim::bytes::Content;
+use crate::sim::devices::DeviceSet;
+use crate::sim::refusal::Outcome;
+
+/// Which accesses [`Memory::pieces`] allows.
+#[derive(Clone, Copy, Debug)]
+pub enum By {
+    /// Those of a device.
+    Device(usize),
+    /// All to mapped memory.
+    Mapped,
+}
+
+/// A part of one handle that an address range runs through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Number of the physical memory.
+    pub physical: u64,
+    /// Distance of the part's first byte from the handle's.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+    /// First address of the mapping that the range runs through.
+    pub mapping: u64,
+}
+
+/// First inaccessible address of a range, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inaccessible {
+    pub at: DeviceAddr,
+    pub why: &'static str,
+}
+
+impl Memory {
+    /// Returns the first address of each mapping in `range`, and its physical memory.
+    pub fn mappings_in(&self, range: AddrRange) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let start = range.start.number();
+        let mappings = self.mappings.range(start..start + range.len.count());
+        mappings.map(|(start, mapping)| (*start, mapping.physical))
+    }
+
+    /// Returns the bytes of `range` in host memory. It must consist of whole mappings.
+    pub fn host_part(&self, range: AddrRange) -> Bytes {
+        let start = range.start.number();
+        let mappings = self.mappings.range(start..start + range.len.count());
+        mappings
+            .filter(|(_, mapping)| self.card_of(mapping.physical).is_none())
+            .map(|(_, mapping)| Bytes::new(mapping.len))
+            .sum()
+    }
+
+    /// Returns true if handles of host memory exist.
+    pub fn has_host_memory(&self) -> bool {
+        self.host_handles > 0
+    }
+
+    /// Returns the bytes of `range` in host memory; zero if the range is not accessible.
+    pub fn touched_on_host(&self, range: AddrRange) -> Bytes {
+        let mut on_host = 0;
+        let touched = self.pieces(range, By::Mapped, |piece| {
+            if self.card_of(piece.physical).is_none() {
+                on_host += piece.len;
+            }
+        });
+        touched.map_or(Bytes::ZERO, |()| Bytes::new(on_host))
+    }
+
+    /// Calls `visit` with each card whose memory `range` runs through, and the number of bytes. Not
+    /// called for host memory and for what is not mapped.
+    pub fn touched_on_cards(&self, range: AddrRange, mut visit: impl FnMut(usize, Bytes)) {
+        let touched = self.pieces(range, By::Mapped, |piece| {
+            if let Some(card) = self.card_of(piece.physical) {
+                visit(card, Bytes::new(piece.len));
+            }
+        });
+        // Inaccessible memory is found where work starts.
+        let _ = touched;
+    }
+
+    fn card_of(&self, physical: u64) -> Option<usize> {
+        self.physical[&physical].card
+    }
+
+    /// `range` must consist of whole mappings: see [`Memory::whole_mappings`].
+    pub fn set_access(&mut self, range: AddrRange, devices: DeviceSet) -> Outcome<()> {
+        let start = range.start.number();
+        self.allow_access(start, range.len.count())?;
+        for (_, mapping) in self.mappings.range_mut(start..start + range.len.count()) {
+            mapping.access = mapping.access.and(devices);
+        }
+        Ok(())
+    }
+
+    /// Takes access from `devices`. `range` must consist of whole mappings.
+    pub fn revoke_access(&mut self, range: AddrRange, devices: DeviceSet) {
+        let start = range.start.number();
+        for (_, mapping) in self.mappings.range_mut(start..start + range.len.count()) {
+            mapping.access = mapping.access.without(devices);
+        }
+    }
+
+    pub(super) fn allow_access(&self, at: u64, len: u64) -> Outcome<()> {
+        match &self.host {
+            Some(host) => Ok(host.set_access(at, len)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Calls `visit` for every part of physical memory that `range` runs through, in address order.
+    pub fn pieces(
+        &self,
+        range: AddrRange,
+        by: By,
+        mut visit: impl FnMut(Piece),
+    ) -> Result<(), Inaccessible> {
+        let mut at = range.start.number();
+        let inaccessible = |at, why| Inaccessible { at: DeviceAddr::new(at), why };
+        let Some(end) = range.checked_end().map(DeviceAddr::number) else {
+            return Err(inaccessible(at, "beyond the address space"));
+        };
+        let mut next = self.mappings.range(..=at).next_back();
+        let mut following = self.mappings.range(at.saturating_add(1)..);
+        while at < end {
+            let Some((&start, mapping)) =
+                next.filter(|(start, mapping)| at < **start + mapping.len)
+            else {
+                return Err(inaccessible(at, "not mapped"));
+            };
+            if start > at {
+                return Err(inaccessible(at, "not mapped"));
+            }
+            if let By::Device(device) = by
+                && !mapping.access.contains(device)
+            {
+                return Err(inaccessible(at, "mapped without access"));
+            }
+            let offset = at - start;
+            let len = (mapping.len - offset).min(end - at);
+            visit(Piece { physical: mapping.physical, offset, len, mapping: start });
+            at += len;
+            next = following.next();
+        }
+        Ok(())
+    }
+
+    /// Returns the device that all of `range` belongs to, as a reservation or a plain allocation.
+    pub fn owner(&self, range: AddrRange) -> Option<usize> {
+        let (start, end) = (range.start.number(), range.checked_end()?.number());
+        let reserved = self.reservations.range(..=start).next_back();
+        if let Some((at, reserved)) = reserved
+            && end <= at + reserved.len
+        {
+            return Some(reserved.device);
+        }
+        let (at, len) = self.allocations.range(..=start).next_back()?;
+        (end <= at + len).then(|| self.allocated_by(*at)).flatten()
+    }
+
+    /// Returns true if a part of `range` is on another card than `device`'s, or in addresses of
+    /// another device.
+    pub fn is_of_another(&self, device: usize, range: AddrRange) -> bool {
+        let mut others = self.owner(range).is_some_and(|owner| owner != device);
+        self.touched_on_cards(range, |card, _| others |= card != device);
+        others
+    }
+
+    /// Returns the content of live physical memory.
+    pub fn content(&self, physical: u64) -> &Content {
+        &self.physical.get(&physical).expect("a piece names live memory").content
+    }
+
+    /// Returns the content of live physical memory, to write.
+    pub fn content_mut(&mut self, physical: u64) -> &mut Content {
+        &mut self.physical.get_mut(&physical).expect("a piece names live memory").content
+    }
+}

@@ -1,0 +1,120 @@
+//! Checks of calls that have to do with several devices.
+
+use vramp_core::AddrRange;
+
+use super::devices::{DEVICES_MAX, DeviceSet};
+use super::pool::pool_of;
+use super::refusal::{Outcome, Refusal};
+use super::state::State;
+use super::streams::Effect;
+use crate::{DeviceCopy, HandleType, MemoryLocation, MemoryProperties, Stream};
+
+/// Returns the set of `peers`. Refuses one that is no peer of the current device.
+pub(super) fn peer_set(state: &State, peers: &[u32]) -> Outcome<DeviceSet> {
+    let mut set = DeviceSet::default();
+    for &ordinal in peers {
+        let peer = ordinal as usize;
+        if peer >= DEVICES_MAX || !state.own().peers.contains(peer) {
+            return Err(Refusal::invalid(format!("device {ordinal} is not a peer of this one")));
+        }
+        set = set.with(peer);
+    }
+    Ok(set)
+}
+
+/// Refuses memory that the device cannot create.
+pub(super) fn check_properties(state: &State, properties: MemoryProperties) -> Outcome<()> {
+    match properties.location {
+        MemoryLocation::Device => {}
+        MemoryLocation::HostNuma(_) => {
+            state.need(|can| can.host_numa, "no mapping of host memory")?;
+            if properties.handle_type != HandleType::None {
+                return Err(Refusal::not_supported("no export of host memory"));
+            }
+        }
+        MemoryLocation::Peer(ordinal) => drop(peer_set(state, &[ordinal])?),
+    }
+    match properties.handle_type {
+        HandleType::None => {}
+        HandleType::PosixFd => {
+            state.need(|can| can.posix_fd, "no memory exported as a file descriptor")?;
+        }
+        HandleType::Fabric => {
+            state.need(|can| can.fabric, "no memory exported as a fabric handle")?;
+            if !state.fabric_permitted {
+                let detail = "fabric handles need the IMEX service".to_owned();
+                return Err(Refusal { code: 800, detail });
+            }
+        }
+    }
+    if properties.rdma {
+        state.need(|can| can.rdma, "no memory that network cards can access")?;
+    }
+    Ok(())
+}
+
+/// Refuses a copy whose sides overlap or end beyond the address space.
+pub(super) fn check_sides(copy: DeviceCopy) -> Outcome<(AddrRange, AddrRange)> {
+    let to = AddrRange::new(copy.to, copy.len);
+    let from = AddrRange::new(copy.from, copy.len);
+    check_end(to)?;
+    check_end(from)?;
+    if copy.from < copy.to + copy.len && copy.to < copy.from + copy.len {
+        return Err(Refusal::invalid(format!("{from} and {to} overlap")));
+    }
+    Ok((from, to))
+}
+
+/// Refuses a range that is not accessible to the current device and has to do with another one, as
+/// cards do when the copy is queued.
+pub(super) fn check_across(state: &State, range: AddrRange) -> Outcome<()> {
+    if state.devices.len() == 1 {
+        return Ok(());
+    }
+    let pooled = pool_of(range.start.number()).is_some_and(|(owner, _)| owner != state.current);
+    let inaccessible = state.inaccessible(state.current, range);
+    if pooled || inaccessible.is_some() && state.memory.is_of_another(state.current, range) {
+        return Err(Refusal::invalid(format!(
+            "this device has no access to all of {range}, which has to do with another device: \
+             grant it with set-access"
+        )));
+    }
+    Ok(())
+}
+
+pub(super) fn check_end(range: AddrRange) -> Outcome<()> {
+    match range.checked_end() {
+        Some(_) => Ok(()),
+        None => Err(Refusal::invalid(format!("{range} ends beyond the address space"))),
+    }
+}
+
+impl State {
+    /// Returns source and target of a copy between this device and the one of `ordinal`, which owns
+    /// the sides that `theirs` says, and its effect. Refuses a side that is of neither, and one that
+    /// its own device may not access.
+    pub fn peer_sides(
+        &mut self,
+        stream: Stream,
+        copy: DeviceCopy,
+        ordinal: u32,
+        theirs: [bool; 2],
+    ) -> Outcome<([AddrRange; 2], Effect)> {
+        peer_set(self, &[ordinal])?;
+        let (from, to) = check_sides(copy)?;
+        self.takes_work(stream)?;
+        let accessor = |side: AddrRange, theirs: bool| {
+            let known =
+                |owner: &usize| *owner == self.current || theirs && *owner == ordinal as usize;
+            let owner = self.owner(side).filter(known).ok_or_else(|| {
+                Refusal::invalid(format!("{side} is of neither this device nor device {ordinal}"))
+            })?;
+            match self.inaccessible(owner, side) {
+                None => Ok(owner),
+                Some(bad) => Err(Refusal::invalid(format!("{} is {}", bad.at, bad.why))),
+            }
+        };
+        let (reader, writer) = (accessor(from, theirs[0])?, accessor(to, theirs[1])?);
+        Ok(([from, to], Effect::CopyPeer { from, to: copy.to, reader, writer }))
+    }
+}
