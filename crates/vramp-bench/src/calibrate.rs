@@ -214,6 +214,7 @@ impl<'a> Calibrator<'a> {
         self.repeat("fixed: fill and copy", Measure::small_work)?;
         self.repeat("fixed: copies over the bus", Measure::small_copies)?;
         self.repeat("fixed: captures and graphs", Measure::graphs)?;
+        self.repeat("fixed: export and import", Measure::exports)?;
         self.repeat("fixed: memory-info", |m| m.batch(Call::MemoryInfo, |d| d.memory_info()))?;
         self.repeat("pool", Measure::pool)?;
         self.repeat("pinned host memory", Measure::pinned)?;
@@ -288,10 +289,14 @@ impl<'a> Calibrator<'a> {
         for call in CostSpec::fixed_calls() {
             match self.median(Key::Fixed(call)) {
                 Some(us) => *spec.fixed.entry(call).or_default() = us.max(0.0),
-                None => self.leave_out(
-                    "fixed",
-                    (call.name(), "the device lacks it, or has too little free memory"),
-                ),
+                None => {
+                    let reason = match call {
+                        Call::RevokeAccess | Call::CopyPeer => "it needs a second device",
+                        Call::ExportDmaBuf => "no program here uses it",
+                        _ => "the device lacks it, or has too little free memory",
+                    };
+                    self.leave_out("fixed", (call.name(), reason));
+                }
             }
         }
         let mut granule_mib = spec.pool.granule_mib as f64;
@@ -491,6 +496,17 @@ impl<'a> Measure<'a> {
         let page = self.driver().info().limits.page;
         self.batch_mut(Call::Reserve, |scratch| scratch.reserve(page).map(drop))?;
         self.batch_mut(Call::FreeAddresses, Scratch::free_addresses)
+    }
+
+    fn exports(&mut self) -> DriverResult<()> {
+        if !self.driver().info().capabilities.posix_fd {
+            return Ok(());
+        }
+        let handle = self.scratch.create_exportable()?;
+        self.batch(Call::Export, |d| d.export(handle))?;
+        let exported = self.driver().export(handle)?;
+        self.batch_mut(Call::Import, |scratch| scratch.import(&exported))?;
+        (0..=BATCH).try_for_each(|_| self.scratch.release())
     }
 
     fn streams_and_events(&mut self) -> DriverResult<()> {

@@ -168,9 +168,8 @@ fn share(args: &Sharing) -> Result<()> {
         micros(found.revoke) / 1000.0
     );
     println!(
-        "copies of 256 MiB in GB/s: plain memory {:.1}; without access {:.1}; with access {:.1} by a \
-         peer copy, {:.1} by a plain one",
-        found.plain, found.before, found.peer, found.direct
+        "copies of 256 MiB in GB/s: plain memory {:.1}; without access {:.1}; with access {:.1}",
+        found.plain, found.before, found.peer
     );
     Ok(())
 }

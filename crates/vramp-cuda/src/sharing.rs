@@ -3,14 +3,14 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use vramp_core::{AddrRange, Bytes};
-use vramp_driver::{Call, DriverResult, ExportedHandle, Handle, HandleType};
+use vramp_driver::{Call, DriverError, DriverResult, ExportedHandle, Handle, HandleType};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::{invalid, unsupported};
 use crate::memory::{Physical, bad, size};
 use crate::sys::{
     CUmemAllocationHandleType, CUmemFabricHandle, CUmemGenericAllocationHandle,
-    CUmemRangeHandleType,
+    CUmemRangeHandleType, CUresult,
 };
 
 pub(crate) fn export(driver: &CudaDriver, handle: Handle) -> DriverResult<ExportedHandle> {
@@ -71,6 +71,11 @@ pub(crate) fn import(
             (code, HandleType::Fabric)
         }
     };
+    if code == CUresult::CUDA_ERROR_UNKNOWN {
+        // The answer to a descriptor of something else. It does not lose the device.
+        let what = "the descriptor is not one of a device's memory";
+        return Err(DriverError { code: code.0.cast_signed(), ..invalid(call, what.to_owned()) });
+    }
     driver.settle(call, code, || format!("{len}"))?;
     Ok(Handle::from_number(driver.handles.insert(Physical { raw, len, handle_type })))
 }

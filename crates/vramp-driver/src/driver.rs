@@ -107,7 +107,8 @@ pub trait Driver: Send + Sync {
     fn export(&self, handle: Handle) -> DriverResult<ExportedHandle>;
 
     /// Makes a handle of memory that another process, or this one, exported. `len` is the length that
-    /// it was created with; a map with another one is refused. The descriptor stays the caller's. 33 us.
+    /// it was created with; a map with another one is refused, as not supported. The descriptor stays the
+    /// caller's. 33 us.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidUse`](crate::ErrorKind::InvalidUse) for a descriptor that is not of a
@@ -190,8 +191,9 @@ pub trait Driver: Send + Sync {
     /// Queues a fill of `range` with `byte` on `stream`.
     fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()>;
 
-    /// Queues a copy between device addresses on `stream`. The ranges may not overlap. Memory of other
-    /// cards that this device may access counts as its own.
+    /// Queues a copy between device addresses on `stream`. The ranges may not overlap. A card refuses
+    /// addresses that another device reserved, also where this one has access: see
+    /// [`Driver::copy_peer`]. Memory on a peer that this device created is its own.
     fn copy(&self, stream: Stream, copy: DeviceCopy) -> DriverResult<()>;
 
     /// Queues a copy between memory of this device and memory of `other` on `stream`, in either

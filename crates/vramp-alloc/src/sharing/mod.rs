@@ -37,7 +37,7 @@ mod pins;
 use vramp_driver::{Driver, DriverError, HandleType, MemoryLocation, MemoryProperties};
 
 pub use access::{AccessChange, AccessError, Peers};
-pub use exchange::{Exchange, FetchError, OpenMemoryError, OpenedMemory, SharedMemory};
+pub use exchange::{Exchange, FetchError, OpenMemoryError, OpenedMemory, READY_MAX, SharedMemory};
 pub(crate) use export::Exports;
 pub use export::{Description, Export, ExportError};
 pub use import::{ImportError, Imported};

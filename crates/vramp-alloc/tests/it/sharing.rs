@@ -8,7 +8,7 @@ use vramp_alloc::device::{Driver, ExportedHandle, HandleType};
 use vramp_alloc::error::CreateError;
 use vramp_alloc::sharing::{
     AccessError, Description, Exchange, ExportError, ImportError, OpenError, OpenMemoryError,
-    Peers, PinError, Rdma, SharingConfig, range_of,
+    Peers, PinError, READY_MAX, Rdma, SharingConfig, range_of,
 };
 use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamId};
 use vramp_core::AddrRange;
@@ -605,6 +605,35 @@ fn tickets_open_memory_until_it_is_withdrawn() {
 /// Descriptors of this process.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// However many exports there are, a bounded number of descriptors is open.
+#[test]
+fn descriptors_do_not_grow_with_the_exports() {
+    let machine = Machine::new(1);
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let exchange = Exchange::new();
+    let exports = machine.calls(0, Call::Export);
+    let shared: Vec<_> = (0..2000)
+        .map(|_| {
+            let block = owner.malloc(Bytes::new(4096), stream).unwrap();
+            let shared = exchange.share(owner.export(&block).unwrap()).unwrap();
+            owner.free(block, stream).unwrap();
+            shared
+        })
+        .collect();
+    assert_eq!(machine.calls(0, Call::Export) - exports, READY_MAX as u64);
+    // All can be opened, also those without a descriptor that was made before.
+    for one in shared.iter().rev().step_by(199) {
+        exchange.open(owner, &one.ticket().to_bytes()).unwrap().close().unwrap();
+    }
+    drop(shared);
+    let deadline = soon();
+    while owner.exported() > 0 {
+        assert!(Instant::now() < deadline, "every export ends");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    machine.close();
 }
 
 /// 2,000 cycles leave no descriptor, mapping or byte.

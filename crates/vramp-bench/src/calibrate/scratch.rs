@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use vramp::device::{
-    CaptureMode, Driver, DriverResult, Event, Graph, GraphExec, Handle, HostBuffer, MemoryLocation,
-    MemoryProperties, Stream,
+    CaptureMode, Driver, DriverResult, Event, ExportedHandle, Graph, GraphExec, Handle, HandleType,
+    HostBuffer, MemoryLocation, MemoryProperties, Stream,
 };
 use vramp::{Bytes, DeviceAddr};
 use vramp_core::AddrRange;
@@ -81,6 +81,22 @@ impl<'a> Scratch<'a> {
 
     pub fn create(&mut self, len: Bytes, location: MemoryLocation) -> DriverResult<()> {
         self.handles.push(self.driver.create(len, MemoryProperties::at(location))?);
+        Ok(())
+    }
+
+    /// Creates a page that can be exported.
+    pub fn create_exportable(&mut self) -> DriverResult<Handle> {
+        let page = self.driver.info().limits.page;
+        let properties =
+            MemoryProperties { handle_type: HandleType::PosixFd, ..MemoryProperties::DEVICE };
+        self.handles.push(self.driver.create(page, properties)?);
+        Ok(self.handles[self.handles.len() - 1])
+    }
+
+    /// Imports a page.
+    pub fn import(&mut self, exported: &ExportedHandle) -> DriverResult<()> {
+        let page = self.driver.info().limits.page;
+        self.handles.push(self.driver.import(exported, page)?);
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use vramp::Bytes;
+use vramp::device::Call;
 
 use super::Side;
 
@@ -71,6 +72,17 @@ pub fn serve(device: &str, role: Role) -> Result<()> {
         }
         out.flush()?;
     }
+    let counts = side.driver.snapshot();
+    let means =
+        [Call::Reserve, Call::Import, Call::Map, Call::SetAccess, Call::Unmap, Call::Release].map(
+            |call| {
+                format!(
+                    "{call} {:.0}",
+                    counts.of(call).total_ns as f64 / 1000.0 / counts.of(call).calls.max(1) as f64
+                )
+            },
+        );
+    eprintln!("driver calls of the other process, us each: {}", means.join(", "));
     Ok(())
 }
 

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
+use vramp::device::meter::Metered;
 use vramp::device::{Driver, Opened};
 use vramp::sharing::{Exchange, range_of};
 use vramp::{Allocation, Allocator, Bytes, Config, StreamId};
@@ -42,7 +43,7 @@ pub fn open(device: &str) -> Result<Opened> {
 
 /// One side of the exchange.
 struct Side {
-    driver: Arc<dyn Driver>,
+    driver: Arc<Metered<Arc<dyn Driver>>>,
     allocator: Allocator,
     stream: StreamId,
     exchange: Exchange,
@@ -50,8 +51,9 @@ struct Side {
 
 impl Side {
     fn open(device: &str) -> Result<Side> {
-        let driver = open(device)?.driver;
-        let allocator = Allocator::new(Arc::clone(&driver), Config::default())?;
+        let driver = Arc::new(Metered::new(open(device)?.driver));
+        let shared: Arc<dyn Driver> = driver.clone();
+        let allocator = Allocator::new(shared, Config::default())?;
         let stream = allocator.create_stream()?;
         Ok(Side { driver, allocator, stream, exchange: Exchange::new() })
     }

@@ -21,10 +21,8 @@ pub struct PeerReport {
     pub plain: f64,
     /// Memory of the allocators by `cuMemcpyPeerAsync`, before the grant.
     pub before: f64,
-    /// The same after the grant, of each card to the other.
+    /// The same after each card was granted access to the other.
     pub peer: f64,
-    /// Memory of the allocators by `cuMemcpyDtoDAsync`, after the grant.
-    pub direct: f64,
 }
 
 /// Measures with `mapped` bytes on the first card and copies of `copied` bytes.
@@ -64,7 +62,6 @@ pub fn peers(device: &str, mapped: Bytes, copied: Bytes) -> Result<PeerReport> {
     let grant = Duration::from_nanos(one.now_ns() - begun);
     other.grant_access(one.info().ordinal)?;
     let peer = by_peer()?;
-    let direct = rate(&*one, queue, copied, || Ok(one.copy(queue, copy)?))?;
     let begun = one.now_ns();
     owner.revoke_access(two.info().ordinal)?;
     let revoke = Duration::from_nanos(one.now_ns() - begun);
@@ -73,7 +70,7 @@ pub fn peers(device: &str, mapped: Bytes, copied: Bytes) -> Result<PeerReport> {
     }
     other.free(target, theirs)?;
     owner.audit()?;
-    Ok(PeerReport { granted, grant, revoke, plain, before, peer, direct })
+    Ok(PeerReport { granted, grant, revoke, plain, before, peer })
 }
 
 /// Returns the rate of a copy: the best of five rounds of eight.

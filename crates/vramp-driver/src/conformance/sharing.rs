@@ -103,7 +103,7 @@ fn an_imported_handle_is_mapped_only_with_its_length(rig: &Rig) -> Checked {
         let imported = rig.import(&exported, rig.pages(wrong))?;
         let range = rig.reserve(rig.pages(4))?;
         let mapped = rig.device.map(range.start, imported);
-        refused("map with another length", ErrorKind::InvalidUse, mapped)?;
+        refused("map with another length", ErrorKind::NotSupported, mapped)?;
     }
     let imported = rig.import(&exported, rig.pages(2))?;
     rig.mapped_again(imported, rig.pages(2))?;

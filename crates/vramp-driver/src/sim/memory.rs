@@ -389,7 +389,7 @@ impl Memory {
         if let Some(imported) = imported
             && imported.len != len
         {
-            return Err(Refusal::invalid(format!(
+            return Err(Refusal::not_supported(format!(
                 "the handle was imported as {} and is of {}",
                 Bytes::new(len),
                 Bytes::new(imported.len)
