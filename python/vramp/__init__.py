@@ -29,6 +29,8 @@ from ._errors import (
     ClosedError,
     DeviceError,
     DriverError,
+    ExchangeError,
+    ExportEndedError,
     FileError,
     ForkedError,
     InternalError,
@@ -36,6 +38,7 @@ from ._errors import (
     OptionError,
     OutOfMemoryError,
     RangeError,
+    TicketError,
     TraceError,
     UnknownPointerError,
     UnknownStreamError,
@@ -45,7 +48,10 @@ from ._errors import (
 from ._native import (
     Allocation,
     Array,
+    Exported,
+    Imported,
     Measure,
+    Pin,
     Pool,
     Registration,
     Stream,
@@ -53,9 +59,10 @@ from ._native import (
     record_history,
     snapshot,
 )
-from ._types import DeviceInfo, Stats
+from ._types import AccessChange, DeviceInfo, Sharing, Stats
 
 __all__ = [
+    "AccessChange",
     "Advice",
     "Allocation",
     "Array",
@@ -64,20 +71,27 @@ __all__ = [
     "DeviceError",
     "DeviceInfo",
     "DriverError",
+    "ExchangeError",
     "Explanation",
+    "ExportEndedError",
+    "Exported",
     "FileError",
     "ForkedError",
+    "Imported",
     "InUseError",
     "InternalError",
     "Measure",
     "OptionError",
     "OutOfMemoryError",
+    "Pin",
     "Pool",
     "RangeError",
     "Registration",
     "Replay",
+    "Sharing",
     "Stats",
     "Stream",
+    "TicketError",
     "TraceError",
     "UnknownPointerError",
     "UnknownStreamError",
@@ -85,8 +99,10 @@ __all__ = [
     "VrampError",
     "advise",
     "explain",
+    "ipc",
     "library_path",
     "open",
+    "open_all",
     "pool",
     "record_history",
     "replay",
@@ -125,15 +141,33 @@ def open(device: str = "auto", **options: object) -> Pool:
     """Opens a pool of the program's own.
 
     `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim" or
-    "sim:CARD". Options are those of VRAMP_CONF: preset, limit, prefill, page, span, torch, sharing, rdma, peers. A number
-    is bytes. The pool is a context manager, which closes it.
+    "sim:CARD", or "sim:CARDxCOUNT:N" for card N of a simulated machine of its own. Options are those of
+    VRAMP_CONF: preset, limit, prefill, page, span, torch, sharing, rdma, peers. A number is bytes. The pool
+    is a context manager, which closes it.
 
     Raises OptionError or DeviceError.
     """
+    return _native.open(device, _joined(options))
+
+
+def open_all(device: str = "auto", **options: object) -> list[Pool]:
+    """Opens a pool on each device of a machine, in the order of their numbers.
+
+    That is every card for "cuda" and "auto", COUNT simulated cards of one machine for "sim:CARDxCOUNT", and the
+    one device of any other name. Cards of one call can be granted access to each other's memory with
+    `Pool.grant_access`. Options and exceptions are those of `open`. On an exception none stays open.
+    """
+    return _native.open_all(device, _joined(options))
+
+
+def _joined(options: dict[str, object]) -> str:
+    """Returns options as text."""
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, (int, str)):
             raise TypeError(f"the option {name} is a str or an int, and not {type(value).__name__}")
-    return _native.open(device, ",".join(f"{name}={value}" for name, value in options.items()))
+    return ",".join(f"{name}={value}" for name, value in options.items())
 
 
 _check_versions()
+
+from . import ipc  # noqa: E402  it uses the names above

@@ -39,7 +39,7 @@ class DeviceError(VrampError):
 
 
 class ClosedError(VrampError):
-    """The pool is closed."""
+    """The pool, export or import is closed."""
 
 
 class UnknownStreamError(VrampError, ValueError):
@@ -80,6 +80,19 @@ class FileError(VrampError, OSError):
 
 class TraceError(VrampError, ValueError):
     """A file is no recording of memory, or is damaged."""
+
+
+class TicketError(VrampError, ValueError):
+    """Bytes are no ticket, or one of another version of vramp, or the secret in it is wrong."""
+
+
+class ExportEndedError(VrampError):
+    """The exporting process ended, or closed the export."""
+
+
+class ExchangeError(VrampError, OSError):
+    """Two processes cannot exchange memory: another user, no answer, no path between them, or a limit of
+    the system. The text says which."""
 
 
 class InternalError(VrampError):

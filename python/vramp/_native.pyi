@@ -3,14 +3,18 @@
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, SupportsIndex, TypeAlias, final
+from typing import Any, NoReturn, Protocol, SupportsIndex, TypeAlias, final
 
-from ._types import DeviceInfo, Stats
+from ._types import AccessChange, DeviceInfo, Sharing, Stats
+from .ipc import Ticket
 
 __all__ = [
     "Allocation",
     "Array",
+    "Exported",
+    "Imported",
     "Measure",
+    "Pin",
     "Pool",
     "Registration",
     "Stream",
@@ -19,6 +23,7 @@ __all__ = [
     "library_version",
     "missing_card",
     "open",
+    "open_all",
     "opened",
     "pool",
     "record_history",
@@ -117,6 +122,44 @@ class Pool:
         (pytorch.org/memory_viz), `vramp.replay` and `vramp.explain`. Raises FileError.
         """
 
+    def export(self, memory: Allocation | int, stream: _Stream = None) -> Exported:
+        """Exports the allocation, or the live block that begins at an address, to other processes.
+
+        Tickets wait for the work on `stream`, by default the allocation's. See `vramp.ipc.export`.
+        """
+
+    def open_ticket(self, ticket: bytes, stream: _Stream = None) -> Imported:
+        """Opens the memory of a ticket for work of this pool's device. See `vramp.ipc.open`."""
+
+    def grant_access(self, device: SupportsIndex) -> AccessChange:
+        """Grants another device access to all memory of the pool and of its comm pools, now and later.
+
+        About 45 us for each physical handle, and later driver calls that map memory take longer. Raises
+        RangeError if the device is no peer, UnsupportedError if the option `peers` excludes it.
+        """
+
+    def revoke_access(self, device: SupportsIndex) -> AccessChange:
+        """Takes back the access of a device, whose work on the memory must be complete."""
+
+    def pin(self, memory: Allocation | int, size: SupportsIndex | None = None) -> Pin:
+        """Keeps memory at its addresses while something outside has registered it. No driver call.
+
+        `memory` is an allocation, or an address with `size`. The memory may be freed and allocated again
+        meanwhile. Raises UnknownPointerError if it is not memory of the pool.
+        """
+
+    def comm_pool(self, name: str = "comm") -> Pool:
+        """Makes a pool for memory that communication libraries register, such as NCCL and UCX.
+
+        It has this pool's device, limit, streams and access of other devices. Its segments are one
+        physical handle each and stay until they are trimmed.
+        """
+
+    @property
+    def sharing(self) -> Sharing:
+        """How the memory can be shared, and how much is."""
+
+    def __reduce__(self) -> NoReturn: ...
     @property
     def device(self) -> str:
         """Name of the device, such as cuda:0 or sim:h200."""
@@ -206,6 +249,7 @@ class Allocation:
         """
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
+    def __reduce__(self) -> NoReturn: ...
     def __enter__(self) -> Allocation: ...
     def __exit__(
         self,
@@ -217,7 +261,7 @@ class Allocation:
 
 @final
 class Array:
-    """An array in an allocation, for other libraries to use without a copy.
+    """An array in an allocation or an import, for other libraries to use without a copy.
 
     On the simulator its memory is the host's, for NumPy and DLPack (CPU). On a card it is for CuPy,
     Numba and DLPack (CUDA). It keeps the allocation alive, and so does all that was made of it.
@@ -236,7 +280,9 @@ class Array:
         """Address of the first element."""
 
     @property
-    def allocation(self) -> Allocation: ...
+    def allocation(self) -> Allocation | Imported:
+        """What the array is a part of."""
+
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
     @property
@@ -253,7 +299,141 @@ class Array:
         use is recorded when the consumer is done. Raises BufferError if a copy would be needed."""
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __reduce__(self) -> NoReturn: ...
     def __len__(self) -> int: ...
+
+@final
+class Exported:
+    """A block that other processes may open, until `close`, the end of a `with` block, or the last
+    reference. What is open then stays open, and keeps the block."""
+
+    def ticket(self, keep_until_opened: bool = True, *, synchronize: bool = True) -> Ticket:
+        """Returns a ticket for another process. Waits for the work on the block's stream before, unless
+        `synchronize` is False.
+
+        With `keep_until_opened` it counts as a holder until it was opened once, or `revoke` ends that.
+        Without, it can be opened as long as the export is open. Either can be opened several times.
+        """
+
+    def revoke(self, ticket: bytes) -> bool:
+        """Ends the hold of a ticket that did not arrive. Returns False if it was opened."""
+
+    @property
+    def opens(self) -> int:
+        """Number of opens that importers have not closed."""
+
+    @property
+    def is_held(self) -> bool:
+        """True while an importer has it open, or a ticket that keeps it was not opened."""
+
+    def wait_released(self, timeout: float | None = None) -> bool:
+        """Waits until it is not held, for `timeout` seconds at most. Returns False at the end of that."""
+
+    def close(self) -> None:
+        """Closes the export: later opens fail. Never waits."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True once it was closed."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the block in this process."""
+
+    @property
+    def pool(self) -> Pool: ...
+    def __reduce__(self) -> NoReturn: ...
+    def __enter__(self) -> Exported: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class Imported:
+    """Memory of another process, until `close`, the end of a `with` block, or the last reference.
+
+    It stays readable after the exporting process has ended, and after its pool is closed.
+    """
+
+    @property
+    def ptr(self) -> int:
+        """Address of the first byte in this process. Raises ClosedError once it was closed."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the exporter's block."""
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that opened it."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True once it was closed."""
+
+    def record_stream(self, stream: _Stream = None) -> None:
+        """Records that work queued on a stream, so far and from now on, uses the memory: `close` waits for
+        it. No driver call."""
+
+    def array(
+        self,
+        shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+        dtype: Any = None,
+        *,
+        offset: SupportsIndex | None = None,
+    ) -> Array:
+        """Returns a dense array in the memory, as `Allocation.array` does. By default all of its bytes."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
+    def close(self) -> None:
+        """Waits for recorded work, unmaps the memory, and closes it at the exporter.
+
+        Raises InUseError while arrays or DLPack tensors use it.
+        """
+
+    def __reduce__(self) -> NoReturn: ...
+    def __enter__(self) -> Imported: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class Pin:
+    """Memory that stays at its addresses until `unpin`, the end of a `with` block, or the last reference."""
+
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the physical handles that the memory lies in."""
+
+    @property
+    def pool(self) -> Pool: ...
+    @property
+    def is_unpinned(self) -> bool:
+        """True once it has ended."""
+
+    def unpin(self) -> None:
+        """Ends the pin, after the registration has ended."""
+
+    def __enter__(self) -> Pin: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
 
 @final
 class Stream:
@@ -354,6 +534,7 @@ def snapshot(path: str | os.PathLike[str]) -> None:
     """
 
 def open(device: str, options: str) -> Pool: ...
+def open_all(device: str, options: str) -> list[Pool]: ...
 def library_version() -> str: ...
 def missing_card() -> str | None: ...
 def replay(

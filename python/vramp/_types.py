@@ -65,3 +65,45 @@ class DeviceInfo:
     """True if the driver has a pool of its own (cudaMallocAsync)."""
     uuid: str | None
     """UUID of the card, if the driver reports it."""
+    ordinal: int
+    """Number of the device, as other devices name it in `peers`."""
+    peers: tuple[int, ...]
+    """Numbers of the devices that can be granted access to its memory."""
+    has_posix_fd: bool
+    """True if memory can be exported to processes of the same machine."""
+    has_fabric: bool
+    """True if the card reports fabric handles. The machine may refuse them: see `Pool.sharing`."""
+    has_rdma: bool
+    """True if network cards can access its memory."""
+    has_dma_buf: bool
+    """True if memory can be exported to drivers of other devices."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How the memory of a pool can be shared, and how much is. Amounts are in bytes."""
+
+    handle_type: str
+    """How memory is exported to other processes: "posix-fd", "fabric", or "none"."""
+    rdma: bool
+    """True if network cards can access the memory."""
+    fallback: str | None
+    """Why less is possible than the options said. None if all is as they said."""
+    peers: tuple[int, ...]
+    """Numbers of the devices that have access."""
+    exported: int
+    """Blocks that are exported, those of closed exports that importers have open included."""
+    pinned: int
+    """Physical handles that are pinned, exported ones included."""
+    pinned_bytes: int
+    """Bytes of the pinned handles."""
+
+
+@dataclass(frozen=True)
+class AccessChange:
+    """What a change of another device's access cost."""
+
+    calls: int
+    """Driver calls. 0 if the access was so before."""
+    bytes: int
+    """Mapped memory whose access changed."""

@@ -10,8 +10,14 @@ use anyhow::{Context, Result};
 pub const PATH: &str = "crates/vramp-capi/include/vramp.h";
 
 /// Sources of the functions and types of the header, in its order. Modules of a source are read with it.
-const SOURCES: [&str; 5] =
-    ["src/abi.rs", "src/interface.rs", "src/queries.rs", "src/graphs.rs", "src/torch/mod.rs"];
+const SOURCES: [&str; 6] = [
+    "src/abi.rs",
+    "src/interface.rs",
+    "src/queries.rs",
+    "src/graphs.rs",
+    "src/sharing.rs",
+    "src/torch/mod.rs",
+];
 
 /// Writes the header anew.
 pub fn write(root: &Path) -> Result<()> {

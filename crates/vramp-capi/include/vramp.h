@@ -71,7 +71,20 @@ typedef enum {
   /* The process was forked from one that opened an allocator. */
   VRAMP_ERROR_FORKED = 23,
   /* The program was compiled with a header that the library does not serve. */
-  VRAMP_ERROR_VERSION = 24
+  VRAMP_ERROR_VERSION = 24,
+  /* The export does not belong to this allocator, or is closed. */
+  VRAMP_ERROR_UNKNOWN_EXPORT = 25,
+  /* The pin does not belong to this allocator, or has ended. */
+  VRAMP_ERROR_UNKNOWN_PIN = 26,
+  /* The bytes are no ticket, or one of another version of vramp, or the secret in it is wrong. */
+  VRAMP_ERROR_TICKET = 27,
+  /* The exporting process ended, or closed the export. */
+  VRAMP_ERROR_EXPORT_ENDED = 28,
+  /*
+   * Two processes cannot exchange memory: another user, no answer, no path between them, or a limit
+   * of the system. The message says which.
+   */
+  VRAMP_ERROR_EXCHANGE = 29
 } vramp_status_t;
 
 /* Kind of an event. */
@@ -97,6 +110,16 @@ typedef enum {
   /* A request failed: `requested`. */
   VRAMP_EVENT_OUT_OF_MEMORY = 6
 } vramp_event_kind_t;
+
+/* How memory can be exported to other processes. */
+typedef enum {
+  /* It cannot. */
+  VRAMP_HANDLE_NONE = 0,
+  /* As file descriptors, to processes on the same machine. */
+  VRAMP_HANDLE_POSIX_FD = 1,
+  /* As fabric handles. */
+  VRAMP_HANDLE_FABRIC = 2
+} vramp_handle_type_t;
 
 /* What was chosen for a device. */
 typedef struct DeviceOptions DeviceOptions;
@@ -304,6 +327,58 @@ typedef struct {
   uint64_t kept;
 } vramp_capture_report_t;
 
+/* Handle of an export: a block that other processes may open. Zero is none. */
+typedef struct {
+  /* Opaque. May be compared. */
+  uint64_t id;
+} vramp_export_t;
+
+/*
+ * Lets another process of the user open an export. May be copied, stored and sent in any way, whole or
+ * its first `length` bytes of `bytes`. It has a secret: a process of the user that reads it can open the
+ * export.
+ */
+typedef struct {
+  /* Number of bytes in use: 160 at most. */
+  uint32_t length;
+  /* The bytes. Those beyond `length` are zero. */
+  uint8_t bytes[252];
+} vramp_ticket_t;
+
+/* Handle of a pin: memory that stays at its addresses. Zero is none. */
+typedef struct {
+  /* Opaque. May be compared. */
+  uint64_t id;
+} vramp_pin_t;
+
+/* What an allocator shares. Later versions add fields at the end. */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_sharing_t)`, as in vramp_stats_t. */
+  uint64_t struct_size;
+  /* How memory can be exported. */
+  vramp_handle_type_t handle_type;
+  /* 1 if network cards can access the memory. Otherwise 0. */
+  int32_t rdma;
+  /* The cards that have access: bit N is device N. */
+  uint64_t peers;
+  /*
+   * Number of blocks that are exported, those of closed exports that importers still have open
+   * included.
+   */
+  uint64_t exported;
+  /* Number of physical handles that are pinned, exported ones included. */
+  uint64_t pinned;
+  /* Bytes of the pinned handles. */
+  uint64_t pinned_bytes;
+  /* Number of imports of this allocator. */
+  uint64_t imports;
+  /*
+   * Why less is possible than the options said. Ends with a zero, is cut to the array, and is empty
+   * where all is as the options said.
+   */
+  char fallback[160];
+} vramp_sharing_t;
+
 /* A block, as PyTorch's statistics need it. Amounts are in bytes. */
 typedef struct {
   /* Address of its first byte. */
@@ -400,11 +475,13 @@ const char *vramp_last_error(void);
 /*
  * Opens an allocator on a device.
  *
- * `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim" or
- * "sim:CARD"; null means "auto". `options` are key=value pairs separated by commas: preset (vramp,
- * vpmm, stream-ordered, torch or torch-expandable), limit (such as 80GiB, or 90% of the device),
- * prefill, page, span, torch (settings in PyTorch's syntax in brackets, such as
- * `[max_split_size_mb:64]`); null means the defaults. Reserves no memory yet, unless prefill is set.
+ * `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim",
+ * "sim:CARD", or "sim:CARDxCOUNT:N" for card N of a simulated machine; null means "auto". `options` are
+ * key=value pairs separated by commas: preset (vramp, vpmm, stream-ordered, torch or
+ * torch-expandable), limit (such as 80GiB, or 90% of the device), prefill, page, span, torch (settings
+ * in PyTorch's syntax in brackets, such as `[max_split_size_mb:64]`), sharing (none, posix-fd or
+ * fabric), rdma (off, on or auto), peers (none, on-demand, all or a list such as `[0,1]`); null means
+ * the defaults. Reserves no memory yet, unless prefill is set.
  *
  * The preset vpmm also reads VPMM_PAGE_SIZE, VPMM_VA_SIZE and VPMM_PAGES, and the presets of PyTorch
  * PYTORCH_ALLOC_CONF or else PYTORCH_CUDA_ALLOC_CONF, as far as no option says otherwise. A line on
@@ -419,7 +496,8 @@ vramp_status_t vramp_open(const char *device,
 
 /*
  * Closes an allocator: waits for its streams, forgotten ones included, and releases all its memory,
- * also of blocks that were not freed. While a stream captures a graph that vramp did not begin it
+ * also of blocks that were not freed. Exports, imports and pins end with it: what other processes
+ * opened stays theirs, later opens fail. While a stream captures a graph that vramp did not begin it
  * returns VRAMP_ERROR_CAPTURE, and VRAMP_ERROR_DRIVER if the wait fails: then nothing is released,
  * and the allocator stays open. Waits for calls in progress on other threads. Later calls return
  * VRAMP_ERROR_UNKNOWN_ALLOCATOR. Inside a callback it never waits for calls: it returns
@@ -778,6 +856,201 @@ vramp_status_t vramp_graph_report(vramp_allocator_t allocator,
  * work queued so far on every stream of the allocator.
  */
 vramp_status_t vramp_graph_destroy(vramp_allocator_t allocator, vramp_graph_t graph);
+
+/*
+ * Maps the host's memory to the simulated cards that are opened in this process from now on. Then a
+ * program may read and write what it allocates there, and share it with other processes that called
+ * this function. Programs with a GPU need it for nothing.
+ */
+vramp_status_t vramp_map_simulated_cards(void);
+
+/*
+ * Exports the block that begins at `address` to other processes of the same user. No driver call. A
+ * block may be exported several times. A free of the block takes effect once its exports are closed and
+ * no importer has it open any more, killed ones included.
+ *
+ * Importers may read and write all physical handles that the block lies in, also the blocks beside it.
+ * VRAMP_ERROR_UNSUPPORTED if the memory was created for one process (sharing=none, and some presets).
+ *
+ * What the caller promises:
+ * `exported` is null or valid for writing.
+ */
+vramp_status_t vramp_export(vramp_allocator_t allocator,
+                            void *address,
+                            vramp_export_t *exported);
+
+/*
+ * Returns a ticket for another process, which can be opened any number of times while the export is
+ * open. With `keep_until_opened` it also counts as a holder of the memory until it was opened once, or
+ * vramp_export_revoke ends that. The bytes are those that work wrote: before the ticket is sent,
+ * synchronize the stream that wrote them.
+ *
+ * What the caller promises:
+ * `ticket` is null or valid for writing.
+ */
+vramp_status_t vramp_export_ticket(vramp_allocator_t allocator,
+                                   vramp_export_t exported,
+                                   int keep_until_opened,
+                                   vramp_ticket_t *ticket);
+
+/*
+ * Ends what vramp_export_ticket began with `keep_until_opened`, for a ticket that did not arrive.
+ * `*revoked` is 1, or 0 if it was opened or revoked before. `revoked` may be null.
+ *
+ * What the caller promises:
+ * `ticket` is null or valid for reading, `revoked` null or valid for writing.
+ */
+vramp_status_t vramp_export_revoke(vramp_allocator_t allocator,
+                                   vramp_export_t exported,
+                                   const vramp_ticket_t *ticket,
+                                   int *revoked);
+
+/*
+ * Returns in `*held` 1 while an importer has the export open or a ticket that keeps it was not opened,
+ * else 0, and in `*opens` the number of opens that importers have not closed. Either may be null.
+ *
+ * What the caller promises:
+ * `held` and `opens` are null or valid for writing.
+ */
+vramp_status_t vramp_export_is_held(vramp_allocator_t allocator,
+                                    vramp_export_t exported,
+                                    int *held,
+                                    uint64_t *opens);
+
+/*
+ * Waits until the export is not held, for `timeout_ms` milliseconds at most. `*released` is 1, or 0 at
+ * the end of that time; it may be null. A close of the export or the allocator does not wait for the call,
+ * and the export ends when the call has returned.
+ *
+ * What the caller promises:
+ * `released` is null or valid for writing.
+ */
+vramp_status_t vramp_export_wait(vramp_allocator_t allocator,
+                                 vramp_export_t exported,
+                                 uint32_t timeout_ms,
+                                 int *released);
+
+/*
+ * Closes an export: later opens fail, and tickets keep nothing any more. What importers have open stays
+ * open, and keeps the block. Never waits.
+ */
+vramp_status_t vramp_export_close(vramp_allocator_t allocator,
+                                  vramp_export_t exported);
+
+/*
+ * Opens the memory of a ticket: `*address` is where it lies in this process, `*size` its bytes. Waits for
+ * the exporting process, 30 s for each of its answers at most. One import and one map for each physical
+ * handle, 34 us together. The memory stays readable after the exporting process has ended.
+ *
+ * On failure `*address` is set to null. VRAMP_ERROR_EXPORT_ENDED if the export or its process ended,
+ * VRAMP_ERROR_TICKET if the bytes are no ticket.
+ *
+ * What the caller promises:
+ * `ticket` is null or valid for reading; `address` is null or valid for writing; so is `size`, which may
+ * be null.
+ */
+vramp_status_t vramp_import(vramp_allocator_t allocator,
+                            const vramp_ticket_t *ticket,
+                            void **address,
+                            size_t *size);
+
+/*
+ * Records that work queued on `stream`, so far and from now on, uses an import: its close waits for it.
+ * No driver call.
+ */
+vramp_status_t vramp_import_record_use(vramp_allocator_t allocator,
+                                       void *address,
+                                       vramp_stream_t stream);
+
+/*
+ * Closes an import: waits on the host for recorded work, unmaps the memory, and closes it at the exporter,
+ * which may use it for other blocks then. Other work on it must be complete.
+ */
+vramp_status_t vramp_import_close(vramp_allocator_t allocator,
+                                  void *address);
+
+/*
+ * Grants card number `device` access to all memory of the allocator and of the pools made from it, now and
+ * later. `*calls` receives the number of driver calls and `*bytes` how much was mapped; either may be
+ * null, and both are zero if the card had access before. About 45 us for each physical handle; later
+ * set-access and unmap calls take twice as long.
+ *
+ * VRAMP_ERROR_RANGE if the card is no peer, VRAMP_ERROR_UNSUPPORTED if the option `peers` excludes it.
+ *
+ * What the caller promises:
+ * `calls` and `bytes` are null or valid for writing.
+ */
+vramp_status_t vramp_grant_access(vramp_allocator_t allocator,
+                                  uint32_t device,
+                                  uint64_t *calls,
+                                  uint64_t *bytes);
+
+/*
+ * Takes back the access of card number `device`, with the results of vramp_grant_access. All work of that
+ * card on the memory must be complete, and seen to be.
+ *
+ * What the caller promises:
+ * As of vramp_grant_access.
+ */
+vramp_status_t vramp_revoke_access(vramp_allocator_t allocator,
+                                   uint32_t device,
+                                   uint64_t *calls,
+                                   uint64_t *bytes);
+
+/*
+ * Pins the memory of `size` bytes from `address` on, for what registers it: network cards, communication
+ * libraries. Until vramp_unpin it stays at its addresses and is not released, also if the block is freed
+ * and allocated again. Pins are counted and may overlap. No driver call.
+ *
+ * What the caller promises:
+ * `pin` is null or valid for writing.
+ */
+vramp_status_t vramp_pin(vramp_allocator_t allocator,
+                         void *address,
+                         size_t size,
+                         vramp_pin_t *pin);
+
+/* Ends a pin, after the registration has ended. No driver call. */
+vramp_status_t vramp_unpin(vramp_allocator_t allocator, vramp_pin_t pin);
+
+/*
+ * Pins `size` bytes from `address` on as vramp_pin does, and returns a descriptor of the pages of 4 KiB that
+ * they lie in, for drivers of other devices (ibv_reg_dmabuf_mr). `*offset` is where the bytes begin in it.
+ * The caller closes the descriptor, which keeps the memory itself, and ends the pin after the
+ * registration. One driver call. VRAMP_ERROR_UNSUPPORTED if the device has no dma-buf.
+ *
+ * What the caller promises:
+ * `descriptor`, `offset` and `pin` are null or valid for writing.
+ */
+vramp_status_t vramp_export_dma_buf(vramp_allocator_t allocator,
+                                    void *address,
+                                    size_t size,
+                                    int *descriptor,
+                                    size_t *offset,
+                                    vramp_pin_t *pin);
+
+/*
+ * Makes an allocator for memory that communication libraries register (NCCL, UCX): its segments are one
+ * physical handle each, which stays until the segment is free as a whole and trimmed. It has the device,
+ * the limit and the streams of `allocator`: a stream's handle is valid in both. Close both, in any order.
+ *
+ * `name` is for reports; null means "comm".
+ *
+ * What the caller promises:
+ * `name` is null or zero-terminated; `pool` is null or valid for writing.
+ */
+vramp_status_t vramp_comm_pool(vramp_allocator_t allocator,
+                               const char *name,
+                               vramp_allocator_t *pool);
+
+/*
+ * Returns how the memory can be shared, and how much is. Set `state->struct_size` to
+ * `sizeof(vramp_sharing_t)` before. No driver call.
+ *
+ * What the caller promises:
+ * `state` is null, or its first eight bytes hold a size that is valid for reading and writing.
+ */
+vramp_status_t vramp_sharing(vramp_allocator_t allocator, vramp_sharing_t *state);
 
 /* Checks VRAMP_CONF and VRAMP_DEVICE, and opens nothing. */
 vramp_status_t vramp_torch_check_settings(void);

@@ -55,6 +55,17 @@ pub enum vramp_status_t {
     VRAMP_ERROR_FORKED = 23,
     /// The program was compiled with a header that the library does not serve.
     VRAMP_ERROR_VERSION = 24,
+    /// The export does not belong to this allocator, or is closed.
+    VRAMP_ERROR_UNKNOWN_EXPORT = 25,
+    /// The pin does not belong to this allocator, or has ended.
+    VRAMP_ERROR_UNKNOWN_PIN = 26,
+    /// The bytes are no ticket, or one of another version of vramp, or the secret in it is wrong.
+    VRAMP_ERROR_TICKET = 27,
+    /// The exporting process ended, or closed the export.
+    VRAMP_ERROR_EXPORT_ENDED = 28,
+    /// Two processes cannot exchange memory: another user, no answer, no path between them, or a limit
+    /// of the system. The message says which.
+    VRAMP_ERROR_EXCHANGE = 29,
 }
 
 /// Handle of an allocator. An id that is looked up: any value may be passed. Zero is none.
@@ -95,6 +106,72 @@ pub struct vramp_graph_t {
 pub struct vramp_lease_t {
     /// Opaque. May be compared.
     pub id: u64,
+}
+
+/// Handle of an export: a block that other processes may open. Zero is none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct vramp_export_t {
+    /// Opaque. May be compared.
+    pub id: u64,
+}
+
+/// Handle of a pin: memory that stays at its addresses. Zero is none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct vramp_pin_t {
+    /// Opaque. May be compared.
+    pub id: u64,
+}
+
+/// Lets another process of the user open an export. May be copied, stored and sent in any way, whole or
+/// its first `length` bytes of `bytes`. It has a secret: a process of the user that reads it can open the
+/// export.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct vramp_ticket_t {
+    /// Number of bytes in use: 160 at most.
+    pub length: u32,
+    /// The bytes. Those beyond `length` are zero.
+    pub bytes: [u8; 252],
+}
+
+/// How memory can be exported to other processes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum vramp_handle_type_t {
+    /// It cannot.
+    VRAMP_HANDLE_NONE = 0,
+    /// As file descriptors, to processes on the same machine.
+    VRAMP_HANDLE_POSIX_FD = 1,
+    /// As fabric handles.
+    VRAMP_HANDLE_FABRIC = 2,
+}
+
+/// What an allocator shares. Later versions add fields at the end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct vramp_sharing_t {
+    /// Set by the caller to `sizeof(vramp_sharing_t)`, as in vramp_stats_t.
+    pub struct_size: u64,
+    /// How memory can be exported.
+    pub handle_type: vramp_handle_type_t,
+    /// 1 if network cards can access the memory. Otherwise 0.
+    pub rdma: i32,
+    /// The cards that have access: bit N is device N.
+    pub peers: u64,
+    /// Number of blocks that are exported, those of closed exports that importers still have open
+    /// included.
+    pub exported: u64,
+    /// Number of physical handles that are pinned, exported ones included.
+    pub pinned: u64,
+    /// Bytes of the pinned handles.
+    pub pinned_bytes: u64,
+    /// Number of imports of this allocator.
+    pub imports: u64,
+    /// Why less is possible than the options said. Ends with a zero, is cut to the array, and is empty
+    /// where all is as the options said.
+    pub fallback: [std::ffi::c_char; 160],
 }
 
 /// Memory of an arena, in bytes. Later versions add fields at the end.

@@ -22,9 +22,11 @@ use crate::abi::{vramp_stats_t, vramp_stream_t};
 use crate::addresses::Addresses;
 use crate::captures::Captures;
 use crate::device::Device;
+use crate::environment::variable;
 use crate::options::{self, Options};
 use crate::print::write_line;
 use crate::process::{Block, StreamName};
+use crate::sharing::tables::Shares;
 use crate::status::{Failure, Result, unknown_stream};
 use crate::writing::write_trace;
 
@@ -34,14 +36,16 @@ pub(crate) struct Context {
     allocator: Allocator,
     blocks: Addresses,
     pub captures: Captures,
-    adopted: RwLock<AdoptedStreams>,
+    pub shares: Shares,
+    /// Also of the comm pools made from this allocator.
+    adopted: Arc<RwLock<AdoptedStreams>>,
     /// Number of streams forgotten so far.
-    forgets: AtomicU64,
+    forgets: Arc<AtomicU64>,
     /// The history being recorded.
     recording: Mutex<Option<HistoryRecording>>,
     /// Largest number of events that the recording keeps.
     recorded_events: AtomicU32,
-    /// Upper half of stream ids. Unique to the allocator.
+    /// Upper half of stream ids. Unique to the allocator and its comm pools.
     tag: u32,
     /// True for an allocator that serves PyTorch, which is never closed.
     stays_open: bool,
@@ -93,7 +97,20 @@ impl Context {
         fraction: Option<f64>,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Context> {
-        let device = Device::open(device)?;
+        Context::open_limited(Device::open(device)?, options, fraction, variable)
+    }
+
+    /// Opens an allocator on an open device, as [`Context::open`] does.
+    pub fn open_device(device: Device, options: &Options) -> Result<Context> {
+        Context::open_limited(device, options, None, variable)
+    }
+
+    fn open_limited(
+        device: Device,
+        options: &Options,
+        fraction: Option<f64>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Context> {
         let limits = device.driver.info().limits;
         options.check_limit(limits.memory, limits.page)?;
         let configured = options.with_variables(limits.memory, fraction, variable)?;
@@ -113,11 +130,31 @@ impl Context {
             allocator,
             blocks: Addresses::new(),
             captures: Captures::default(),
-            adopted: RwLock::default(),
-            forgets: AtomicU64::new(0),
+            shares: Shares::default(),
+            adopted: Arc::default(),
+            forgets: Arc::default(),
             recording: Mutex::new(None),
             recorded_events: AtomicU32::new(0),
             tag: TAGS.fetch_add(1, Ordering::Relaxed),
+            stays_open: false,
+            number: None,
+        })
+    }
+
+    /// Creates a pool for memory that communication libraries register. A stream's handle means the same
+    /// stream in both.
+    pub fn comm_pool(&self, name: &str) -> Result<Context> {
+        Ok(Context {
+            device: self.device.clone(),
+            allocator: self.allocator.comm_pool(name)?,
+            blocks: Addresses::new(),
+            captures: Captures::default(),
+            shares: Shares::default(),
+            adopted: Arc::clone(&self.adopted),
+            forgets: Arc::clone(&self.forgets),
+            recording: Mutex::new(None),
+            recorded_events: AtomicU32::new(0),
+            tag: self.tag,
             stays_open: false,
             number: None,
         })
@@ -473,6 +510,17 @@ impl Context {
     pub fn record_use(&self, addr: u64, stream: StreamId) -> Result<()> {
         let noted = self.blocks.with(addr, |block| self.allocator.record_use(block, stream));
         Ok(noted.ok_or_else(|| self.unknown_pointer(addr))??)
+    }
+
+    /// Calls `f` with the block that begins at `addr`, which cannot be freed meanwhile.
+    pub fn with_block<R>(&self, addr: u64, f: impl FnOnce(&Allocation) -> R) -> Result<R> {
+        self.blocks.with(addr, f).ok_or_else(|| self.unknown_pointer(addr))
+    }
+
+    /// Waits on the host for the work queued on a stream so far.
+    pub fn synchronize(&self, stream: StreamId) -> Result<()> {
+        let raw = self.allocator.stream(stream).ok_or_else(unknown_stream)?;
+        Ok(self.device.driver.synchronize_stream(raw)?)
     }
 
     /// Returns the usable bytes of a block.

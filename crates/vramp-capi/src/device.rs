@@ -20,6 +20,7 @@ pub(crate) fn map_simulated() {
 }
 
 /// An open device.
+#[derive(Clone)]
 pub(crate) struct Device {
     pub driver: Arc<dyn Driver>,
     /// The CUDA driver. `None` on the simulator.
@@ -31,7 +32,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Opens `auto`, `sim`, `sim:CARD`, `cuda` or `cuda:N`.
+    /// Opens `auto`, `sim`, `sim:CARD`, `sim:CARDxCOUNT:N`, `cuda` or `cuda:N`.
     pub fn open(name: &str) -> Result<Device, DeviceError> {
         let ordinal = match name.strip_prefix("cuda") {
             Some("") => Some(0),
@@ -50,6 +51,30 @@ impl Device {
             }
             _ => Device::named(name),
         }
+    }
+
+    /// Opens all devices of a machine, in the order of their ordinals: every card for `cuda` and `auto`,
+    /// COUNT simulated cards for `sim:CARDxCOUNT`, and the one device of another name.
+    pub fn open_all(name: &str) -> Result<Vec<Device>, DeviceError> {
+        let cards = match name {
+            "auto" => vramp_cuda::devices().unwrap_or_default().len(),
+            "cuda" => vramp_cuda::devices().map_err(vramp_alloc::device::OpenError::from)?.len(),
+            _ => 0,
+        };
+        if cards > 0 {
+            return (0..cards).map(|ordinal| Device::open(&format!("cuda:{ordinal}"))).collect();
+        }
+        if name.starts_with("cuda") {
+            return Ok(vec![Device::open(name)?]);
+        }
+        let is_mapped = MAPS_SIMULATED.load(Ordering::Relaxed);
+        let opened = match is_mapped {
+            true => vramp_alloc::device::open_all_mapped(name)?,
+            false => vramp_alloc::device::open_all(name)?,
+        };
+        let device =
+            |one: vramp_alloc::device::Opened| Device { is_mapped, ..Device::of(one.driver) };
+        Ok(opened.into_iter().map(device).collect())
     }
 
     /// Returns a device that is open. It adopts no streams of a caller: each becomes one of its own.
@@ -85,6 +110,19 @@ pub(crate) fn has_card() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_devices_of_a_machine_are_opened_in_order() {
+        let peers: Vec<_> = Device::open_all("sim:h200x2").unwrap();
+        let peers: Vec<_> = peers.iter().map(|device| device.driver.info().peers.clone()).collect();
+        assert_eq!(peers, [[1], [0]]);
+        for (name, count) in [("sim", 1), ("sim:h200x2:1", 1), ("sim:a100-80gx3", 3)] {
+            assert_eq!(Device::open_all(name).unwrap().len(), count, "{name}");
+        }
+        for name in ["", "gpu", "cuda:x", "sim:none", "sim:h200x0", "sim:h200x65"] {
+            assert!(Device::open_all(name).is_err(), "'{name}'");
+        }
+    }
 
     #[test]
     fn names_are_those_of_the_rust_interface() {

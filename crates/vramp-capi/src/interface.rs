@@ -55,6 +55,11 @@ pub extern "C" fn vramp_status_name(status: c_int) -> *const c_char {
         22 => c"VRAMP_ERROR_UNSUPPORTED",
         23 => c"VRAMP_ERROR_FORKED",
         24 => c"VRAMP_ERROR_VERSION",
+        25 => c"VRAMP_ERROR_UNKNOWN_EXPORT",
+        26 => c"VRAMP_ERROR_UNKNOWN_PIN",
+        27 => c"VRAMP_ERROR_TICKET",
+        28 => c"VRAMP_ERROR_EXPORT_ENDED",
+        29 => c"VRAMP_ERROR_EXCHANGE",
         _ => c"unknown",
     };
     name.as_ptr()
@@ -70,11 +75,13 @@ pub extern "C" fn vramp_last_error() -> *const c_char {
 
 /// Opens an allocator on a device.
 ///
-/// `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim" or
-/// "sim:CARD"; null means "auto". `options` are key=value pairs separated by commas: preset (vramp,
-/// vpmm, stream-ordered, torch or torch-expandable), limit (such as 80GiB, or 90% of the device),
-/// prefill, page, span, torch (settings in PyTorch's syntax in brackets, such as
-/// `[max_split_size_mb:64]`); null means the defaults. Reserves no memory yet, unless prefill is set.
+/// `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim",
+/// "sim:CARD", or "sim:CARDxCOUNT:N" for card N of a simulated machine; null means "auto". `options` are
+/// key=value pairs separated by commas: preset (vramp, vpmm, stream-ordered, torch or
+/// torch-expandable), limit (such as 80GiB, or 90% of the device), prefill, page, span, torch (settings
+/// in PyTorch's syntax in brackets, such as `[max_split_size_mb:64]`), sharing (none, posix-fd or
+/// fabric), rdma (off, on or auto), peers (none, on-demand, all or a list such as `[0,1]`); null means
+/// the defaults. Reserves no memory yet, unless prefill is set.
 ///
 /// The preset vpmm also reads VPMM_PAGE_SIZE, VPMM_VA_SIZE and VPMM_PAGES, and the presets of PyTorch
 /// PYTORCH_ALLOC_CONF or else PYTORCH_CUDA_ALLOC_CONF, as far as no option says otherwise. A line on
@@ -104,7 +111,8 @@ pub unsafe extern "C" fn vramp_open(
 }
 
 /// Closes an allocator: waits for its streams, forgotten ones included, and releases all its memory,
-/// also of blocks that were not freed. While a stream captures a graph that vramp did not begin it
+/// also of blocks that were not freed. Exports, imports and pins end with it: what other processes
+/// opened stays theirs, later opens fail. While a stream captures a graph that vramp did not begin it
 /// returns VRAMP_ERROR_CAPTURE, and VRAMP_ERROR_DRIVER if the wait fails: then nothing is released,
 /// and the allocator stays open. Waits for calls in progress on other threads. Later calls return
 /// VRAMP_ERROR_UNKNOWN_ALLOCATOR. Inside a callback it never waits for calls: it returns

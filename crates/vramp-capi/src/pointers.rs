@@ -27,6 +27,27 @@ pub(crate) unsafe fn write<T>(out: *mut T, value: T, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Reads a struct that the caller passes.
+///
+/// # Safety
+/// `from` is null or valid for reading a `T`, for which any bytes are valid. It need not be aligned.
+pub(crate) unsafe fn read<T: Copy>(from: *const T, name: &str) -> Result<T> {
+    check(from.cast_mut(), name)?;
+    // SAFETY: not null, so valid for reading by this function's contract.
+    Ok(unsafe { from.read_unaligned() })
+}
+
+/// Writes a result that the caller may not want.
+///
+/// # Safety
+/// As of [`write`].
+pub(crate) unsafe fn write_optional<T>(out: *mut T, value: T) {
+    if !out.is_null() {
+        // SAFETY: not null, so valid for writing by this function's contract.
+        unsafe { out.write_unaligned(value) };
+    }
+}
+
 /// Writes a struct whose first field is its size, at most as many bytes as the caller's struct has.
 ///
 /// # Safety

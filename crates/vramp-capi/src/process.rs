@@ -11,10 +11,14 @@
 //!
 //! Deliberately absent: objects that own blocks, and the interpreter.
 
+mod sharing;
+
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 
+pub use sharing::{AccessChange, ImportedBlock, PinnedRange, SharedBlock, Sharing, SharingState};
+pub use vramp_alloc::device::HandleType;
 use vramp_alloc::error::OutOfMemoryReport;
 use vramp_alloc::observe::{Registration, Shortage};
 pub use vramp_alloc::stats::{MemoryStats, ScopeId, ScopePeaks, Stats};

@@ -110,7 +110,7 @@ fn device_of(context: &Context) -> vramp_device_t {
 }
 
 /// Copies as much of a text as fits before a final zero, and no part of a character.
-fn chars<const N: usize>(text: &str) -> [c_char; N] {
+pub(crate) fn chars<const N: usize>(text: &str) -> [c_char; N] {
     let mut chars = [0; N];
     let ends = (0..N.min(text.len() + 1)).rev();
     let len = ends.into_iter().find(|end| text.is_char_boundary(*end)).unwrap_or(0);

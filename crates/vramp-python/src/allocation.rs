@@ -6,16 +6,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pyo3::exceptions::PyValueError;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 use vramp_capi::process::{Block, StreamName};
 
-use crate::array::Array;
+use crate::array::{self, Array};
 use crate::error::refuse;
+use crate::owner::{Owner, not_pickled};
 use crate::pool::{Pool, bytes, detached};
-use crate::python;
 use crate::stream::{Stream, stream_of};
 
 /// A block of device memory.
@@ -71,6 +68,17 @@ impl Allocation {
 
     pub fn pool(&self) -> &Py<Pool> {
         &self.pool
+    }
+
+    /// Returns the stream of the pool that it was allocated for, if it is one.
+    pub fn created_stream(&self, py: Python<'_>) -> Option<Py<Stream>> {
+        self.created.as_ref().map(|stream| stream.clone_ref(py))
+    }
+
+    /// Fails if the block was freed.
+    pub fn live_addr(&self, py: Python<'_>) -> PyResult<u64> {
+        self.check_live(py)?;
+        Ok(self.block.addr)
     }
 
     fn is_freed(&self) -> bool {
@@ -195,7 +203,7 @@ impl Allocation {
         offset: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Array> {
         let offset = offset.map_or(Ok(0), |offset| bytes(slf.py(), offset, "offset"))?;
-        Array::new(slf, shape, dtype, offset)
+        Array::new(slf.py(), Owner::Block(slf.clone().unbind()), shape, dtype, offset)
     }
 
     /// Returns a NumPy array of bytes that shares the memory, on the simulator.
@@ -205,26 +213,7 @@ impl Allocation {
         dtype: Option<&Bound<'py, PyAny>>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let py = slf.py();
-        let array = Bound::new(py, Array::new(slf, None, None, 0)?)?;
-        // Fails with a reason on a card.
-        array.getattr(intern!(py, "__array_interface__"))?;
-        let asarray = python::member(py, "numpy", "asarray")?;
-        let made = python::call(&asarray, &PyTuple::new(py, [array])?, None)?;
-        let wanted = match dtype {
-            Some(dtype) => python::call(&asarray, &PyTuple::new(py, [&made, dtype])?, None)?,
-            None => made.clone(),
-        };
-        match copy {
-            Some(true) if wanted.is(&made) => {
-                let copy = python::attribute(&wanted, intern!(py, "copy"))?;
-                python::call(&copy, &PyTuple::empty(py), None)
-            }
-            Some(false) if !wanted.is(&made) => Err(PyValueError::new_err(
-                "the memory has bytes, so another type needs a copy: use array(shape, dtype)",
-            )),
-            _ => Ok(wanted),
-        }
+        array::numpy_bytes(slf.py(), Owner::Block(slf.clone().unbind()), dtype, copy)
     }
 
     /// Records that work queued on a stream so far uses the memory.
@@ -251,6 +240,11 @@ impl Allocation {
         let freed = self.free_on(py, self.stream);
         // An exception of the block is not replaced. The last reference frees the memory then.
         if kind.is_none() { freed } else { Ok(()) }
+    }
+
+    /// Refuses to be pickled.
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_pickled("Allocation"))
     }
 
     fn __repr__(&self) -> String {

@@ -1,7 +1,7 @@
-//! Arrays over allocations, and how other libraries access them without a copy.
+//! Arrays over allocations and imports, and how other libraries access them without a copy.
 //!
-//! 1. [`Array`] is a part of an allocation with a shape and an element type. It counts as an export of
-//!    the allocation as long as it lives.
+//! 1. [`Array`] is a part of an allocation or an import with a shape and an element type. It counts as an
+//!    export of that as long as it lives.
 //! 2. NumPy reads `__array_interface__` (simulator) and CuPy or Numba `__cuda_array_interface__` (card).
 //!    They keep the array alive.
 //! 3. `__dlpack__` returns a capsule, which is an export of its own until the consumer calls its
@@ -17,37 +17,34 @@ use dlpack_ffi::{
     DLDataType, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned,
     DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION, DLPackVersion, DLTensor,
 };
-use pyo3::exceptions::{PyAttributeError, PyBufferError, PyTypeError};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyInt, PyTuple};
-use vramp_capi::process::StreamName;
+use vramp_capi::process::{CallResult, OpenAllocator, StreamName};
 
-use crate::allocation::Allocation;
 use crate::error::{raise, refuse};
+use crate::owner::{Owner, not_pickled};
 use crate::pool::{bytes, detached};
 use crate::python;
 
 const UNVERSIONED: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 
-/// Keeps an allocation from being freed.
-pub struct Export(Py<Allocation>);
+/// Keeps memory from being freed or closed.
+pub struct Export(Owner);
 
 impl Export {
-    /// Fails if the allocation was freed, or its pool is being closed.
-    fn begin(allocation: &Bound<'_, Allocation>) -> PyResult<Export> {
-        allocation.get().begin_export(allocation.py())?;
-        Ok(Export(allocation.clone().unbind()))
-    }
-
-    fn allocation(&self) -> &Allocation {
-        self.0.get()
+    /// Fails if the memory was freed or closed, or its pool is being closed.
+    fn begin(py: Python<'_>, owner: Owner) -> PyResult<Export> {
+        owner.begin_export(py)?;
+        Ok(Export(owner))
     }
 }
 
 impl Drop for Export {
     fn drop(&mut self) {
-        self.allocation().end_export();
+        self.0.end_export();
     }
 }
 
@@ -63,7 +60,7 @@ struct Element {
 
 /// Where the memory is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub enum Place {
     /// Memory of the host, on the simulator.
     Host,
     Card(i32),
@@ -92,14 +89,14 @@ pub struct Array {
 
 impl Array {
     pub fn new(
-        allocation: &Bound<'_, Allocation>,
+        py: Python<'_>,
+        owner: Owner,
         shape: Option<&Bound<'_, PyAny>>,
         dtype: Option<&Bound<'_, PyAny>>,
         offset: u64,
     ) -> PyResult<Array> {
-        let py = allocation.py();
-        let export = Export::begin(allocation)?;
-        let block = allocation.get();
+        let export = Export::begin(py, owner)?;
+        let block = &export.0;
         let element = element(py, dtype)?;
         let shape = match shape {
             Some(shape) => shape_of(shape)?,
@@ -121,11 +118,12 @@ impl Array {
             return Err(refuse(py, "RangeError", &text));
         }
         let place = place(py, block)?;
-        Ok(Array { export, element, shape, addr: block.addr() + offset, place })
+        let addr = block.addr() + offset;
+        Ok(Array { export, element, shape, addr, place })
     }
 
-    fn allocator(&self) -> vramp_capi::process::OpenAllocator {
-        self.export.allocation().pool().get().allocator()
+    fn allocator(&self) -> OpenAllocator {
+        self.export.0.allocator()
     }
 
     /// Returns the entries that both array interfaces share.
@@ -166,7 +164,7 @@ impl Array {
                 return Err(refuse(py, "RangeError", &text));
             }
         };
-        let (allocator, own) = (self.allocator(), self.export.allocation().stream_name());
+        let (allocator, own) = (self.allocator(), self.export.0.stream_name());
         // SAFETY: the package's contract for streams.
         let ordered = py.detach(|| unsafe { allocator.order(consumer, own) });
         ordered.map_err(|error| raise(py, error))?;
@@ -186,24 +184,27 @@ impl Array {
     }
 }
 
-/// Returns where the memory of a block is, if another library may access it.
-fn place(py: Python<'_>, block: &Allocation) -> PyResult<Place> {
-    let allocator = block.pool().get().allocator();
-    let found = allocator.device().and_then(|device| {
-        let ordinal = device.id.strip_prefix("cuda:").and_then(|number| number.parse().ok());
-        Ok((device.simulated, ordinal, allocator.is_host_memory(block.addr())?))
-    });
-    match found.map_err(|error| raise(py, error))? {
-        (false, ordinal, _) => Ok(Place::Card(ordinal.unwrap_or(0))),
-        (true, _, true) => Ok(Place::Host),
-        (true, _, false) => Err(refuse(
+/// Returns where the memory at an address is. `None` if no program may access it.
+pub fn place_of(allocator: OpenAllocator, addr: u64) -> CallResult<Option<Place>> {
+    let device = allocator.device()?;
+    if device.simulated {
+        return Ok(allocator.is_host_memory(addr)?.then_some(Place::Host));
+    }
+    let ordinal = device.id.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+    Ok(Some(Place::Card(ordinal.unwrap_or(0))))
+}
+
+fn place(py: Python<'_>, memory: &Owner) -> PyResult<Place> {
+    let found = memory.place().map_err(|error| raise(py, error))?;
+    found.ok_or_else(|| {
+        refuse(
             py,
             "UnsupportedError",
             "this simulated memory has addresses only, which no program may access: the driver's own \
              pool (preset stream-ordered, and small requests of vpmm) is simulated so, and so is a \
              pool that C code opened before vramp was imported",
-        )),
-    }
+        )
+    })
 }
 
 /// Returns the element type of an argument. `vramp._dtypes` knows the names.
@@ -241,11 +242,7 @@ impl<T> Drop for Managed<T> {
     fn drop(&mut self) {
         let Some(export) = self.export.take() else { return };
         let Some(consumer) = self.consumer else { return };
-        let block = export.allocation();
-        let (allocator, addr) = (block.pool().get().allocator(), block.addr());
-        // A failure means that the pool is closed or in a forked child: then nothing is reused.
-        // SAFETY: the package's contract for streams.
-        detached(|| drop(unsafe { allocator.record_use(addr, consumer) }));
+        detached(|| export.0.record_use(consumer));
     }
 }
 
@@ -328,10 +325,15 @@ impl Array {
         self.addr
     }
 
-    /// The allocation that the array is a part of.
+    /// The allocation, or the import, that the array is a part of.
     #[getter]
-    fn allocation(&self, py: Python<'_>) -> Py<Allocation> {
-        self.export.0.clone_ref(py)
+    fn allocation(&self, py: Python<'_>) -> Py<PyAny> {
+        self.export.0.object(py)
+    }
+
+    /// Refuses to be pickled.
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_pickled("Array"))
     }
 
     /// NumPy's protocol. On the simulator only.
@@ -354,7 +356,7 @@ impl Array {
             ));
         }
         let entries = self.interface(py)?;
-        let stream = match self.export.allocation().stream_name() {
+        let stream = match self.export.0.stream_name() {
             StreamName::Raw(0) => Some(1),
             StreamName::Raw(raw) => Some(raw),
             StreamName::Created(handle) => {
@@ -395,7 +397,7 @@ impl Array {
         let mut shape: Box<[i64]> = self.shape.iter().map(|len| *len as i64).collect();
         let mut strides = strides(&shape);
         let dl_tensor = self.tensor(&mut shape, &mut strides);
-        let export = Some(Export::begin(self.export.0.bind(py))?);
+        let export = Some(Export::begin(py, self.export.0.clone_ref(py))?);
         if max_version.is_some_and(|(major, _)| major >= DLPACK_MAJOR_VERSION) {
             let tensor = DLManagedTensorVersioned {
                 version: DLPackVersion { major: DLPACK_MAJOR_VERSION, minor: DLPACK_MINOR_VERSION },
@@ -426,6 +428,34 @@ impl Array {
     fn __repr__(&self) -> String {
         let place = if self.place == Place::Host { "simulated" } else { "on the card" };
         format!("<vramp.Array {:?} of {}, {place}>", self.shape, self.element.name)
+    }
+}
+
+/// Returns a NumPy array of bytes that shares the memory, on the simulator.
+pub fn numpy_bytes<'py>(
+    py: Python<'py>,
+    owner: Owner,
+    dtype: Option<&Bound<'py, PyAny>>,
+    copy: Option<bool>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let array = Bound::new(py, Array::new(py, owner, None, None, 0)?)?;
+    // Fails with a reason on a card.
+    array.getattr(intern!(py, "__array_interface__"))?;
+    let asarray = python::member(py, "numpy", "asarray")?;
+    let made = python::call(&asarray, &PyTuple::new(py, [array])?, None)?;
+    let wanted = match dtype {
+        Some(dtype) => python::call(&asarray, &PyTuple::new(py, [&made, dtype])?, None)?,
+        None => made.clone(),
+    };
+    match copy {
+        Some(true) if wanted.is(&made) => {
+            let copy = python::attribute(&wanted, intern!(py, "copy"))?;
+            python::call(&copy, &PyTuple::empty(py), None)
+        }
+        Some(false) if !wanted.is(&made) => Err(PyValueError::new_err(
+            "the memory has bytes, so another type needs a copy: use array(shape, dtype)",
+        )),
+        _ => Ok(wanted),
     }
 }
 

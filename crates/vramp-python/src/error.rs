@@ -13,7 +13,12 @@ fn class_of(status: vramp_status_t) -> &'static str {
         VRAMP_ERROR_OUT_OF_MEMORY => "OutOfMemoryError",
         VRAMP_ERROR_OPTION => "OptionError",
         VRAMP_ERROR_DEVICE => "DeviceError",
-        VRAMP_ERROR_UNKNOWN_ALLOCATOR => "ClosedError",
+        VRAMP_ERROR_UNKNOWN_ALLOCATOR | VRAMP_ERROR_UNKNOWN_EXPORT | VRAMP_ERROR_UNKNOWN_PIN => {
+            "ClosedError"
+        }
+        VRAMP_ERROR_TICKET => "TicketError",
+        VRAMP_ERROR_EXPORT_ENDED => "ExportEndedError",
+        VRAMP_ERROR_EXCHANGE => "ExchangeError",
         VRAMP_ERROR_UNKNOWN_STREAM => "UnknownStreamError",
         VRAMP_ERROR_UNKNOWN_POINTER => "UnknownPointerError",
         VRAMP_ERROR_DRIVER => "DriverError",

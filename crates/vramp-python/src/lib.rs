@@ -4,10 +4,12 @@
 //!    interface too.
 //! 2. `pool.rs` is a pool, `allocation.rs` a block that frees itself, `stream.rs` says what may be
 //!    passed as a stream.
-//! 3. `array.rs` lets other libraries access a block without a copy, `measure.rs` reads peaks of a part
+//! 3. `ipc.rs` shares blocks with other processes, `pin.rs` keeps memory at its addresses, and `owner.rs`
+//!    is what both kinds of memory have in common for arrays.
+//! 4. `array.rs` lets other libraries access a block without a copy, `measure.rs` reads peaks of a part
 //!    of a program, and `analysis.rs` replays and explains recordings.
-//! 4. `shortage.rs` calls functions of the program that free memory before a request fails.
-//! 5. `error.rs` converts a failure to the exception of its kind, and `python.rs` calls Python code.
+//! 5. `shortage.rs` calls functions of the program that free memory before a request fails.
+//! 6. `error.rs` converts a failure to the exception of its kind, and `python.rs` calls Python code.
 //!
 //! Every call that may wait for a lock or a driver call runs detached from the interpreter. A cache
 //! hit stays attached: it takes only locks that are held for a few instructions, by threads that do
@@ -20,8 +22,11 @@ mod allocation;
 mod analysis;
 mod array;
 mod error;
+mod ipc;
 mod measure;
 mod module;
+mod owner;
+mod pin;
 mod pool;
 mod python;
 mod shortage;

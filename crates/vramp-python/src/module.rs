@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use super::{
-        library_version, missing_card, open, opened, pool, record_history, snapshot, unused_stats,
+        library_version, missing_card, open, open_all, opened, pool, record_history, snapshot,
+        unused_stats,
     };
     #[pymodule_export]
     use crate::allocation::Allocation;
@@ -16,7 +17,11 @@ mod _native {
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
+    use crate::ipc::{Exported, Imported};
+    #[pymodule_export]
     use crate::measure::Measure;
+    #[pymodule_export]
+    use crate::pin::Pin;
     #[pymodule_export]
     use crate::pool::Pool;
     #[pymodule_export]
@@ -116,4 +121,11 @@ fn missing_card(py: Python<'_>) -> Option<String> {
 fn open(py: Python<'_>, device: &str, options: &str) -> PyResult<Pool> {
     let opened = py.detach(|| OpenAllocator::open(device, options));
     Ok(Pool::owned(opened.map_err(|error| raise(py, error))?))
+}
+
+/// Opens a pool of the caller's own on each device of a machine.
+#[pyfunction]
+fn open_all(py: Python<'_>, device: &str, options: &str) -> PyResult<Vec<Pool>> {
+    let opened = py.detach(|| OpenAllocator::open_all(device, options));
+    Ok(opened.map_err(|error| raise(py, error))?.into_iter().map(Pool::owned).collect())
 }

@@ -7,11 +7,16 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString, PyTuple};
-use vramp_capi::process::{Block, CallResult, MemoryStats, OpenAllocator, StreamName};
+use vramp_capi::process::{
+    AccessChange, Block, CallResult, HandleType, MemoryStats, OpenAllocator, StreamName,
+};
 
 use crate::allocation::Allocation;
 use crate::error::{raise, refuse, result};
+use crate::ipc::{Exported, Imported};
 use crate::measure::Measure;
+use crate::owner::not_pickled;
+use crate::pin::Pin;
 use crate::python;
 use crate::shortage::{self, Registration};
 use crate::stream::{self, Stream, stream_of};
@@ -136,6 +141,26 @@ pub fn bytes(py: Python<'_>, size: &Bound<'_, PyAny>, what: &str) -> PyResult<u6
     index.extract::<u64>().map_err(|_| {
         refuse(py, "RangeError", &format!("{what} is {index}: use a number from 0 to 2**64 - 1"))
     })
+}
+
+/// Returns the address of an argument that is an allocation or an address, and the allocation.
+fn address<'a>(memory: &'a Bound<'_, PyAny>) -> PyResult<(u64, Option<&'a Allocation>)> {
+    let py = memory.py();
+    match memory.cast::<Allocation>() {
+        Ok(block) => Ok((block.get().live_addr(py)?, Some(block.get()))),
+        Err(_) if memory.is_instance_of::<PyInt>() => Ok((bytes(py, memory, "an address")?, None)),
+        Err(_) => Err(PyTypeError::new_err(format!(
+            "memory is a vramp.Allocation or an address as an int, and not {}",
+            memory.get_type()
+        ))),
+    }
+}
+
+fn access_change<'py>(py: Python<'py>, change: AccessChange) -> PyResult<Bound<'py, PyAny>> {
+    let fields = PyDict::new(py);
+    fields.set_item("calls", change.calls)?;
+    fields.set_item("bytes", change.bytes.count())?;
+    result(py, "AccessChange", &fields)
 }
 
 #[pymethods]
@@ -299,6 +324,12 @@ impl Pool {
         fields.set_item("has_virtual_memory", info.capabilities.virtual_memory)?;
         fields.set_item("has_stream_ordered_pool", info.capabilities.stream_ordered_pool)?;
         fields.set_item("uuid", info.uuid)?;
+        fields.set_item("ordinal", info.ordinal)?;
+        fields.set_item("peers", PyTuple::new(py, info.peers)?)?;
+        fields.set_item("has_posix_fd", info.capabilities.posix_fd)?;
+        fields.set_item("has_fabric", info.capabilities.fabric)?;
+        fields.set_item("has_rdma", info.capabilities.rdma)?;
+        fields.set_item("has_dma_buf", info.capabilities.dma_buf)?;
         result(py, "DeviceInfo", &fields)
     }
 
@@ -337,6 +368,90 @@ impl Pool {
     #[getter]
     fn is_closed(&self, py: Python<'_>) -> bool {
         self.call(py, OpenAllocator::limit).is_err()
+    }
+
+    /// Exports a block to other processes.
+    #[pyo3(signature = (memory, stream = None))]
+    fn export(
+        slf: &Bound<'_, Pool>,
+        memory: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Exported> {
+        let (addr, own) = address(memory)?;
+        let py = slf.py();
+        let created = stream.and_then(|stream| stream.cast::<Stream>().ok());
+        match (stream, own) {
+            (None, Some(block)) => {
+                Exported::new(slf, addr, block.stream_name(), block.created_stream(py))
+            }
+            _ => {
+                let created = created.map(|stream| stream.clone().unbind());
+                Exported::new(slf, addr, stream_of(stream)?, created)
+            }
+        }
+    }
+
+    /// Opens the memory of a ticket.
+    #[pyo3(signature = (ticket, stream = None))]
+    fn open_ticket(
+        slf: &Bound<'_, Pool>,
+        ticket: &[u8],
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Imported> {
+        Imported::new(slf, ticket, stream)
+    }
+
+    /// Grants another card access to the memory.
+    fn grant_access<'py>(&self, py: Python<'py>, device: u32) -> PyResult<Bound<'py, PyAny>> {
+        access_change(py, self.call(py, |allocator| allocator.grant_access(device))?)
+    }
+
+    /// Takes back the access of a card.
+    fn revoke_access<'py>(&self, py: Python<'py>, device: u32) -> PyResult<Bound<'py, PyAny>> {
+        access_change(py, self.call(py, |allocator| allocator.revoke_access(device))?)
+    }
+
+    /// Pins memory.
+    #[pyo3(signature = (memory, size = None))]
+    fn pin(
+        slf: &Bound<'_, Pool>,
+        memory: &Bound<'_, PyAny>,
+        size: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Pin> {
+        let (addr, _) = address(memory)?;
+        let size = size.map(|size| bytes(slf.py(), size, "size")).transpose()?;
+        Pin::new(slf, addr, size)
+    }
+
+    /// Makes a pool for memory that communication libraries register.
+    #[pyo3(signature = (name = "comm"))]
+    fn comm_pool(&self, py: Python<'_>, name: &str) -> PyResult<Pool> {
+        Ok(Pool::owned(self.call(py, |allocator| allocator.comm_pool(name))?))
+    }
+
+    /// How the memory can be shared, and how much is.
+    #[getter]
+    fn sharing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let state = self.call(py, OpenAllocator::sharing)?;
+        let fields = PyDict::new(py);
+        let handle_type = match state.sharing.handle_type {
+            HandleType::None => "none",
+            HandleType::PosixFd => "posix-fd",
+            HandleType::Fabric => "fabric",
+        };
+        fields.set_item("handle_type", handle_type)?;
+        fields.set_item("rdma", state.sharing.rdma)?;
+        fields.set_item("fallback", state.sharing.fallback)?;
+        fields.set_item("peers", PyTuple::new(py, state.sharing.peers)?)?;
+        fields.set_item("exported", state.exported)?;
+        fields.set_item("pinned", state.pinned)?;
+        fields.set_item("pinned_bytes", state.pinned_bytes)?;
+        result(py, "Sharing", &fields)
+    }
+
+    /// Refuses to be pickled.
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_pickled("Pool"))
     }
 
     /// Registers a function that frees memory.

@@ -24,6 +24,7 @@ unsafe extern "C-unwind" {
     fn PyObject_GetAttr(object: *mut PyObject, name: *mut PyObject) -> *mut PyObject;
     fn PyImport_Import(name: *mut PyObject) -> *mut PyObject;
     fn PyErr_WriteUnraisable(object: *mut PyObject);
+    fn PyErr_CheckSignals() -> std::ffi::c_int;
 }
 
 /// Sleeps until the process has ended when the stack is unwound.
@@ -96,4 +97,13 @@ pub fn elements<'py>(iterable: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTupl
     let tuple = py.get_type::<PyTuple>();
     let made = call(tuple.as_any(), &PyTuple::new(py, [iterable])?, None)?;
     made.cast_into::<PyTuple>().map_err(|_| PyTypeError::new_err("tuple() returned no tuple"))
+}
+
+/// Runs the handlers of signals that arrived, such as that of Ctrl-C. Returns the exception of one.
+pub fn handle_signals(py: Python<'_>) -> PyResult<()> {
+    // SAFETY: the thread is attached.
+    match run(|| unsafe { PyErr_CheckSignals() }) {
+        0 => Ok(()),
+        _ => Err(PyErr::fetch(py)),
+    }
 }

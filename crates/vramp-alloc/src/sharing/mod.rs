@@ -5,6 +5,8 @@
 //! - `access.rs`: access of other cards, [`Allocator::grant_access`] and
 //!   [`Allocator::revoke_access`];
 //! - `pins.rs`: ranges that keep their memory, [`Allocator::pin_range`];
+//! - `dma_buf.rs`: a pinned range as a descriptor for drivers of other devices,
+//!   [`Allocator::export_dma_buf`];
 //! - `export.rs`: an allocation for other processes, [`Allocator::export`];
 //! - `import.rs`: memory of another process, [`Allocator::import`];
 //! - `exchange.rs`: the way from one process to another, [`Exchange`].
@@ -29,6 +31,7 @@
 //! Deliberately absent: messages between processes (`vramp-ipc`), and the order of their work.
 
 mod access;
+mod dma_buf;
 mod exchange;
 mod export;
 mod import;
@@ -37,12 +40,13 @@ mod pins;
 use vramp_driver::{Driver, DriverError, HandleType, MemoryLocation, MemoryProperties};
 
 pub use access::{AccessChange, AccessError, Peers};
+pub use dma_buf::{DmaBuf, DmaBufError};
 pub use exchange::{Exchange, FetchError, OpenMemoryError, OpenedMemory, READY_MAX, SharedMemory};
 pub(crate) use export::Exports;
 pub use export::{Description, Export, ExportError};
 pub use import::{ImportError, Imported};
 pub use pins::{PinError, PinnedRange, range_of};
-pub use vramp_ipc::{OpenError, ServeError, Ticket, TicketError};
+pub use vramp_ipc::{OpenError, Refusal, ServeError, Ticket, TicketError};
 
 use crate::error::CreateError;
 

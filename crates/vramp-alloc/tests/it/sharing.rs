@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use vramp_alloc::device::{Driver, ExportedHandle, HandleType};
 use vramp_alloc::error::CreateError;
 use vramp_alloc::sharing::{
-    AccessError, Description, Exchange, ExportError, ImportError, OpenError, OpenMemoryError,
-    Peers, PinError, READY_MAX, Rdma, SharingConfig, range_of,
+    AccessError, Description, DmaBufError, Exchange, ExportError, ImportError, OpenError,
+    OpenMemoryError, Peers, PinError, READY_MAX, Rdma, SharingConfig, range_of,
 };
 use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamId};
 use vramp_core::AddrRange;
@@ -340,6 +340,58 @@ fn a_pinned_part_of_a_range_is_not_lent() {
     assert_eq!(range.lend(&[]), MIB(16));
     drop(range);
     machine.close();
+}
+
+// --- dma-bufs ---
+
+#[test]
+fn a_dma_buf_pins_its_range_and_keeps_the_memory() {
+    let machine = Machine::new(1);
+    let (allocator, stream) = (&machine.allocators[0], machine.streams[0]);
+    let block = allocator.malloc(MIB(8), stream).unwrap();
+    // In the middle of a page of the host, and longer than one handle.
+    let part = AddrRange::new(block.addr() + Bytes::new(512), MIB(8) - Bytes::new(1024));
+    let buffer = allocator.export_dma_buf(part).unwrap();
+    assert_eq!((buffer.range(), buffer.offset()), (part, Bytes::new(512)));
+    allocator.free(block, stream).unwrap();
+    allocator.wait_for_freed_memory().unwrap();
+    allocator.trim(Bytes::ZERO).unwrap();
+    assert!(allocator.stats().unwrap().reserved >= MIB(8), "the range is pinned");
+    let (pinned, descriptor) = buffer.into_parts();
+    drop(pinned);
+    allocator.trim(Bytes::ZERO).unwrap();
+    assert_eq!(allocator.stats().unwrap().reserved, Bytes::ZERO);
+    let kept = machine.cards[0].live();
+    assert!(kept.device_bytes >= MIB(8), "the descriptor keeps the memory: {kept:?}");
+    drop(descriptor);
+    machine.close();
+}
+
+#[test]
+fn a_dma_buf_that_is_refused_pins_nothing() {
+    let machine = Machine::new(1);
+    let (allocator, stream) = (&machine.allocators[0], machine.streams[0]);
+    let block = allocator.malloc(MIB(8), stream).unwrap();
+    let empty = AddrRange::new(block.addr(), Bytes::ZERO);
+    assert!(matches!(allocator.export_dma_buf(empty), Err(DmaBufError::Empty)));
+    let beyond = AddrRange::new(block.addr(), Bytes::gib(300));
+    assert!(matches!(allocator.export_dma_buf(beyond), Err(DmaBufError::Pin(_))));
+    machine.cards[0].set_faults(FaultPlan::nth_of(Call::ExportDmaBuf, 1).with_code(800));
+    let failed = allocator.export_dma_buf(range_of(&block));
+    assert!(matches!(failed, Err(DmaBufError::Driver(_))));
+    machine.cards[0].set_faults(FaultPlan::none());
+    assert_eq!(allocator.pinned(), (0, Bytes::ZERO));
+    allocator.free(block, stream).unwrap();
+    machine.close();
+
+    let can = Simulator::builder().build().info().capabilities;
+    let without = vramp_driver::Capabilities { dma_buf: false, ..can };
+    let card: Arc<dyn Driver> = Arc::new(Simulator::builder().capabilities(without).build());
+    let allocator = Allocator::new(card, Config::default()).unwrap();
+    let stream = allocator.create_stream().unwrap();
+    let block = allocator.malloc(MIB(8), stream).unwrap();
+    let refused = allocator.export_dma_buf(range_of(&block)).unwrap_err();
+    assert!(matches!(refused, DmaBufError::NotSupported { .. }), "{refused}");
 }
 
 // --- comm pools ---

@@ -1,6 +1,9 @@
 /* Every function of the header, as a C program uses it, on a simulated card. */
+#define _POSIX_C_SOURCE 200809L
+
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "vramp.h"
 
@@ -41,6 +44,14 @@ int main(void) {
     vramp_device_t device;
     uint64_t registration = 0, ooms = 0;
     void *raw = NULL;
+    vramp_export_t exported;
+    vramp_ticket_t ticket;
+    vramp_allocator_t comm;
+    vramp_pin_t pin;
+    vramp_sharing_t sharing;
+    uint64_t calls = 1, bytes = 1;
+    size_t size = 0;
+    int answer = 0;
 
     CHECK(strcmp(vramp_version(), VRAMP_VERSION_STRING) == 0);
     CHECK(vramp_version_number() == VRAMP_VERSION);
@@ -114,6 +125,40 @@ int main(void) {
     CHECK(vramp_arena_reset(allocator, arena) == VRAMP_OK);
     CHECK(vramp_arena_destroy(allocator, arena) == VRAMP_OK);
     CHECK(vramp_arena_destroy(allocator, arena) == VRAMP_ERROR_UNKNOWN_ARENA);
+
+    CHECK(vramp_malloc(allocator, 16 << 20, stream, &block) == VRAMP_OK);
+    CHECK(vramp_export(allocator, block, &exported) == VRAMP_OK && exported.id != 0);
+    CHECK(vramp_export_ticket(allocator, exported, 1, &ticket) == VRAMP_OK && ticket.length > 0);
+    CHECK(vramp_export_is_held(allocator, exported, &answer, &calls) == VRAMP_OK);
+    CHECK(answer == 1 && calls == 0);
+    CHECK(vramp_import(allocator, &ticket, &raw, &size) == VRAMP_OK && raw != NULL && raw != block);
+    CHECK(size == 16 << 20 && vramp_import_record_use(allocator, raw, stream) == VRAMP_OK);
+    CHECK(vramp_export_revoke(allocator, exported, &ticket, &answer) == VRAMP_OK && answer == 0);
+    CHECK(vramp_export_wait(allocator, exported, 1, &answer) == VRAMP_OK && answer == 0);
+    memset(&sharing, 0, sizeof sharing);
+    sharing.struct_size = sizeof sharing;
+    CHECK(vramp_sharing(allocator, &sharing) == VRAMP_OK && sharing.exported == 1);
+    CHECK(sharing.handle_type == VRAMP_HANDLE_POSIX_FD && sharing.imports == 1);
+    CHECK(vramp_import_close(allocator, raw) == VRAMP_OK);
+    CHECK(vramp_import_close(allocator, raw) == VRAMP_ERROR_UNKNOWN_POINTER);
+    CHECK(vramp_export_wait(allocator, exported, 10000, &answer) == VRAMP_OK && answer == 1);
+    CHECK(vramp_export_close(allocator, exported) == VRAMP_OK);
+    CHECK(vramp_export_close(allocator, exported) == VRAMP_ERROR_UNKNOWN_EXPORT);
+    CHECK(vramp_import(allocator, &ticket, &raw, NULL) == VRAMP_ERROR_EXPORT_ENDED && raw == NULL);
+    CHECK(vramp_pin(allocator, block, 4096, &pin) == VRAMP_OK);
+    CHECK(vramp_unpin(allocator, pin) == VRAMP_OK);
+    CHECK(vramp_unpin(allocator, pin) == VRAMP_ERROR_UNKNOWN_PIN);
+    CHECK(vramp_export_dma_buf(allocator, block, 4096, &answer, &size, &pin) == VRAMP_OK);
+    CHECK(answer >= 0 && size == 0 && close(answer) == 0);
+    CHECK(vramp_unpin(allocator, pin) == VRAMP_OK);
+    CHECK(vramp_grant_access(allocator, 1, &calls, &bytes) == VRAMP_ERROR_RANGE);
+    CHECK(vramp_revoke_access(allocator, 1, NULL, NULL) == VRAMP_ERROR_RANGE);
+    CHECK(vramp_comm_pool(allocator, "nccl", &comm) == VRAMP_OK);
+    CHECK(vramp_malloc(comm, 2 << 20, stream, &raw) == VRAMP_OK);
+    CHECK(vramp_free(comm, raw, stream) == VRAMP_OK);
+    CHECK(vramp_close(comm) == VRAMP_OK);
+    CHECK(vramp_free(allocator, block, stream) == VRAMP_OK);
+    CHECK(vramp_map_simulated_cards() == VRAMP_OK);
 
     CHECK(vramp_stream_forget(allocator, other) == VRAMP_OK);
     CHECK(vramp_free(allocator, small, stream) == VRAMP_OK);

@@ -108,6 +108,22 @@ fn a_c_program_uses_every_function() {
 }
 
 #[test]
+fn two_processes_share_a_block_in_c_and_cpp() {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (compiler, source, standard) in
+        [("cc", "share.c", "-std=c99"), ("c++", "share.cpp", "-std=c++17")]
+    {
+        let path = own.join("examples").join(source);
+        let program = Program::compile(compiler, path.to_str().expect("a plain path"), standard);
+        assert_eq!(program.run("", &[("VRAMP_DEVICE", "sim:h200")]), "", "{source}");
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let directory = folder.path().to_str().expect("a plain path");
+        let settings = [("VRAMP_DEVICE", "sim:h200"), ("VRAMP_IPC_DIRECTORY", directory)];
+        assert_eq!(program.run("", &settings), "", "{source} with a socket in a directory");
+    }
+}
+
+#[test]
 fn the_program_of_the_guide_compiles_and_runs() {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let guide =

@@ -13,5 +13,6 @@ mod host_memory;
 mod many_allocators;
 mod observing;
 mod queries;
+mod sharing;
 mod threads;
 mod wrong_arguments;

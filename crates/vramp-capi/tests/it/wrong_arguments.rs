@@ -7,11 +7,13 @@ use crate::common::*;
 use vramp_capi::abi::vramp_status_t::{self, *};
 use vramp_capi::abi::{
     vramp_allocator_t, vramp_arena_report_t, vramp_arena_t, vramp_capture_report_t, vramp_event_t,
-    vramp_graph_t, vramp_lease_t, vramp_shortage_t, vramp_stats_t, vramp_stream_t,
+    vramp_export_t, vramp_graph_t, vramp_lease_t, vramp_pin_t, vramp_shortage_t, vramp_stats_t,
+    vramp_stream_t, vramp_ticket_t,
 };
 use vramp_capi::graphs::*;
 use vramp_capi::interface::*;
 use vramp_capi::queries::*;
+use vramp_capi::sharing::*;
 
 unsafe extern "C" fn ignore(_: *const vramp_event_t, _: *mut c_void) {}
 
@@ -35,6 +37,9 @@ fn every_call(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Vec<vramp
     let mut memory = vramp_arena_report_t { struct_size: 56, ..vramp_arena_report_t::default() };
     let mut needed =
         vramp_capture_report_t { struct_size: 64, ..vramp_capture_report_t::default() };
+    let (mut exported, mut pin) = (vramp_export_t { id: 1 }, vramp_pin_t { id: 1 });
+    let (mut ticket, mut pool, mut number) = (no_ticket(), vramp_allocator_t::default(), 0);
+    let mut sharing = no_sharing();
     // SAFETY: every result outlives its call.
     unsafe {
         vec![
@@ -71,6 +76,21 @@ fn every_call(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Vec<vramp
             vramp_lease_end(allocator, lease),
             vramp_graph_report(allocator, graph, &mut needed),
             vramp_graph_destroy(allocator, graph),
+            vramp_export(allocator, block, &mut exported),
+            vramp_export_ticket(allocator, exported, 1, &mut ticket),
+            vramp_export_is_held(allocator, exported, null_mut(), null_mut()),
+            vramp_export_wait(allocator, exported, 0, null_mut()),
+            vramp_export_close(allocator, exported),
+            vramp_import(allocator, &ticket, &mut address, &mut size),
+            vramp_import_record_use(allocator, block, stream),
+            vramp_import_close(allocator, block),
+            vramp_grant_access(allocator, 1, null_mut(), null_mut()),
+            vramp_revoke_access(allocator, 1, null_mut(), null_mut()),
+            vramp_pin(allocator, block, 1, &mut pin),
+            vramp_unpin(allocator, pin),
+            vramp_export_dma_buf(allocator, block, 1, &mut number, &mut size, &mut pin),
+            vramp_comm_pool(allocator, null(), &mut pool),
+            vramp_sharing(allocator, &mut sharing),
             vramp_close(allocator),
         ]
     }
@@ -84,7 +104,7 @@ fn a_zero_closed_or_made_up_allocator_is_unknown_to_every_function() {
     let numbers = [0, 1, allocator.id, allocator.id + 256, allocator.id ^ 1, u64::MAX, 1 << 63];
     for id in numbers {
         let statuses = every_call(vramp_allocator_t { id }, stream);
-        assert_eq!(statuses, [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 34], "{id:#x}: {}", last_error());
+        assert_eq!(statuses, [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 49], "{id:#x}: {}", last_error());
     }
     assert!(last_error().contains("closed or was never opened"));
 }
@@ -93,6 +113,8 @@ fn a_zero_closed_or_made_up_allocator_is_unknown_to_every_function() {
 fn null_results_are_refused_before_anything_happens() {
     let allocator = open("");
     let stream = stream(allocator);
+    let (mut address, mut size, mut number) = (null_mut(), 0, 0);
+    let mut pin = vramp_pin_t::default();
     // SAFETY: null is what the functions must withstand.
     let statuses = unsafe {
         [
@@ -107,9 +129,20 @@ fn null_results_are_refused_before_anything_happens() {
             vramp_capture_end(allocator, vramp_arena_t::default(), null_mut()),
             vramp_capture_detach(allocator, vramp_arena_t::default(), null_mut()),
             vramp_graph_report(allocator, vramp_graph_t::default(), null_mut()),
+            vramp_export(allocator, null_mut(), null_mut()),
+            vramp_export_ticket(allocator, vramp_export_t::default(), 0, null_mut()),
+            vramp_export_revoke(allocator, vramp_export_t::default(), null(), null_mut()),
+            vramp_import(allocator, null(), &mut address, null_mut()),
+            vramp_import(allocator, &no_ticket(), null_mut(), null_mut()),
+            vramp_pin(allocator, null_mut(), 1, null_mut()),
+            vramp_export_dma_buf(allocator, null_mut(), 1, null_mut(), &mut size, &mut pin),
+            vramp_export_dma_buf(allocator, null_mut(), 1, &mut number, null_mut(), &mut pin),
+            vramp_export_dma_buf(allocator, null_mut(), 1, &mut number, &mut size, null_mut()),
+            vramp_comm_pool(allocator, null(), null_mut()),
+            vramp_sharing(allocator, null_mut()),
         ]
     };
-    assert_eq!(statuses, [VRAMP_ERROR_NULL; 11]);
+    assert_eq!(statuses, [VRAMP_ERROR_NULL; 22]);
     assert_eq!(stats(allocator).placed, 0);
     assert_eq!(vramp_close(allocator), VRAMP_OK);
 }
@@ -129,7 +162,7 @@ fn errors_for_invalid_texts_name_valid_ones() {
         assert!(last_error().contains(says), "{}", last_error());
         status
     };
-    assert_eq!(refused("gpu", "", "use auto, sim, sim:CARD"), VRAMP_ERROR_DEVICE);
+    assert_eq!(refused("gpu", "", "use auto, sim, sim:CARD, sim:CARDxCOUNT"), VRAMP_ERROR_DEVICE);
     assert_eq!(refused("cuda:4000000000", "", "sim"), VRAMP_ERROR_DEVICE);
     assert_eq!(refused("sim", "colour=red", "use preset, limit"), VRAMP_ERROR_OPTION);
     assert_eq!(refused("sim", "limit=lots", "80GiB"), VRAMP_ERROR_OPTION);
@@ -335,11 +368,16 @@ fn every_code_has_its_name() {
         VRAMP_ERROR_UNSUPPORTED,
         VRAMP_ERROR_FORKED,
         VRAMP_ERROR_VERSION,
+        VRAMP_ERROR_UNKNOWN_EXPORT,
+        VRAMP_ERROR_UNKNOWN_PIN,
+        VRAMP_ERROR_TICKET,
+        VRAMP_ERROR_EXPORT_ENDED,
+        VRAMP_ERROR_EXCHANGE,
     ];
     for code in codes {
         assert_eq!(name(code as i32), format!("{code:?}"));
     }
-    for code in [-1, 25, i32::MAX, i32::MIN] {
+    for code in [-1, 30, i32::MAX, i32::MIN] {
         assert_eq!(name(code), "unknown");
     }
     // SAFETY: the version ends with a zero and lives for ever.

@@ -3,7 +3,10 @@
 use std::ffi::c_void;
 
 use vramp_capi::abi::vramp_status_t;
-use vramp_capi::abi::{vramp_allocator_t, vramp_device_t, vramp_stats_t, vramp_stream_t};
+use vramp_capi::abi::{
+    vramp_allocator_t, vramp_device_t, vramp_handle_type_t, vramp_sharing_t, vramp_stats_t,
+    vramp_stream_t, vramp_ticket_t,
+};
 use vramp_capi::testing;
 pub use vramp_capi::testing::last_error;
 
@@ -48,4 +51,24 @@ pub fn no_device() -> vramp_device_t {
         uuid: [0; 48],
         pci: [0; 16],
     }
+}
+
+/// A struct for `vramp_sharing` to fill.
+pub fn no_sharing() -> vramp_sharing_t {
+    vramp_sharing_t {
+        struct_size: size_of::<vramp_sharing_t>() as u64,
+        handle_type: vramp_handle_type_t::VRAMP_HANDLE_NONE,
+        rdma: 0,
+        peers: 0,
+        exported: 0,
+        pinned: 0,
+        pinned_bytes: 0,
+        imports: 0,
+        fallback: [0; 160],
+    }
+}
+
+/// A ticket without bytes.
+pub fn no_ticket() -> vramp_ticket_t {
+    vramp_ticket_t { length: 0, bytes: [0; 252] }
 }

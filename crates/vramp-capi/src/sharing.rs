@@ -1,0 +1,430 @@
+//! Sharing: exports to other processes and imports from them, access of other cards, pinned memory.
+//!
+//! `docs/sharing.md` says who may end first, and what each call costs.
+
+pub(crate) mod failures;
+pub(crate) mod tables;
+
+use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::IntoRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vramp_alloc::device::HandleType;
+use vramp_alloc::sharing::{AccessChange, Ticket};
+
+use crate::abi::vramp_handle_type_t::*;
+use crate::abi::vramp_status_t::{self, *};
+use crate::abi::{
+    vramp_allocator_t, vramp_export_t, vramp_pin_t, vramp_sharing_t, vramp_stream_t, vramp_ticket_t,
+};
+use crate::context::Context;
+use crate::queries::chars;
+use crate::sharing::tables::ticket_of;
+use crate::status::{Failure, Result, check_fork, status_of};
+use crate::{device, handles, pointers};
+
+/// Maps the host's memory to the simulated cards that are opened in this process from now on. Then a
+/// program may read and write what it allocates there, and share it with other processes that called
+/// this function. Programs with a GPU need it for nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_map_simulated_cards() -> vramp_status_t {
+    status_of(|| {
+        check_fork()?;
+        device::map_simulated();
+        Ok(())
+    })
+}
+
+/// Exports the block that begins at `address` to other processes of the same user. No driver call. A
+/// block may be exported several times. A free of the block takes effect once its exports are closed and
+/// no importer has it open any more, killed ones included.
+///
+/// Importers may read and write all physical handles that the block lies in, also the blocks beside it.
+/// VRAMP_ERROR_UNSUPPORTED if the memory was created for one process (sharing=none, and some presets).
+///
+/// # Safety
+/// `exported` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_export(
+    allocator: vramp_allocator_t,
+    address: *mut c_void,
+    exported: *mut vramp_export_t,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(exported, "exported")?;
+        let id = handles::with(allocator, |context| context.add_export(address as u64))?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(exported, vramp_export_t { id }, "exported") }
+    })
+}
+
+/// Returns a ticket for another process, which can be opened any number of times while the export is
+/// open. With `keep_until_opened` it also counts as a holder of the memory until it was opened once, or
+/// vramp_export_revoke ends that. The bytes are those that work wrote: before the ticket is sent,
+/// synchronize the stream that wrote them.
+///
+/// # Safety
+/// `ticket` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_export_ticket(
+    allocator: vramp_allocator_t,
+    exported: vramp_export_t,
+    keep_until_opened: c_int,
+    ticket: *mut vramp_ticket_t,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(ticket, "ticket")?;
+        let made = handles::with(allocator, |context| {
+            ticket_of(&*context.shares.export(exported.id)?, keep_until_opened != 0)
+        })?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(ticket, ticket_to_c(&made)?, "ticket") }
+    })
+}
+
+/// Ends what vramp_export_ticket began with `keep_until_opened`, for a ticket that did not arrive.
+/// `*revoked` is 1, or 0 if it was opened or revoked before. `revoked` may be null.
+///
+/// # Safety
+/// `ticket` is null or valid for reading, `revoked` null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_export_revoke(
+    allocator: vramp_allocator_t,
+    exported: vramp_export_t,
+    ticket: *const vramp_ticket_t,
+    revoked: *mut c_int,
+) -> vramp_status_t {
+    status_of(|| {
+        // SAFETY: required by this function's contract.
+        let ticket = unsafe { pointers::read(ticket, "ticket") }?;
+        let ticket = Ticket::from_bytes(ticket_bytes(&ticket)?);
+        let ticket = ticket.map_err(|error| Failure::new(VRAMP_ERROR_TICKET, error.to_string()))?;
+        let done = handles::with(allocator, |context| {
+            Ok(context.shares.export(exported.id)?.revoke(&ticket))
+        })?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write_optional(revoked, c_int::from(done)) };
+        Ok(())
+    })
+}
+
+/// Returns in `*held` 1 while an importer has the export open or a ticket that keeps it was not opened,
+/// else 0, and in `*opens` the number of opens that importers have not closed. Either may be null.
+///
+/// # Safety
+/// `held` and `opens` are null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_export_is_held(
+    allocator: vramp_allocator_t,
+    exported: vramp_export_t,
+    held: *mut c_int,
+    opens: *mut u64,
+) -> vramp_status_t {
+    status_of(|| {
+        let shared = handles::with(allocator, |context| context.shares.export(exported.id))?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write_optional(held, c_int::from(shared.is_held())) };
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write_optional(opens, shared.opens() as u64) };
+        Ok(())
+    })
+}
+
+/// Waits until the export is not held, for `timeout_ms` milliseconds at most. `*released` is 1, or 0 at
+/// the end of that time; it may be null. A close of the export or the allocator does not wait for the call,
+/// and the export ends when the call has returned.
+///
+/// # Safety
+/// `released` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_export_wait(
+    allocator: vramp_allocator_t,
+    exported: vramp_export_t,
+    timeout_ms: u32,
+    released: *mut c_int,
+) -> vramp_status_t {
+    status_of(|| {
+        let shared = handles::with(allocator, |context| context.shares.export(exported.id))?;
+        let deadline = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
+        let done = shared.wait_released(deadline);
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write_optional(released, c_int::from(done)) };
+        Ok(())
+    })
+}
+
+/// Closes an export: later opens fail, and tickets keep nothing any more. What importers have open stays
+/// open, and keeps the block. Never waits.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_export_close(
+    allocator: vramp_allocator_t,
+    exported: vramp_export_t,
+) -> vramp_status_t {
+    status_of(|| handles::with(allocator, |context| context.close_export(exported.id)))
+}
+
+/// Opens the memory of a ticket: `*address` is where it lies in this process, `*size` its bytes. Waits for
+/// the exporting process, 30 s for each of its answers at most. One import and one map for each physical
+/// handle, 34 us together. The memory stays readable after the exporting process has ended.
+///
+/// On failure `*address` is set to null. VRAMP_ERROR_EXPORT_ENDED if the export or its process ended,
+/// VRAMP_ERROR_TICKET if the bytes are no ticket.
+///
+/// # Safety
+/// `ticket` is null or valid for reading; `address` is null or valid for writing; so is `size`, which may
+/// be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_import(
+    allocator: vramp_allocator_t,
+    ticket: *const vramp_ticket_t,
+    address: *mut *mut c_void,
+    size: *mut usize,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(address, "address")?;
+        // SAFETY: required by this function's contract.
+        let ticket = unsafe { pointers::read(ticket, "ticket") }?;
+        let opened = ticket_bytes(&ticket)
+            .and_then(|bytes| handles::with(allocator, |context| context.add_import(bytes)));
+        let found = opened.as_ref().map_or(0, |range| range.start.number());
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(address, found as *mut c_void, "address") }?;
+        let range = opened?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write_optional(size, range.len.count() as usize) };
+        Ok(())
+    })
+}
+
+/// Records that work queued on `stream`, so far and from now on, uses an import: its close waits for it.
+/// No driver call.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_import_record_use(
+    allocator: vramp_allocator_t,
+    address: *mut c_void,
+    stream: vramp_stream_t,
+) -> vramp_status_t {
+    status_of(|| {
+        handles::with(allocator, |context| {
+            context.record_import(address as u64, context.stream(stream)?)
+        })
+    })
+}
+
+/// Closes an import: waits on the host for recorded work, unmaps the memory, and closes it at the exporter,
+/// which may use it for other blocks then. Other work on it must be complete.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_import_close(
+    allocator: vramp_allocator_t,
+    address: *mut c_void,
+) -> vramp_status_t {
+    status_of(|| handles::with(allocator, |context| context.close_import(address as u64)))
+}
+
+/// Grants card number `device` access to all memory of the allocator and of the pools made from it, now and
+/// later. `*calls` receives the number of driver calls and `*bytes` how much was mapped; either may be
+/// null, and both are zero if the card had access before. About 45 us for each physical handle; later
+/// set-access and unmap calls take twice as long.
+///
+/// VRAMP_ERROR_RANGE if the card is no peer, VRAMP_ERROR_UNSUPPORTED if the option `peers` excludes it.
+///
+/// # Safety
+/// `calls` and `bytes` are null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_grant_access(
+    allocator: vramp_allocator_t,
+    device: u32,
+    calls: *mut u64,
+    bytes: *mut u64,
+) -> vramp_status_t {
+    status_of(|| {
+        let grant = |context: &Context| Ok(context.allocator().grant_access(device)?);
+        // SAFETY: this function's contract is the same.
+        unsafe { change_access(allocator, grant, calls, bytes) }
+    })
+}
+
+/// Takes back the access of card number `device`, with the results of vramp_grant_access. All work of that
+/// card on the memory must be complete, and seen to be.
+///
+/// # Safety
+/// As of vramp_grant_access.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_revoke_access(
+    allocator: vramp_allocator_t,
+    device: u32,
+    calls: *mut u64,
+    bytes: *mut u64,
+) -> vramp_status_t {
+    status_of(|| {
+        let revoke = |context: &Context| Ok(context.allocator().revoke_access(device)?);
+        // SAFETY: this function's contract is the same.
+        unsafe { change_access(allocator, revoke, calls, bytes) }
+    })
+}
+
+/// # Safety
+/// As of [`vramp_grant_access`].
+unsafe fn change_access(
+    allocator: vramp_allocator_t,
+    change: impl FnOnce(&Context) -> Result<AccessChange>,
+    calls: *mut u64,
+    bytes: *mut u64,
+) -> Result<()> {
+    let cost = handles::with(allocator, change)?;
+    // SAFETY: this function's contract is the same.
+    unsafe { pointers::write_optional(calls, cost.calls) };
+    // SAFETY: as above.
+    unsafe { pointers::write_optional(bytes, cost.bytes.count()) };
+    Ok(())
+}
+
+/// Pins the memory of `size` bytes from `address` on, for what registers it: network cards, communication
+/// libraries. Until vramp_unpin it stays at its addresses and is not released, also if the block is freed
+/// and allocated again. Pins are counted and may overlap. No driver call.
+///
+/// # Safety
+/// `pin` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_pin(
+    allocator: vramp_allocator_t,
+    address: *mut c_void,
+    size: usize,
+    pin: *mut vramp_pin_t,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(pin, "pin")?;
+        let id = handles::with(allocator, |context| context.add_pin(address as u64, size as u64))?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(pin, vramp_pin_t { id }, "pin") }
+    })
+}
+
+/// Ends a pin, after the registration has ended. No driver call.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_unpin(allocator: vramp_allocator_t, pin: vramp_pin_t) -> vramp_status_t {
+    status_of(|| handles::with(allocator, |context| context.unpin(pin.id)))
+}
+
+/// Pins `size` bytes from `address` on as vramp_pin does, and returns a descriptor of the pages of 4 KiB that
+/// they lie in, for drivers of other devices (ibv_reg_dmabuf_mr). `*offset` is where the bytes begin in it.
+/// The caller closes the descriptor, which keeps the memory itself, and ends the pin after the
+/// registration. One driver call. VRAMP_ERROR_UNSUPPORTED if the device has no dma-buf.
+///
+/// # Safety
+/// `descriptor`, `offset` and `pin` are null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_export_dma_buf(
+    allocator: vramp_allocator_t,
+    address: *mut c_void,
+    size: usize,
+    descriptor: *mut c_int,
+    offset: *mut usize,
+    pin: *mut vramp_pin_t,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(descriptor, "descriptor")?;
+        pointers::check(offset, "offset")?;
+        pointers::check(pin, "pin")?;
+        let (opened, start, id) = handles::with(allocator, |context| {
+            let buffer = context.dma_buf(address as u64, size as u64)?;
+            let start = buffer.offset().count() as usize;
+            let (pinned, opened) = buffer.into_parts();
+            Ok((opened, start, context.keep_pin(pinned)))
+        })?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(descriptor, opened.into_raw_fd(), "descriptor") }?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(offset, start, "offset") }?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(pin, vramp_pin_t { id }, "pin") }
+    })
+}
+
+/// Makes an allocator for memory that communication libraries register (NCCL, UCX): its segments are one
+/// physical handle each, which stays until the segment is free as a whole and trimmed. It has the device,
+/// the limit and the streams of `allocator`: a stream's handle is valid in both. Close both, in any order.
+///
+/// `name` is for reports; null means "comm".
+///
+/// # Safety
+/// `name` is null or zero-terminated; `pool` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_comm_pool(
+    allocator: vramp_allocator_t,
+    name: *const c_char,
+    pool: *mut vramp_allocator_t,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(pool, "pool")?;
+        // SAFETY: required by this function's contract.
+        let name = unsafe { pointers::text(name, "name") }?;
+        let name = if name.is_empty() { "comm" } else { name };
+        let made = handles::with(allocator, |context| context.comm_pool(name))?;
+        let handle = handles::insert(Arc::new(made))?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(pool, handle, "pool") }
+    })
+}
+
+/// Returns how the memory can be shared, and how much is. Set `state->struct_size` to
+/// `sizeof(vramp_sharing_t)` before. No driver call.
+///
+/// # Safety
+/// `state` is null, or its first eight bytes hold a size that is valid for reading and writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_sharing(
+    allocator: vramp_allocator_t,
+    state: *mut vramp_sharing_t,
+) -> vramp_status_t {
+    status_of(|| {
+        let find = || handles::with(allocator, |context| Ok(sharing_of(context)));
+        // SAFETY: the struct begins with its size; the rest is this function's contract.
+        unsafe { pointers::write_sized(state, find, "state") }
+    })
+}
+
+fn sharing_of(context: &Context) -> vramp_sharing_t {
+    let allocator = context.allocator();
+    let state = allocator.sharing();
+    let (pinned, pinned_bytes) = allocator.pinned();
+    let peers = state.peers.iter().filter_map(|&peer| 1_u64.checked_shl(peer));
+    vramp_sharing_t {
+        struct_size: size_of::<vramp_sharing_t>() as u64,
+        handle_type: match state.handle_type {
+            HandleType::None => VRAMP_HANDLE_NONE,
+            HandleType::PosixFd => VRAMP_HANDLE_POSIX_FD,
+            HandleType::Fabric => VRAMP_HANDLE_FABRIC,
+        },
+        rdma: i32::from(state.rdma),
+        peers: peers.fold(0, |mask, bit| mask | bit),
+        exported: allocator.exported() as u64,
+        pinned,
+        pinned_bytes: pinned_bytes.count(),
+        imports: context.shares.imports() as u64,
+        fallback: chars(state.fallback.as_deref().unwrap_or_default()),
+    }
+}
+
+fn ticket_to_c(ticket: &Ticket) -> Result<vramp_ticket_t> {
+    let made = ticket.to_bytes();
+    let mut bytes = [0; 252];
+    let Some(part) = bytes.get_mut(..made.len()) else {
+        let text = format!("a ticket of {} bytes is too long", made.len());
+        return Err(Failure::new(VRAMP_ERROR_INTERNAL, text));
+    };
+    part.copy_from_slice(&made);
+    Ok(vramp_ticket_t { length: made.len() as u32, bytes })
+}
+
+fn ticket_bytes(ticket: &vramp_ticket_t) -> Result<&[u8]> {
+    ticket.bytes.get(..ticket.length as usize).ok_or_else(|| {
+        let text = format!(
+            "the ticket has a length of {}, and at most {} are possible: it was damaged on its way",
+            ticket.length,
+            ticket.bytes.len()
+        );
+        Failure::new(VRAMP_ERROR_TICKET, text)
+    })
+}

@@ -1,0 +1,421 @@
+//! Memory that processes share.
+//!
+//! 1. `Pool.export` returns an [`Exported`] block. Its tickets are bytes for other processes.
+//! 2. `Pool.open_ticket` returns an [`Imported`] block there. Arrays and capsules over it are its exports:
+//!    while there are some it is not closed.
+//! 3. Both end by `close`, at the end of a `with` block, or with the last reference. A free of the
+//!    exported block takes effect once all of them have ended.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+use vramp_capi::process::{CallResult, ImportedBlock, SharedBlock, StreamName};
+
+use crate::array::{self, Array, Place, place_of};
+use crate::error::{raise, refuse};
+use crate::owner::{Owner, not_pickled};
+use crate::pool::{Pool, bytes, detached};
+use crate::python;
+use crate::stream::{Stream, stream_of};
+
+/// How long a wait runs without a look at signals.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// The longest time that a wait may be given. More means for ever.
+const LONGEST: f64 = 1e9;
+
+fn closed(py: Python<'_>, what: &str) -> PyErr {
+    refuse(py, "ClosedError", &format!("the {what} is closed"))
+}
+
+/// A block that other processes may open.
+#[pyclass(frozen, weakref, module = "vramp")]
+pub struct Exported {
+    pool: Py<Pool>,
+    addr: u64,
+    /// The stream whose work a ticket waits for.
+    stream: StreamName,
+    /// Keeps a stream of the pool alive.
+    _created: Option<Py<Stream>>,
+    /// `None` once it was closed. Held for a few instructions.
+    shared: Mutex<Option<Arc<SharedBlock>>>,
+}
+
+impl Exported {
+    pub fn new(
+        pool: &Bound<'_, Pool>,
+        addr: u64,
+        stream: StreamName,
+        created: Option<Py<Stream>>,
+    ) -> PyResult<Exported> {
+        let shared = pool.get().call(pool.py(), |allocator| allocator.export(addr))?;
+        let shared = Mutex::new(Some(Arc::new(shared)));
+        Ok(Exported { pool: pool.clone().unbind(), addr, stream, _created: created, shared })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<SharedBlock>>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self, py: Python<'_>) -> PyResult<Arc<SharedBlock>> {
+        self.lock().clone().ok_or_else(|| closed(py, "export"))
+    }
+
+    fn end(&self, py: Python<'_>) {
+        let shared = self.lock().take();
+        // The end of the last one takes the pool's lock.
+        py.detach(|| drop(shared));
+    }
+}
+
+#[pymethods]
+impl Exported {
+    /// Returns a ticket for another process.
+    #[pyo3(signature = (keep_until_opened = true, *, synchronize = true))]
+    fn ticket<'py>(
+        &self,
+        py: Python<'py>,
+        keep_until_opened: bool,
+        synchronize: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let shared = self.open(py)?;
+        if synchronize {
+            let stream = self.stream;
+            // SAFETY: the package's contract for streams: they are streams of the device and live until
+            // they are forgotten.
+            self.pool.get().call(py, |allocator| unsafe { allocator.synchronize(stream) })?;
+        }
+        let ticket = shared.ticket(keep_until_opened).map_err(|error| raise(py, error))?;
+        let class = python::member(py, "vramp.ipc", "Ticket")?;
+        python::call(&class, &PyTuple::new(py, [PyBytes::new(py, &ticket)])?, None)
+    }
+
+    /// Ends the hold of a ticket that did not arrive.
+    fn revoke(&self, py: Python<'_>, ticket: &[u8]) -> PyResult<bool> {
+        self.open(py)?.revoke(ticket).map_err(|error| raise(py, error))
+    }
+
+    /// Number of opens that importers have not closed.
+    #[getter]
+    fn opens(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.open(py)?.opens())
+    }
+
+    /// True while an importer has it open, or a ticket that keeps it was not opened.
+    #[getter]
+    fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
+        let shared = self.open(py)?;
+        Ok(py.detach(|| shared.is_held()))
+    }
+
+    /// Waits until it is not held.
+    #[pyo3(signature = (timeout = None))]
+    fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let shared = self.open(py)?;
+        let limit = match timeout {
+            Some(seconds) if seconds.is_nan() || seconds < 0.0 => {
+                let text = format!("timeout is {seconds}: use seconds from 0 on, or None");
+                return Err(refuse(py, "RangeError", &text));
+            }
+            Some(seconds) if seconds < LONGEST => {
+                Some(Instant::now() + Duration::from_secs_f64(seconds))
+            }
+            _ => None,
+        };
+        loop {
+            let slice = Instant::now() + SLICE;
+            let until = limit.map_or(slice, |limit| limit.min(slice));
+            if py.detach(|| shared.wait_released(until)) {
+                return Ok(true);
+            }
+            if limit.is_some_and(|limit| limit <= Instant::now()) {
+                return Ok(false);
+            }
+            python::handle_signals(py)?;
+        }
+    }
+
+    /// Closes the export.
+    fn close(&self, py: Python<'_>) {
+        self.end(py);
+    }
+
+    /// True once it was closed.
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.lock().is_none()
+    }
+
+    /// Address of the block in this process.
+    #[getter]
+    fn ptr(&self) -> u64 {
+        self.addr
+    }
+
+    /// The pool of the block.
+    #[getter]
+    fn pool(&self, py: Python<'_>) -> Py<Pool> {
+        self.pool.clone_ref(py)
+    }
+
+    fn __enter__<'py>(slf: Bound<'py, Exported>) -> Bound<'py, Exported> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) {
+        self.end(py);
+    }
+
+    /// Refuses to be pickled.
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_pickled("Exported"))
+    }
+
+    fn __repr__(&self) -> String {
+        match &*self.lock() {
+            Some(shared) => {
+                format!("<vramp.Exported at {:#x}, open {} times>", self.addr, shared.opens())
+            }
+            None => "<vramp.Exported, closed>".to_owned(),
+        }
+    }
+}
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        let shared = self.shared.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if shared.is_some() {
+            detached(move || drop(shared));
+        }
+    }
+}
+
+/// Memory of another process.
+#[pyclass(frozen, weakref, module = "vramp")]
+pub struct Imported {
+    pool: Py<Pool>,
+    addr: u64,
+    len: u64,
+    /// `None` if no program may access it.
+    place: Option<Place>,
+    stream: StreamName,
+    /// Keeps a stream of the pool alive.
+    _created: Option<Py<Stream>>,
+    /// `None` once it was closed. Locked only while detached from the interpreter.
+    block: Mutex<Option<ImportedBlock>>,
+    /// Number of exports, or [`CLOSED`].
+    exports: AtomicUsize,
+}
+
+/// The number of exports of an import that was closed.
+const CLOSED: usize = usize::MAX;
+
+impl Imported {
+    pub fn new(
+        pool: &Bound<'_, Pool>,
+        ticket: &[u8],
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Imported> {
+        let name = stream_of(stream)?;
+        let created = stream.and_then(|stream| stream.cast::<Stream>().ok());
+        // The other process may take the interpreter to answer, if it is this one.
+        let (block, place) = pool.get().call(pool.py(), |allocator| {
+            let block = allocator.import(ticket)?;
+            let place = place_of(allocator, block.addr())?;
+            Ok((block, place))
+        })?;
+        Ok(Imported {
+            pool: pool.clone().unbind(),
+            addr: block.addr(),
+            len: block.len(),
+            place,
+            stream: name,
+            _created: created.map(|stream| stream.clone().unbind()),
+            block: Mutex::new(Some(block)),
+            exports: AtomicUsize::new(0),
+        })
+    }
+
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub fn stream_name(&self) -> StreamName {
+        self.stream
+    }
+
+    pub fn place(&self) -> Option<Place> {
+        self.place
+    }
+
+    pub fn pool(&self) -> &Py<Pool> {
+        &self.pool
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<ImportedBlock>> {
+        self.block.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_ended(&self) -> bool {
+        self.exports.load(Ordering::Acquire) == CLOSED
+    }
+
+    fn check_open(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_ended() { Err(closed(py, "import")) } else { Ok(()) }
+    }
+
+    /// Counts an export.
+    pub fn begin_export(&self, py: Python<'_>) -> PyResult<()> {
+        let count = |exports| (exports != CLOSED).then(|| exports + 1);
+        let counted = self.exports.fetch_update(Ordering::AcqRel, Ordering::Acquire, count);
+        counted.map(|_| ()).map_err(|_| closed(py, "import"))
+    }
+
+    /// Ends an export, on any thread.
+    pub fn end_export(&self) {
+        self.exports.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Records a use. The caller is detached from the interpreter.
+    pub fn record(&self, stream: StreamName) -> CallResult<()> {
+        let allocator = self.pool.get().allocator();
+        match &*self.lock() {
+            // SAFETY: the package's contract for streams.
+            Some(block) => unsafe { allocator.record_import(block, stream) },
+            None => Ok(()),
+        }
+    }
+
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
+        match self.exports.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {}
+            Err(CLOSED) => return Ok(()),
+            Err(exports) => {
+                let text = format!(
+                    "{exports} arrays or DLPack tensors still use the imported memory of {} bytes at \
+                     {:#x}: delete them (`del array`) before it is closed",
+                    self.len, self.addr
+                );
+                return Err(refuse(py, "InUseError", &text));
+            }
+        }
+        let ended = py.detach(|| {
+            let block = self.lock().take();
+            block.map_or(Ok(()), ImportedBlock::close)
+        });
+        ended.map_err(|error| raise(py, error))
+    }
+}
+
+#[pymethods]
+impl Imported {
+    /// Address of the first byte in this process.
+    #[getter]
+    fn ptr(&self, py: Python<'_>) -> PyResult<u64> {
+        self.check_open(py)?;
+        Ok(self.addr)
+    }
+
+    /// Bytes of the exporter's block.
+    #[getter]
+    fn size(&self) -> u64 {
+        self.len
+    }
+
+    /// The pool that opened it.
+    #[getter(pool)]
+    fn owner(&self, py: Python<'_>) -> Py<Pool> {
+        self.pool.clone_ref(py)
+    }
+
+    /// True once it was closed.
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.is_ended()
+    }
+
+    /// Records that work queued on a stream, so far and from now on, uses the memory.
+    #[pyo3(signature = (stream = None))]
+    fn record_stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        self.check_open(py)?;
+        let stream = stream_of(stream)?;
+        py.detach(|| self.record(stream)).map_err(|error| raise(py, error))
+    }
+
+    /// Returns an array in the memory.
+    #[pyo3(signature = (shape = None, dtype = None, *, offset = None))]
+    fn array(
+        slf: &Bound<'_, Imported>,
+        shape: Option<&Bound<'_, PyAny>>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        offset: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Array> {
+        let offset = offset.map_or(Ok(0), |offset| bytes(slf.py(), offset, "offset"))?;
+        Array::new(slf.py(), Owner::Imported(slf.clone().unbind()), shape, dtype, offset)
+    }
+
+    /// Returns a NumPy array of bytes that shares the memory, on the simulator.
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Imported>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        array::numpy_bytes(slf.py(), Owner::Imported(slf.clone().unbind()), dtype, copy)
+    }
+
+    /// Waits for recorded work, unmaps the memory, and closes it at the exporter.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py)
+    }
+
+    fn __enter__<'py>(slf: Bound<'py, Imported>) -> Bound<'py, Imported> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let ended = self.end(py);
+        // An exception of the block is not replaced. The last reference closes the memory then.
+        if kind.is_none() { ended } else { Ok(()) }
+    }
+
+    /// Refuses to be pickled.
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_pickled("Imported"))
+    }
+
+    fn __repr__(&self) -> String {
+        match self.is_ended() {
+            true => format!("<vramp.Imported of {} bytes, closed>", self.len),
+            false => format!("<vramp.Imported of {} bytes at {:#x}>", self.len, self.addr),
+        }
+    }
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        let block = self.block.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if block.is_some() {
+            detached(move || drop(block));
+        }
+    }
+}

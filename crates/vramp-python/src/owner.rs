@@ -1,0 +1,114 @@
+//! What an array can be a part of: an allocation of this process, or memory of another one.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use vramp_capi::process::{CallResult, OpenAllocator, StreamName};
+
+use crate::allocation::Allocation;
+use crate::array::{Place, place_of};
+use crate::ipc::Imported;
+
+/// Memory that counts its arrays and capsules, and is not freed or closed while there are some.
+pub enum Owner {
+    Block(Py<Allocation>),
+    Imported(Py<Imported>),
+}
+
+impl Owner {
+    pub fn begin_export(&self, py: Python<'_>) -> PyResult<()> {
+        match self {
+            Owner::Block(block) => block.get().begin_export(py),
+            Owner::Imported(imported) => imported.get().begin_export(py),
+        }
+    }
+
+    /// Ends an export, on any thread.
+    pub fn end_export(&self) {
+        match self {
+            Owner::Block(block) => block.get().end_export(),
+            Owner::Imported(imported) => imported.get().end_export(),
+        }
+    }
+
+    pub fn clone_ref(&self, py: Python<'_>) -> Owner {
+        match self {
+            Owner::Block(block) => Owner::Block(block.clone_ref(py)),
+            Owner::Imported(imported) => Owner::Imported(imported.clone_ref(py)),
+        }
+    }
+
+    pub fn object(&self, py: Python<'_>) -> Py<PyAny> {
+        match self {
+            Owner::Block(block) => block.clone_ref(py).into_any(),
+            Owner::Imported(imported) => imported.clone_ref(py).into_any(),
+        }
+    }
+
+    pub fn addr(&self) -> u64 {
+        match self {
+            Owner::Block(block) => block.get().addr(),
+            Owner::Imported(imported) => imported.get().addr(),
+        }
+    }
+
+    /// Returns the bytes that an array has by default.
+    pub fn size(&self) -> u64 {
+        match self {
+            Owner::Block(block) => block.get().size(),
+            Owner::Imported(imported) => imported.get().len(),
+        }
+    }
+
+    pub fn usable(&self) -> u64 {
+        match self {
+            Owner::Block(block) => block.get().usable(),
+            Owner::Imported(imported) => imported.get().len(),
+        }
+    }
+
+    /// Returns the stream whose work is ordered before a consumer's.
+    pub fn stream_name(&self) -> StreamName {
+        match self {
+            Owner::Block(block) => block.get().stream_name(),
+            Owner::Imported(imported) => imported.get().stream_name(),
+        }
+    }
+
+    /// Returns where the memory is. `None` if no program may access it.
+    pub fn place(&self) -> CallResult<Option<Place>> {
+        match self {
+            Owner::Block(block) => place_of(self.allocator(), block.get().addr()),
+            Owner::Imported(imported) => Ok(imported.get().place()),
+        }
+    }
+
+    pub fn allocator(&self) -> OpenAllocator {
+        match self {
+            Owner::Block(block) => block.get().pool().get().allocator(),
+            Owner::Imported(imported) => imported.get().pool().get().allocator(),
+        }
+    }
+
+    /// Records that work of `consumer` uses the memory. A failure means that the pool is closed or in a
+    /// forked child: then nothing is reused.
+    pub fn record_use(&self, consumer: StreamName) {
+        match self {
+            Owner::Block(block) => {
+                let (allocator, addr) = (self.allocator(), block.get().addr());
+                // SAFETY: the package's contract for streams: they are streams of the device and live
+                // until they are forgotten.
+                drop(unsafe { allocator.record_use(addr, consumer) });
+            }
+            Owner::Imported(imported) => drop(imported.get().record(consumer)),
+        }
+    }
+}
+
+/// Returns the exception for an object that has no meaning in another process.
+pub fn not_pickled(class: &str) -> PyErr {
+    PyTypeError::new_err(format!(
+        "a vramp.{class} cannot be pickled or copied, because its memory stays in this process: to share \
+         memory with another process send a ticket, vramp.ipc.export(allocation).ticket(), and open it \
+         there with vramp.ipc.open(ticket)"
+    ))
+}
