@@ -320,6 +320,41 @@ typedef struct {
   int is_small;
 } vramp_torch_block_t;
 
+/* A ticket for memory, and where an address lies in it. */
+typedef struct {
+  /* Distance of the address from the first byte of the shared memory. */
+  uint64_t offset;
+  /* Number of bytes of the ticket. */
+  uint64_t length;
+  /* The ticket. */
+  uint8_t bytes[160];
+} vramp_torch_ticket_t;
+
+/* Memory of another process. */
+typedef struct {
+  /* Number for vramp_torch_share_close. */
+  uint64_t number;
+  /* Address of its first byte here. */
+  uint64_t address;
+  /* Bytes. */
+  uint64_t size;
+} vramp_torch_opened_t;
+
+/* What is shared now. */
+typedef struct {
+  /* Blocks and segments that other processes can open. */
+  uint64_t published;
+  /*
+   * Blocks and segments that are kept for other processes: those published, and freed ones that are still
+   * open elsewhere.
+   */
+  uint64_t exported;
+  /* Memory of other processes that is open here. */
+  uint64_t opened;
+  /* Its bytes. */
+  uint64_t opened_bytes;
+} vramp_torch_shared_t;
+
 /*
  * What the statistics of PyTorch need besides the blocks, in bytes and counts. Of each pair, the first
  * is of memory for requests up to 1 MiB.
@@ -966,6 +1001,41 @@ vramp_status_t vramp_torch_segment_device(void *address, int *device);
 vramp_status_t vramp_torch_segment_free(void *address,
                                         int may_be_in_use,
                                         uint64_t *size);
+
+/*
+ * Publishes the memory that contains an address for other processes of the user, and returns a ticket. It
+ * is withdrawn when the memory is freed. VRAMP_ERROR_UNKNOWN_POINTER for memory that is not vramp's.
+ *
+ * What the caller promises:
+ * `ticket` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_share(void *address,
+                                 vramp_torch_ticket_t *ticket);
+
+/*
+ * Opens the memory of a ticket for work of a device. Waits for the process that published it.
+ *
+ * What the caller promises:
+ * `ticket` is null or has `length` readable bytes. `opened` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_share_open(int device,
+                                      const uint8_t *ticket,
+                                      uint64_t length,
+                                      vramp_torch_opened_t *opened);
+
+/*
+ * Closes memory of another process. All work on it is over, and seen to be. A failure is also printed:
+ * destructors call this.
+ */
+vramp_status_t vramp_torch_share_close(uint64_t number);
+
+/*
+ * Counts what PyTorch shares with other processes now.
+ *
+ * What the caller promises:
+ * `shared` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_shared(vramp_torch_shared_t *shared);
 
 /*
  * Returns what PyTorch's statistics need of a device: zeros if it was not used.

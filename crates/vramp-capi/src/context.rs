@@ -12,6 +12,7 @@ use vramp_alloc::error::HostShortage;
 use vramp_alloc::graph::AttachedCapture;
 use vramp_alloc::history::{HistoryRecording, HistorySize, Trace};
 use vramp_alloc::observe::{Event, Registration};
+use vramp_alloc::sharing::{Export, ExportError};
 use vramp_alloc::{
     AllocError, Allocation, Allocator, Bytes, CloseError, Config, DeviceAddr, FreeError, StreamId,
 };
@@ -471,6 +472,12 @@ impl Context {
     pub fn record_use(&self, addr: u64, stream: StreamId) -> Result<()> {
         let noted = self.blocks.with(addr, |block| self.allocator.record_use(block, stream));
         Ok(noted.ok_or_else(|| self.unknown_pointer(addr))??)
+    }
+
+    /// Exports the block that begins at `addr`.
+    pub fn export(&self, addr: u64) -> Result<std::result::Result<Export, ExportError>> {
+        let exported = self.blocks.with(addr, |block| self.allocator.export(block));
+        exported.ok_or_else(|| self.unknown_pointer(addr))
     }
 
     /// Returns the usable bytes of a block.

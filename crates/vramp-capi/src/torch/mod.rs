@@ -20,6 +20,7 @@ pub(crate) mod open;
 mod pools;
 mod segments;
 mod settings;
+pub mod sharing;
 pub mod statistics;
 mod unwind;
 
@@ -39,6 +40,7 @@ use open::DeviceOptions;
 use pools::{PoolId, Pools};
 use segments::Segments;
 use settings::Settings;
+use sharing::Shares;
 use unwind::throw_last_failure;
 
 /// Maximum number of devices. PyTorch's device index has eight bits.
@@ -58,6 +60,8 @@ struct Torch {
     pools: [Pools; DEVICES],
     /// Memory that PyTorch's own allocator has, by device.
     segments: [Segments; DEVICES],
+    /// What other processes can open, and what is open of theirs.
+    shares: Shares,
     handles: Mutex<[vramp_allocator_t; DEVICES]>,
 }
 
@@ -71,6 +75,7 @@ impl Torch {
             options: Mutex::new([const { DeviceOptions::NONE }; DEVICES]),
             pools: [const { Pools::new() }; DEVICES],
             segments: [const { Segments::new() }; DEVICES],
+            shares: Shares::new(),
             handles: Mutex::new([vramp_allocator_t { id: 0 }; DEVICES]),
         }
     }
@@ -121,6 +126,7 @@ impl Torch {
         let context = self.context(device)?;
         // SAFETY: this function's contract is the same.
         let stream = unsafe { context.adopt(raw) }?;
+        self.shares.withdraw(device, addr);
         let pools = &self.pools[device as usize];
         if pools.any_open() {
             // An error is reported to allocations in the capture. A free must succeed.

@@ -13,7 +13,7 @@
 // is run while it is held.
 //
 // The parts, each of which uses those before it: Shared (the devices), Recorder (history), OutOfMemory
-// (failures), Native (memory of PyTorch's own allocator), Pools, Blocks, Snapshots.
+// (failures), Native (memory of PyTorch's own allocator), Pools, Blocks, Snapshots, Imports.
 
 #pragma once
 
@@ -32,6 +32,7 @@
 
 #include "blocks.h"
 #include "forwarding.h"
+#include "imports.h"
 #include "native.h"
 #include "out_of_memory.h"
 #include "pools.h"
@@ -136,6 +137,7 @@ class Allocator : public Forwarding {
   }
 
   void emptyCache(PoolId pool) override {
+    imports_.close_postponed();
     if (pool != PoolId{0, 0}) {
       pools_.empty(pool);
       return;
@@ -212,6 +214,7 @@ class Allocator : public Forwarding {
 
   void endAllocateToPool(DeviceIndex device, PoolId pool) override {
     pools_.end(shared_.devices.checked(device), pool);
+    imports_.close_postponed();
   }
 
   void releasePool(DeviceIndex device, PoolId pool) override {
@@ -352,10 +355,27 @@ class Allocator : public Forwarding {
 
   // --- several devices and processes ---
 
-  torch_api::ShareableHandle shareIpcHandle(void*) override {
-    TORCH_CHECK(false,
-                "vramp does not share CUDA memory with other processes yet: send a copy in host "
-                "memory (tensor.cpu()), or run without vramp");
+  // Publishes memory for other processes until it is freed. PyTorch counts what it sends, and does not free it
+  // before the receivers have.
+  torch_api::ShareableHandle shareIpcHandle(void* address) override {
+    vramp_torch_ticket_t ticket{};
+    vramp_status_t status = shared_.vramp.share(address, &ticket);
+    if (status == VRAMP_ERROR_UNKNOWN_POINTER) {
+      return native_->shareIpcHandle(address);
+    }
+    if (status != VRAMP_OK) {
+      shared_.fail("cannot share CUDA memory with other processes");
+    }
+    std::string handle(kHandleMark, kHandleMarkSize);
+    handle.append(reinterpret_cast<const char*>(ticket.bytes), ticket.length);
+    return {static_cast<ptrdiff_t>(ticket.offset), std::move(handle)};
+  }
+
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
+    if (!Imports::is_handle(handle)) {
+      return native_->getIpcDevPtr(std::move(handle));
+    }
+    return imports_.open(current_device(), handle);
   }
 
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t count,
@@ -417,6 +437,7 @@ class Allocator : public Forwarding {
   Pools pools_{shared_, pool_memory_};
   Blocks blocks_{shared_, recorder_, out_of_memory_, pool_memory_, pools_};
   Snapshots snapshots_{shared_, recorder_};
+  Imports imports_{shared_};
   std::atomic<bool> enabled_{true};
   bool caching_allowed_ = true;
 };
