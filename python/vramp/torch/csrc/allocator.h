@@ -358,6 +358,9 @@ class Allocator : public Forwarding {
   // Publishes memory for other processes until it is freed. PyTorch counts what it sends, and does not free it
   // before the receivers have.
   torch_api::ShareableHandle shareIpcHandle(void* address) override {
+    shared_.has_sent.store(true, std::memory_order_relaxed);
+    // Frees what was sent before and is not used any more: O(n) in the tensors that are still used elsewhere.
+    (void)Blocks::run_callbacks();
     vramp_torch_ticket_t ticket{};
     vramp_status_t status = shared_.vramp.share(address, &ticket);
     if (status == VRAMP_ERROR_UNKNOWN_POINTER) {

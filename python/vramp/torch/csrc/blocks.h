@@ -61,6 +61,9 @@ class Blocks {
         return in_pool;
       }
     }
+    if (C10_UNLIKELY(shared_.has_sent.load(std::memory_order_relaxed))) {
+      collect_if_grown(device);
+    }
     int64_t allocated;
     {
       std::lock_guard<std::recursive_mutex> lock(device.mutex);
@@ -133,7 +136,26 @@ class Blocks {
     return false;
   }
 
+  // Runs the callbacks with which PyTorch and programs free memory. Tensors that were sent to other processes
+  // and freed there are freed here by one of them. Returns true if any was.
+  static bool run_callbacks() {
+    bool freed = false;
+    for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
+      freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+    }
+    return freed;
+  }
+
  private:
+  // Runs the callbacks where a request has taken memory of the device, as PyTorch's allocator does.
+  void collect_if_grown(Device& device) {
+    uint64_t reserved = 0;
+    if (shared_.vramp.reserved(device.index, &reserved) == VRAMP_OK &&
+        reserved > device.reserved_before.exchange(reserved)) {
+      (void)run_callbacks();
+    }
+  }
+
   // Frees memory and tries again. Returns an address if a pool has served the request, and null if
   // `*block` has. Throws if nothing helps.
   void* retry(Device& device, size_t size, cudaStream_t stream, vramp_status_t status,
@@ -155,11 +177,7 @@ class Blocks {
       }
       return status == VRAMP_OK;
     };
-    bool freed = false;
-    for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
-      freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
-    }
-    if (freed && again()) {
+    if (run_callbacks() && again()) {
       return nullptr;
     }
     if (void* address = pools_.malloc_in_any(device, size, stream)) {
