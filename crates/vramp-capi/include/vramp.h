@@ -98,9 +98,6 @@ typedef enum {
   VRAMP_EVENT_OUT_OF_MEMORY = 6
 } vramp_event_kind_t;
 
-/* What was chosen for a device. */
-typedef struct DeviceOptions DeviceOptions;
-
 /* Handle of an allocator. An id that is looked up: any value may be passed. Zero is none. */
 typedef struct {
   /* Opaque. May be compared. */
@@ -409,8 +406,6 @@ typedef struct {
 
 /* Receives one part of memory. */
 typedef void (*vramp_torch_visitor_t)(const vramp_torch_part_t *part, void *user);
-
-
 
 #ifdef __cplusplus
 extern "C" {
@@ -972,6 +967,13 @@ int vramp_torch_is_open(int device);
  * the call may be repeated with corrected options.
  */
 vramp_status_t vramp_torch_open(int device);
+
+/*
+ * Grants device `device` access to the memory of device `owner`: what it has now and later, and what is open of
+ * other processes. Opens no device. VRAMP_ERROR_OPTION where the option `peers` excludes it.
+ */
+vramp_status_t vramp_torch_enable_peer(int device,
+                                       int owner);
 
 /*
  * Allocates a segment for PyTorch's own allocator. Waits on the host for earlier work on its memory.

@@ -16,7 +16,7 @@
 //! PyTorch frees memory in destructors of globals. Streams are adopted at their first use.
 
 pub mod dropin;
-pub(crate) mod open;
+pub mod open;
 mod pools;
 mod segments;
 mod settings;

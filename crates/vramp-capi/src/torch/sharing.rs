@@ -85,7 +85,8 @@ pub(super) struct Shares {
 
 struct Opened {
     last: u64,
-    live: BTreeMap<u64, OpenedMemory>,
+    /// With the device, by number.
+    live: BTreeMap<u64, (c_int, OpenedMemory)>,
 }
 
 impl Shares {
@@ -177,18 +178,29 @@ impl Torch {
         let mut opened = lock(&self.shares.opened);
         opened.last += 1;
         let number = opened.last;
-        opened.live.insert(number, memory);
+        // A card that was granted access after the import, and before this is in the table.
+        for peer in context.allocator().sharing().peers {
+            memory.grant_access(peer)?;
+        }
+        opened.live.insert(number, (device, memory));
         Ok(vramp_torch_opened_t { number, address: range.start.number(), size: range.len.count() })
     }
 
     fn close_shared(&self, number: u64) -> Result<()> {
         check_fork()?;
         let removed = lock(&self.shares.opened).live.remove(&number);
-        let memory = removed.ok_or_else(|| {
+        let (_, memory) = removed.ok_or_else(|| {
             let text = format!("no memory of another process is open under the number {number}");
             Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text)
         })?;
         Ok(memory.close()?)
+    }
+
+    /// Grants a card access to the memory that is open for a device.
+    pub(super) fn grant_opened(&self, device: c_int, peer: u32) -> Result<()> {
+        let opened = lock(&self.shares.opened);
+        let of_device = opened.live.values().filter(|(of, _)| *of == device);
+        Ok(of_device.map(|(_, memory)| memory).try_for_each(|memory| memory.grant_access(peer))?)
     }
 
     /// Counts what is shared now. O(opened).
@@ -197,7 +209,7 @@ impl Torch {
         let published = lock(&self.shares.published).len() as u64;
         let exported = self.opened().map(|context| context.allocator().exported() as u64).sum();
         let opened = lock(&self.shares.opened);
-        let bytes: Bytes = opened.live.values().map(|memory| memory.range().len).sum();
+        let bytes: Bytes = opened.live.values().map(|(_, memory)| memory.range().len).sum();
         let (opened, opened_bytes) = (opened.live.len() as u64, bytes.count());
         Ok(vramp_torch_shared_t { published, exported, opened, opened_bytes })
     }

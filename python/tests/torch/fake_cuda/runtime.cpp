@@ -282,7 +282,14 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
 
 cudaError_t cudaDeviceSynchronize() {
   std::lock_guard lock(stream_mutex());
-  if (forbidden_by_capture()) return fail(cudaErrorStreamCaptureUnsupported);
+  // As on a card: refused in every mode and from every thread, and the captures are spoiled.
+  bool captured = false;
+  for (auto& stream : all_streams()) {
+    if (stream->device != thread_device || !stream->capture) continue;
+    stream->capture->valid = false;
+    captured = true;
+  }
+  if (captured) return fail(cudaErrorStreamCaptureUnsupported);
   finish_device(thread_device);
   return cudaSuccess;
 }

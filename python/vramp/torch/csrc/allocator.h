@@ -117,7 +117,7 @@ class Allocator : public Forwarding {
     if (pointer.get_deleter() != &delete_block && !is_native) {
       return;
     }
-    if (!is_native && blocks_.record_use(address, Queue(stream))) {
+    if (!is_native && blocks_.record_use(address, pointer.device().index(), stream)) {
       return;
     }
     DataPtr of_pool(address, address, native_->raw_deleter(), pointer.device());
@@ -137,6 +137,7 @@ class Allocator : public Forwarding {
   }
 
   void emptyCache(PoolId pool) override {
+    blocks_.free_postponed();
     imports_.close_postponed();
     if (pool != PoolId{0, 0}) {
       pools_.empty(pool);
@@ -214,6 +215,7 @@ class Allocator : public Forwarding {
 
   void endAllocateToPool(DeviceIndex device, PoolId pool) override {
     pools_.end(shared_.devices.checked(device), pool);
+    blocks_.free_postponed();
     imports_.close_postponed();
   }
 
@@ -381,12 +383,24 @@ class Allocator : public Forwarding {
     return imports_.open(current_device(), handle);
   }
 
+  // Grants a device access to the memory of another one. PyTorch asks once for each pair, with the first copy
+  // between them, and remembers the answer before it is given.
+  void enablePeerAccess(DeviceIndex device, DeviceIndex owner) override {
+    if (shared_.vramp.enable_peer(device, owner) != VRAMP_OK) {
+      std::string why = shared_.vramp.last_error();
+      forget_peer_access(shared_.devices.count());
+      TORCH_CHECK(false, "vramp cannot give device ", static_cast<int>(device), " access to memory of device ",
+                  static_cast<int>(owner), ": ", why);
+    }
+    native_->enablePeerAccess(device, owner);
+  }
+
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t count,
-                          cudaStream_t stream, bool /*p2p_enabled*/) override {
-    if (to_device == from_device) {
+                          cudaStream_t stream, bool p2p_enabled) override {
+    if (to_device == from_device || p2p_enabled) {
       return cudaMemcpyAsync(to, from, count, cudaMemcpyDeviceToDevice, stream);
     }
-    // Mapped memory is accessible to its own device alone; only this call copies it.
+    // Mapped memory is accessible to its own device alone then; only this call copies it.
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, count, stream);
   }
 

@@ -14,6 +14,7 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include "foreign_uses.h"
 #include "native.h"
 #include "out_of_memory.h"
 #include "pools.h"
@@ -78,8 +79,18 @@ class Blocks {
     return address;
   }
 
+  // Frees the blocks whose free had to wait for the end of a capture.
+  void free_postponed() {
+    for (void* address : foreign_uses_.take_postponed()) {
+      (void)free(address);
+    }
+  }
+
   // Frees a block. Returns false if vramp has none at the address.
   bool free(void* address) {
+    if (!foreign_uses_.settle(address)) {
+      return true;
+    }
     if (recorder_.is_observed()) {
       recorder_.record_free(address);
     }
@@ -114,8 +125,31 @@ class Blocks {
     return true;
   }
 
-  // Keeps a block from reuse until the work queued on `queue` so far is over. Returns false if vramp has
-  // none at the address.
+  // Keeps a block of device `own` from reuse until the work queued on `stream` so far is over. Returns false if
+  // vramp has none at the address.
+  bool record_use(void* address, DeviceIndex own, c10::cuda::CUDAStream stream) {
+    if (C10_LIKELY(stream.device_index() == own)) {
+      return record_use(address, Queue(stream));
+    }
+    vramp_torch_block_t found{};
+    if (shared_.vramp.block_find(address, &found) != VRAMP_OK) {
+      return false;
+    }
+    foreign_uses_.add(address, own, stream);
+    return true;
+  }
+
+  // Runs the callbacks with which PyTorch and programs free memory. Tensors that were sent to other processes
+  // and freed there are freed here by one of them. Returns true if any was.
+  static bool run_callbacks() {
+    bool freed = false;
+    for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
+      freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+    }
+    return freed;
+  }
+
+ private:
   bool record_use(void* address, Queue queue) {
     vramp_status_t status = shared_.vramp.block_record(address, queue.stream);
     if (status == VRAMP_OK) {
@@ -136,17 +170,6 @@ class Blocks {
     return false;
   }
 
-  // Runs the callbacks with which PyTorch and programs free memory. Tensors that were sent to other processes
-  // and freed there are freed here by one of them. Returns true if any was.
-  static bool run_callbacks() {
-    bool freed = false;
-    for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
-      freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
-    }
-    return freed;
-  }
-
- private:
   // Runs the callbacks where a request has taken memory of the device, as PyTorch's allocator does.
   void collect_if_grown(Device& device) {
     uint64_t reserved = 0;
@@ -208,6 +231,7 @@ class Blocks {
   OutOfMemory& out_of_memory_;
   Native& native_;
   Pools& pools_;
+  ForeignUses foreign_uses_{shared_};
   std::mutex external_mutex_;
   // Streams of other libraries that tensors were recorded on, by block.
   std::unordered_map<void*, std::set<cudaStream_t>> external_uses_;

@@ -102,6 +102,10 @@ class Devices {
     count_ = std::min<int>(count, kDevices);
   }
 
+  int count() const {
+    return count_;
+  }
+
   Device& at(DeviceIndex device) {
     return devices_[static_cast<size_t>(device)];
   }

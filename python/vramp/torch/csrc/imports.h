@@ -1,8 +1,8 @@
 // Memory of other processes: tensors that were sent here.
 //
 // Tensors of one storage share an import, which lasts until the last of them is freed. It is closed once the
-// device has finished all work, as PyTorch does. Where a capture of a graph forbids to wait for that, the
-// close is put off until a pool is closed, the cache is emptied, or other memory is opened or freed.
+// device has finished all work, as PyTorch does. While a pool is open, into which a graph may be captured, the
+// wait is not allowed: the close is put off until pools are closed.
 //
 // Growth: O(log n) for each tensor, with n imports open.
 
@@ -98,7 +98,7 @@ class Imports {
 
   // Destructors call this: it throws nothing.
   void close(const Import& import) {
-    if (wait_for_device(import.device)) {
+    if (wait_for_device(shared_.devices.at(import.device))) {
       // vramp prints a failure.
       (void)shared_.vramp.share_close(import.number);
       return;

@@ -24,22 +24,18 @@ inline DeviceIndex current_device() {
   return device;
 }
 
-// Waits for all work of a device. Returns false while a graph is captured, which forbids the wait. Throws
+// Waits for all work of a device. Returns false, and does nothing, while a pool is open: a graph may be captured
+// into it, and the wait is refused then and invalidates the capture, in every mode and from every thread. Throws
 // nothing.
-inline bool wait_for_device(DeviceIndex device) {
+inline bool wait_for_device(const Device& device) {
   DeviceIndex before = 0;
-  if (c10::cuda::GetDevice(&before) != cudaSuccess || c10::cuda::SetDevice(device) != cudaSuccess) {
-    (void)cudaGetLastError();
+  if (device.is_any_pool_open() || c10::cuda::GetDevice(&before) != cudaSuccess ||
+      c10::cuda::SetDevice(device.index) != cudaSuccess) {
     return false;
   }
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  bool relaxed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
   bool waited = cudaDeviceSynchronize() == cudaSuccess;
   if (!waited) {
     (void)cudaGetLastError();
-  }
-  if (relaxed) {
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
   }
   (void)c10::cuda::SetDevice(before);
   return waited;
@@ -75,7 +71,7 @@ class SegmentSource : public Forwarding {
     Device& device = shared_.devices.at(static_cast<DeviceIndex>(index));
     // PyTorch frees segments with cudaFree, which waits for the device. Where the wait is refused, vramp keeps
     // the memory until the work queued now is over.
-    bool may_be_in_use = !wait_for_device(device.index);
+    bool may_be_in_use = !wait_for_device(device);
     uint64_t size = 0;
     vramp_status_t status = shared_.vramp.segment_free(address, may_be_in_use ? 1 : 0, &size);
     if (status == VRAMP_OK) {
