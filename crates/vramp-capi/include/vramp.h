@@ -121,9 +121,6 @@ typedef enum {
   VRAMP_HANDLE_FABRIC = 2
 } vramp_handle_type_t;
 
-/* What was chosen for a device. */
-typedef struct DeviceOptions DeviceOptions;
-
 /* Handle of an allocator. An id that is looked up: any value may be passed. Zero is none. */
 typedef struct {
   /* Opaque. May be compared. */
@@ -395,6 +392,41 @@ typedef struct {
   int is_small;
 } vramp_torch_block_t;
 
+/* A ticket for memory, and where an address lies in it. */
+typedef struct {
+  /* Distance of the address from the first byte of the shared memory. */
+  uint64_t offset;
+  /* Number of bytes of the ticket. */
+  uint64_t length;
+  /* The ticket. */
+  uint8_t bytes[160];
+} vramp_torch_ticket_t;
+
+/* Memory of another process. */
+typedef struct {
+  /* Number for vramp_torch_share_close. */
+  uint64_t number;
+  /* Address of its first byte here. */
+  uint64_t address;
+  /* Bytes. */
+  uint64_t size;
+} vramp_torch_opened_t;
+
+/* What is shared now. */
+typedef struct {
+  /* Blocks and segments that other processes can open. */
+  uint64_t published;
+  /*
+   * Blocks and segments that are kept for other processes: those published, and freed ones that are still
+   * open elsewhere.
+   */
+  uint64_t exported;
+  /* Memory of other processes that is open here. */
+  uint64_t opened;
+  /* Its bytes. */
+  uint64_t opened_bytes;
+} vramp_torch_shared_t;
+
 /*
  * What the statistics of PyTorch need besides the blocks, in bytes and counts. Of each pair, the first
  * is of memory for requests up to 1 MiB.
@@ -449,8 +481,6 @@ typedef struct {
 
 /* Receives one part of memory. */
 typedef void (*vramp_torch_visitor_t)(const vramp_torch_part_t *part, void *user);
-
-
 
 #ifdef __cplusplus
 extern "C" {
@@ -1229,6 +1259,13 @@ int vramp_torch_is_open(int device);
 vramp_status_t vramp_torch_open(int device);
 
 /*
+ * Grants device `device` access to the memory of device `owner`: what it has now and later, and what is open of
+ * other processes. Opens no device. VRAMP_ERROR_OPTION where the option `peers` excludes it.
+ */
+vramp_status_t vramp_torch_enable_peer(int device,
+                                       int owner);
+
+/*
  * Allocates a segment for PyTorch's own allocator. Waits on the host for earlier work on its memory.
  *
  * What the caller promises:
@@ -1256,6 +1293,41 @@ vramp_status_t vramp_torch_segment_device(void *address, int *device);
 vramp_status_t vramp_torch_segment_free(void *address,
                                         int may_be_in_use,
                                         uint64_t *size);
+
+/*
+ * Publishes the memory that contains an address for other processes of the user, and returns a ticket. It
+ * is withdrawn when the memory is freed. VRAMP_ERROR_UNKNOWN_POINTER for memory that is not vramp's.
+ *
+ * What the caller promises:
+ * `ticket` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_share(void *address,
+                                 vramp_torch_ticket_t *ticket);
+
+/*
+ * Opens the memory of a ticket for work of a device. Waits for the process that published it.
+ *
+ * What the caller promises:
+ * `ticket` is null or has `length` readable bytes. `opened` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_share_open(int device,
+                                      const uint8_t *ticket,
+                                      uint64_t length,
+                                      vramp_torch_opened_t *opened);
+
+/*
+ * Closes memory of another process. All work on it is over, and seen to be. A failure is also printed:
+ * destructors call this.
+ */
+vramp_status_t vramp_torch_share_close(uint64_t number);
+
+/*
+ * Counts what PyTorch shares with other processes now.
+ *
+ * What the caller promises:
+ * `shared` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_shared(vramp_torch_shared_t *shared);
 
 /*
  * Returns what PyTorch's statistics need of a device: zeros if it was not used.

@@ -10,6 +10,7 @@ use vramp_alloc::error::HostShortage;
 use vramp_alloc::graph::AttachedCapture;
 use vramp_alloc::history::{HistoryRecording, HistorySize, Trace};
 use vramp_alloc::observe::{Event, Registration};
+use vramp_alloc::sharing::{Export, ExportError};
 use vramp_alloc::{
     AllocError, Allocation, Allocator, Bytes, CloseError, Config, DeviceAddr, FreeError, StreamId,
 };
@@ -521,6 +522,12 @@ impl Context {
     pub fn synchronize(&self, stream: StreamId) -> Result<()> {
         let raw = self.allocator.stream(stream).ok_or_else(unknown_stream)?;
         Ok(self.device.driver.synchronize_stream(raw)?)
+    }
+
+    /// Exports the block that begins at `addr`.
+    pub fn export(&self, addr: u64) -> Result<std::result::Result<Export, ExportError>> {
+        let exported = self.blocks.with(addr, |block| self.allocator.export(block));
+        exported.ok_or_else(|| self.unknown_pointer(addr))
     }
 
     /// Returns the usable bytes of a block.

@@ -240,9 +240,6 @@ def _pool(device: int) -> Pool:
 
 
 def _install(torch: Any, wanted: str) -> Route:
-    from . import _sharing
-
-    share = _sharing.prepared()
     made: Route = "pluggable"
     if wanted != "pluggable":
         try:
@@ -258,10 +255,11 @@ def _install(torch: Any, wanted: str) -> Route:
                 stacklevel=3,
             )
     if made == "pluggable":
-        from . import _pluggable
+        from . import _pluggable, _sharing
 
+        share = _sharing.prepared()
         _kept.append(_pluggable.install(torch, _library()))
-    share()
+        share()
     return made
 
 

@@ -1,4 +1,5 @@
-"""Sending CUDA tensors to other processes: an error at the receiver instead of a wait without end.
+"""Sending CUDA tensors to other processes on the pluggable route, which has no functions for it: an error at
+the receiver instead of a wait without end.
 
 A queue of torch.multiprocessing converts tensors on a thread of its own. An exception there is printed,
 and the receiver waits for ever. So what cannot be shared is sent as an object that raises when it is
@@ -14,8 +15,8 @@ from typing import Any
 from .._errors import UnsupportedError
 
 _TEXT = (
-    "vramp does not share CUDA memory with other processes yet: send a copy in host memory "
-    "(tensor.cpu()), or run without vramp"
+    "vramp shares CUDA memory with other processes on its compiled route alone: install a C++ compiler "
+    "(`python -m vramp doctor`), or send a copy in host memory (tensor.cpu())"
 )
 
 

@@ -254,6 +254,14 @@ impl OpenedMemory {
         self.imported.range()
     }
 
+    /// Grants a card access to the memory: see [`Imported::grant_access`].
+    ///
+    /// # Errors
+    /// The driver call failed.
+    pub fn grant_access(&self, ordinal: u32) -> Result<(), DriverError> {
+        self.imported.grant_access(ordinal)
+    }
+
     /// Notes that work on `stream` uses the memory: see [`Imported::record_use`].
     ///
     /// # Errors

@@ -152,6 +152,15 @@ impl Imported {
         Ok(())
     }
 
+    /// Grants a card access to the memory, which is imported already. Idempotent. One driver call.
+    ///
+    /// # Errors
+    /// The driver call failed.
+    pub fn grant_access(&self, ordinal: u32) -> Result<(), DriverError> {
+        let mapping = self.mapping.as_ref().expect("it is closed when it is dropped");
+        self.shared.driver.set_access(mapping.whole, &[ordinal])
+    }
+
     /// Waits on the host for the noted work, then unmaps the memory and releases the handles. No lock is
     /// held during the wait.
     ///

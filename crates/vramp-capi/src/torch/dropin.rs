@@ -75,6 +75,7 @@ impl Torch {
     pub(super) fn free_block(&self, addr: u64) -> Result<vramp_torch_block_t> {
         check_fork()?;
         for (device, context) in self.opened_by_device() {
+            self.shares.withdraw(device, addr);
             if let Some((block, requested, stream)) = context.free_on_own_stream(addr)? {
                 return Ok(described(block, requested, context.raw(stream), device));
             }

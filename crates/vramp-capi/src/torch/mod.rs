@@ -16,10 +16,11 @@
 //! PyTorch frees memory in destructors of globals. Streams are adopted at their first use.
 
 pub mod dropin;
-pub(crate) mod open;
+pub mod open;
 mod pools;
 mod segments;
 mod settings;
+pub mod sharing;
 pub(crate) mod snapshot;
 pub mod statistics;
 mod unwind;
@@ -40,6 +41,7 @@ use open::DeviceOptions;
 use pools::{PoolId, Pools};
 use segments::Segments;
 use settings::Settings;
+use sharing::Shares;
 use unwind::throw_last_failure;
 
 /// Maximum number of devices. PyTorch's device index has eight bits.
@@ -59,6 +61,8 @@ struct Torch {
     pools: [Pools; DEVICES],
     /// Memory that PyTorch's own allocator has, by device.
     segments: [Segments; DEVICES],
+    /// What other processes can open, and what is open of theirs.
+    shares: Shares,
     handles: Mutex<[vramp_allocator_t; DEVICES]>,
 }
 
@@ -72,6 +76,7 @@ impl Torch {
             options: Mutex::new([const { DeviceOptions::NONE }; DEVICES]),
             pools: [const { Pools::new() }; DEVICES],
             segments: [const { Segments::new() }; DEVICES],
+            shares: Shares::new(),
             handles: Mutex::new([vramp_allocator_t { id: 0 }; DEVICES]),
         }
     }
@@ -122,6 +127,7 @@ impl Torch {
         let context = self.context(device)?;
         // SAFETY: this function's contract is the same.
         let stream = unsafe { context.adopt(raw) }?;
+        self.shares.withdraw(device, addr);
         let pools = &self.pools[device as usize];
         if pools.any_open() {
             // An error is reported to allocations in the capture. A free must succeed.

@@ -3,18 +3,22 @@
 //! Opening creates a CUDA context, which takes memory of the device and time. So nothing else opens a device:
 //! what is chosen for one before (fraction, recording, observer) is kept and takes effect when it is opened.
 
+use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
+
+use vramp_alloc::Bytes;
+use vramp_alloc::sharing::{AccessError, Peers};
 
 use super::settings::Settings;
 use super::{DEVICES, TORCH, Torch};
 use crate::abi::vramp_allocator_t;
-use crate::abi::vramp_status_t::*;
+use crate::abi::vramp_status_t::{self, *};
 use crate::context::{self, Context};
 use crate::device::has_card;
 use crate::environment::variable;
 use crate::handles;
-use crate::status::{Failure, Result, check_fork};
+use crate::status::{Failure, Result, check_fork, status_of};
 
 /// Registers an observer with an allocator. Returns the number of the registration.
 pub(super) type Register = Box<dyn Fn(&Context) -> u64 + Send>;
@@ -29,11 +33,18 @@ pub(super) struct DeviceOptions {
     register: Option<Register>,
     /// The observer's registration, once the device is open.
     registration: Option<u64>,
+    /// Devices that may access its memory, chosen before it was opened.
+    peers: BTreeSet<u32>,
 }
 
 impl DeviceOptions {
-    pub const NONE: DeviceOptions =
-        DeviceOptions { fraction: None, events: 0, register: None, registration: None };
+    pub const NONE: DeviceOptions = DeviceOptions {
+        fraction: None,
+        events: 0,
+        register: None,
+        registration: None,
+        peers: BTreeSet::new(),
+    };
 }
 
 impl Torch {
@@ -80,6 +91,9 @@ impl Torch {
         if options.events > 0 {
             context.record_history(options.events)?;
         }
+        for &peer in &options.peers {
+            context.allocator().grant_access(peer).map_err(not_granted)?;
+        }
         options.registration = options.register.as_ref().map(|register| register(&context));
         Ok(self.devices[device].get_or_init(|| Arc::new(context.kept_open(device as u16))))
     }
@@ -122,6 +136,31 @@ impl Torch {
         Ok(())
     }
 
+    /// Grants a device access to the memory of device `owner`, now or when that is opened.
+    pub(super) fn enable_peer(&self, device: c_int, owner: c_int) -> Result<()> {
+        self.slot(device)?;
+        let slot = self.slot(owner)?;
+        let peer = device as u32;
+        let mut options = self.options();
+        if let Some(opened) = slot.get() {
+            drop(options);
+            opened.allocator().grant_access(peer).map_err(not_granted)?;
+            return self.grant_opened(owner, peer);
+        }
+        // An allocator that is opened must not fail because of what was asked before.
+        let config = self.read_settings()?.options.config(Bytes::tib(1), None);
+        let is_allowed = match &config.sharing.peers {
+            Peers::None => false,
+            Peers::OnDemand | Peers::All => true,
+            Peers::These(listed) => listed.contains(&peer),
+        };
+        if !is_allowed {
+            return Err(not_granted(AccessError::Excluded { ordinal: peer }));
+        }
+        options[owner as usize].peers.insert(peer);
+        Ok(())
+    }
+
     /// Replaces the observer of PyTorch's class, and waits for calls in progress of the one before.
     pub(super) fn observe(&self, device: c_int, register: Option<Register>) -> Result<()> {
         let slot = self.slot(device)?;
@@ -150,6 +189,23 @@ impl Torch {
         }
         Ok(*handle)
     }
+}
+
+fn not_granted(error: AccessError) -> Failure {
+    let status = match &error {
+        AccessError::NoPeer { .. } | AccessError::Excluded { .. } => VRAMP_ERROR_OPTION,
+        AccessError::NotSupported { .. } => VRAMP_ERROR_UNSUPPORTED,
+        AccessError::Unusable(_) => VRAMP_ERROR_INCONSISTENT,
+        _ => VRAMP_ERROR_DRIVER,
+    };
+    Failure::new(status, error.to_string())
+}
+
+/// Grants device `device` access to the memory of device `owner`: what it has now and later, and what is open of
+/// other processes. Opens no device. VRAMP_ERROR_OPTION where the option `peers` excludes it.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_torch_enable_peer(device: c_int, owner: c_int) -> vramp_status_t {
+    status_of(|| TORCH.enable_peer(device, owner))
 }
 
 /// Returns the handle of a device's allocator, for callers in this process that are not PyTorch.

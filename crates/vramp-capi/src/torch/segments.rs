@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use vramp_alloc::{Allocation, Bytes, DeviceAddr, StreamId};
+use vramp_alloc::sharing::{Export, ExportError};
+use vramp_alloc::{Allocation, Allocator, Bytes, DeviceAddr, StreamId};
 
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t::{self, *};
@@ -39,6 +40,22 @@ impl Segments {
     /// Returns true if a segment begins at the address.
     pub(super) fn has(&self, addr: u64) -> bool {
         self.lock().live.contains_key(&addr)
+    }
+
+    /// Returns the first address of the segment that contains an address. O(log n).
+    pub(super) fn containing(&self, addr: u64) -> Option<u64> {
+        let table = self.lock();
+        let (&start, segment) = table.live.range(..=addr).next_back()?;
+        (addr - start < segment.len().count()).then_some(start)
+    }
+
+    /// Exports the segment that begins at an address. `None` if none does.
+    pub(super) fn export(
+        &self,
+        allocator: &Allocator,
+        start: u64,
+    ) -> Option<std::result::Result<Export, ExportError>> {
+        self.lock().live.get(&start).map(|segment| allocator.export(segment))
     }
 
     fn lock(&self) -> MutexGuard<'_, SegmentTable> {
@@ -83,6 +100,7 @@ impl Torch {
         for (device, context) in self.opened_by_device() {
             let removed = self.segments(device).lock().live.remove(&addr);
             let Some(segment) = removed else { continue };
+            self.shares.withdraw(device, addr);
             let allocator = context.allocator();
             let (size, stream) = (segment.requested().count(), segment.stream());
             if may_be_in_use {

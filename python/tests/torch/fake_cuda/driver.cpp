@@ -26,6 +26,8 @@ CUresult same(cudaError_t error) { return static_cast<CUresult>(error); }
 // Number of times that each device's context was retained.
 std::array<std::atomic<size_t>, 64> retained{};
 
+std::atomic<size_t> calls_of_set_access{0};
+
 CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device + 1)); }
 
 }  // namespace
@@ -111,7 +113,20 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericA
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t size) {
   return Memory::instance().unmap(address(pointer), size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) { return CUDA_SUCCESS; }
+CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc* wanted, size_t count) {
+  for (size_t index = 0; index < count; ++index) {
+    bool allowed = wanted[index].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    if (!Memory::instance().set_access(address(pointer), size, wanted[index].location.id, allowed)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  ++calls_of_set_access;
+  return CUDA_SUCCESS;
+}
+size_t fake_cuda_set_access() { return calls_of_set_access; }
+CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+  return *can = Memory::instance().are_peers(device, peer), CUDA_SUCCESS;
+}
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* pointer) {
   *handle = reinterpret_cast<CUmemGenericAllocationHandle>(Memory::instance().retain(pointer));
   return *handle ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -126,12 +141,20 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
   properties->location.id = physical(handle)->device;
   return CUDA_SUCCESS;
 }
-CUresult cuMemExportToShareableHandle(void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+CUresult cuMemExportToShareableHandle(void* file, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                                       unsigned long long) {
-  return CUDA_ERROR_NOT_SUPPORTED;
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+  int made = Memory::instance().export_file(physical(handle));
+  if (made < 0) return CUDA_ERROR_INVALID_VALUE;
+  *static_cast<int*>(file) = made;
+  return CUDA_SUCCESS;
 }
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle*, void*, CUmemAllocationHandleType) {
-  return CUDA_ERROR_NOT_SUPPORTED;
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* file,
+                                        CUmemAllocationHandleType type) {
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+  auto number = static_cast<int>(reinterpret_cast<intptr_t>(file));
+  *handle = reinterpret_cast<CUmemGenericAllocationHandle>(Memory::instance().import_file(number, current_device()));
+  return *handle ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult cuDeviceGetName(char* text, int size, CUdevice) {
   std::snprintf(text, static_cast<size_t>(size), "Fake CUDA device");

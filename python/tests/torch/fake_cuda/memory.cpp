@@ -1,6 +1,8 @@
 #include "memory.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -12,6 +14,15 @@ namespace {
 size_t number_from_environment(const char* name, size_t otherwise) {
   const char* text = std::getenv(name);
   return text && *text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+// A file of `size` bytes in memory, or -1.
+int new_file(size_t size) {
+  int file = memfd_create("fake-cuda", MFD_CLOEXEC);
+  if (file < 0) return -1;
+  if (!ftruncate(file, static_cast<off_t>(size))) return file;
+  close(file);
+  return -1;
 }
 
 // Maps `size` bytes at a multiple of `align`; `start` and `length` are what has to be unmapped.
@@ -49,7 +60,10 @@ Memory::Memory()
     : capacity_(number_from_environment("FAKE_CUDA_MEMORY", size_t{1} << 30)),
       used_(visible_devices()),
       mallocs_(used_.size()),
-      frees_(used_.size()) {}
+      frees_(used_.size()),
+      enabled_(used_.size()) {
+  has_links_ = number_from_environment("FAKE_CUDA_LINKS", 1) != 0;
+}
 
 size_t Memory::used(int device) {
   std::lock_guard lock(mutex_);
@@ -69,14 +83,39 @@ size_t Memory::frees(int device) {
 void* Memory::allocate(int device, size_t size) {
   std::lock_guard lock(mutex_);
   if (size > capacity_ - used_[device]) return nullptr;
-  Range range{size, device, nullptr, 0, nullptr};
-  void* pointer = map_aligned(size, kDeviceAlign, PROT_READ | PROT_WRITE, &range.start_of_mapping,
-                              &range.size_of_mapping);
+  void* pointer = map_file(new_file(size), size, device);
   if (!pointer) return nullptr;
   used_[device] += size;
   mallocs_[device]++;
+  return pointer;
+}
+
+void* Memory::open(int file, size_t size, int device) {
+  std::lock_guard lock(mutex_);
+  return map_file(file, size, device, true);
+}
+
+// Owns `file`.
+void* Memory::map_file(int file, size_t size, int device, bool imported) {
+  if (file < 0) return nullptr;
+  Range range{size, device, nullptr, 0, nullptr, file, 0, imported};
+  void* pointer = map_aligned(size, kDeviceAlign, PROT_NONE, &range.start_of_mapping, &range.size_of_mapping);
+  if (!pointer || mmap(pointer, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
+    close(file);
+    return nullptr;
+  }
   ranges_[reinterpret_cast<uintptr_t>(pointer)] = range;
   return pointer;
+}
+
+bool Memory::file_of(const void* pointer, int* file, void** start, size_t* size) {
+  std::lock_guard lock(mutex_);
+  auto range = find(pointer);
+  if (range == ranges_.end() || range->second.file < 0) return false;
+  *file = range->second.file;
+  *start = reinterpret_cast<void*>(range->first);
+  *size = range->second.size;
+  return true;
 }
 
 bool Memory::free(void* pointer) {
@@ -85,8 +124,11 @@ bool Memory::free(void* pointer) {
   if (found == ranges_.end() || found->second.handle) return false;
   Range range = found->second;
   munmap(range.start_of_mapping, range.size_of_mapping);
-  used_[range.device] -= range.size;
-  frees_[range.device]++;
+  close(range.file);
+  if (!range.imported) {
+    used_[range.device] -= range.size;
+    frees_[range.device]++;
+  }
   ranges_.erase(found);
   return true;
 }
@@ -178,11 +220,27 @@ bool Memory::unreserve(void* pointer, size_t size) {
 Physical* Memory::create(int device, size_t size) {
   std::lock_guard lock(mutex_);
   if (size > capacity_ - used_[device]) return nullptr;
-  int file = memfd_create("fake-cuda", MFD_CLOEXEC);
-  if (file < 0 || ftruncate(file, static_cast<off_t>(size))) return nullptr;
+  int file = new_file(size);
+  if (file < 0) return nullptr;
   used_[device] += size;
   mallocs_[device]++;
-  auto* handle = new Physical{file, size, device, 1};
+  auto* handle = new Physical{file, size, device, 1, false};
+  handles_[handle] = true;
+  return handle;
+}
+
+int Memory::export_file(Physical* handle) {
+  std::lock_guard lock(mutex_);
+  return handles_.count(handle) ? fcntl(handle->file, F_DUPFD_CLOEXEC, 0) : -1;
+}
+
+Physical* Memory::import_file(int file, int device) {
+  std::lock_guard lock(mutex_);
+  struct stat about{};
+  if (fstat(file, &about)) return nullptr;
+  int own = fcntl(file, F_DUPFD_CLOEXEC, 0);
+  if (own < 0) return nullptr;
+  auto* handle = new Physical{own, static_cast<size_t>(about.st_size), device, 1, true};
   handles_[handle] = true;
   return handle;
 }
@@ -190,8 +248,10 @@ Physical* Memory::create(int device, size_t size) {
 void Memory::drop(Physical* handle) {
   if (--handle->references) return;
   close(handle->file);
-  used_[handle->device] -= handle->size;
-  frees_[handle->device]++;
+  if (!handle->imported) {
+    used_[handle->device] -= handle->size;
+    frees_[handle->device]++;
+  }
   handles_.erase(handle);
   delete handle;
 }
@@ -214,7 +274,9 @@ bool Memory::map(void* pointer, size_t size, size_t offset, Physical* handle) {
     return false;
   }
   handle->references++;
-  ranges_[address] = Range{size, handle->device, pointer, size, handle};
+  maps_++;
+  mapped_ += size;
+  ranges_[address] = Range{size, handle->device, pointer, size, handle, -1, 0, false};
   return true;
 }
 
@@ -225,9 +287,11 @@ bool Memory::unmap(void* pointer, size_t size) {
   if (first == ranges_.end() || !first->second.handle) return false;
   while (first != ranges_.end() && first->first < address + size) {
     Physical* handle = first->second.handle;
+    mapped_ -= first->second.size;
     first = ranges_.erase(first);
     drop(handle);
   }
+  unmaps_++;
   mmap(pointer, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
   return true;
 }
@@ -238,6 +302,67 @@ Physical* Memory::retain(const void* pointer) {
   if (range == ranges_.end() || !range->second.handle) return nullptr;
   range->second.handle->references++;
   return range->second.handle;
+}
+
+bool Memory::may_access(int device, const void* pointer, size_t size) {
+  std::lock_guard lock(mutex_);
+  auto address = reinterpret_cast<uintptr_t>(pointer);
+  auto end = address + size;
+  while (address < end) {
+    auto range = find(reinterpret_cast<void*>(address));
+    if (range == ranges_.end()) return false;
+    const Range& found = range->second;
+    bool allowed = found.handle ? found.access >> device & 1
+                                : found.device == device || (enabled_[device] >> found.device & 1);
+    if (!allowed) return false;
+    address = range->first + found.size;
+  }
+  return true;
+}
+
+bool Memory::are_peers(int device, int other) const {
+  auto is_device = [&](int number) { return 0 <= number && size_t(number) < used_.size(); };
+  return has_links_ && device != other && is_device(device) && is_device(other);
+}
+
+bool Memory::enable_peer(int device, int other) {
+  std::lock_guard lock(mutex_);
+  uint64_t bit = uint64_t{1} << other;
+  bool is_new = !(enabled_[device] & bit);
+  enabled_[device] |= bit;
+  return is_new;
+}
+
+bool Memory::set_access(void* pointer, size_t size, int device, bool allowed) {
+  std::lock_guard lock(mutex_);
+  auto address = reinterpret_cast<uintptr_t>(pointer), end = address + size;
+  for (auto at = address; at < end;) {
+    auto range = ranges_.find(at);
+    if (range == ranges_.end() || !range->second.handle) return false;
+    at += range->second.size;
+  }
+  for (auto at = address; at < end;) {
+    Range& range = ranges_[at];
+    uint64_t bit = uint64_t{1} << device;
+    range.access = allowed ? range.access | bit : range.access & ~bit;
+    at += range.size;
+  }
+  return true;
+}
+
+size_t Memory::calls_of_map() {
+  std::lock_guard lock(mutex_);
+  return maps_;
+}
+
+size_t Memory::calls_of_unmap() {
+  std::lock_guard lock(mutex_);
+  return unmaps_;
+}
+
+size_t Memory::mapped() {
+  std::lock_guard lock(mutex_);
+  return mapped_;
 }
 
 bool Memory::is_handle(Physical* handle) {

@@ -3,6 +3,10 @@
 
 #include "runtime.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -17,6 +21,7 @@ namespace {
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int thread_device = 0;
 thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+std::atomic<size_t> peer_copies{0}, direct_copies{0};
 
 struct Graph {
   size_t nodes;
@@ -69,6 +74,12 @@ bool forbidden_by_capture() {
     }
   }
   return false;
+}
+
+int device_of_stream(cudaStream_t handle) {
+  std::lock_guard lock(stream_mutex());
+  auto stream = find(handle);
+  return stream ? stream->device : thread_device;
 }
 
 // Counts one piece of work of a stream.
@@ -138,6 +149,16 @@ int fake_cuda_release(void* handle) {
 size_t fake_cuda_used(int device) { return Memory::instance().used(device); }
 size_t fake_cuda_mallocs(int device) { return Memory::instance().mallocs(device); }
 size_t fake_cuda_frees(int device) { return Memory::instance().frees(device); }
+
+size_t fake_cuda_maps() { return Memory::instance().calls_of_map(); }
+size_t fake_cuda_unmaps() { return Memory::instance().calls_of_unmap(); }
+size_t fake_cuda_mapped() { return Memory::instance().mapped(); }
+int fake_cuda_may_access(int device, void* pointer, size_t size) {
+  return Memory::instance().may_access(device, pointer, size);
+}
+// Number of copies between devices, by the call that made them.
+size_t fake_cuda_peer_copies() { return peer_copies; }
+size_t fake_cuda_direct_copies() { return direct_copies; }
 
 size_t fake_cuda_events() {
   std::lock_guard lock(stream_mutex());
@@ -250,12 +271,25 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *greatest = -5;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) { return *can = device != peer, cudaSuccess; }
-cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  return *can = Memory::instance().are_peers(device, peer), cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  if (!Memory::instance().are_peers(thread_device, peer)) return fail(cudaErrorPeerAccessUnsupported);
+  bool is_new = Memory::instance().enable_peer(thread_device, peer);
+  return is_new ? cudaSuccess : fail(cudaErrorPeerAccessAlreadyEnabled);
+}
 
 cudaError_t cudaDeviceSynchronize() {
   std::lock_guard lock(stream_mutex());
-  if (forbidden_by_capture()) return fail(cudaErrorStreamCaptureUnsupported);
+  // As on a card: refused in every mode and from every thread, and the captures are spoiled.
+  bool captured = false;
+  for (auto& stream : all_streams()) {
+    if (stream->device != thread_device || !stream->capture) continue;
+    stream->capture->valid = false;
+    captured = true;
+  }
+  if (captured) return fail(cudaErrorStreamCaptureUnsupported);
   finish_device(thread_device);
   return cudaSuccess;
 }
@@ -319,6 +353,15 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t stream) {
+  int to_device = Memory::instance().device_of(to), from_device = Memory::instance().device_of(from);
+  if (to_device >= 0 && from_device >= 0 && to_device != from_device) {
+    // The stream's device makes the copy.
+    int device = device_of_stream(stream);
+    if (!Memory::instance().may_access(device, to, size) || !Memory::instance().may_access(device, from, size)) {
+      return fail(cudaErrorInvalidValue);
+    }
+    direct_copies++;
+  }
   copy_bytes(to, from, size, kind);
   return submit(stream);
 }
@@ -326,7 +369,12 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind k
   copy_bytes(to, from, size, kind);
   return submit(nullptr);
 }
-cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size, cudaStream_t stream) {
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t size,
+                                cudaStream_t stream) {
+  if (!Memory::instance().may_access(to_device, to, size) || !Memory::instance().may_access(from_device, from, size)) {
+    return fail(cudaErrorInvalidValue);
+  }
+  peer_copies++;
   copy_bytes(to, from, size, cudaMemcpyDeviceToDevice);
   return submit(stream);
 }
@@ -467,7 +515,8 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream_han
   std::lock_guard lock(stream_mutex());
   auto event = reinterpret_cast<Event*>(handle);
   auto stream = find(stream_handle);
-  if (!stream || !event) return fail(cudaErrorInvalidResourceHandle);
+  // An event is recorded on streams of its own device alone.
+  if (!stream || !event || event->device != stream->device) return fail(cudaErrorInvalidResourceHandle);
   event->capture = stream->capture;
   if (event->capture) return cudaSuccess;
   event->point = {stream, ++stream->submitted};
@@ -639,13 +688,51 @@ cudaError_t cudaMemcpyToSymbol(const void*, const void*, size_t, size_t, cudaMem
 cudaError_t cudaProfilerStart() { return cudaSuccess; }
 cudaError_t cudaProfilerStop() { return cudaSuccess; }
 
-// Memory is not shared between processes here.
+// Memory and events of other processes. Memory is a file, which the process of the user opens under /proc. Work
+// of another process is complete as soon as it is asked about: an event that is opened is a complete one.
 
-cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) { return fail(cudaErrorNotSupported); }
-cudaError_t cudaIpcOpenMemHandle(void**, cudaIpcMemHandle_t, unsigned) { return fail(cudaErrorNotSupported); }
-cudaError_t cudaIpcCloseMemHandle(void*) { return fail(cudaErrorNotSupported); }
-cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t*, cudaEvent_t) { return fail(cudaErrorNotSupported); }
-cudaError_t cudaIpcOpenEventHandle(cudaEvent_t*, cudaIpcEventHandle_t) { return fail(cudaErrorNotSupported); }
+struct SharedMemory {
+  pid_t process;
+  int file, device;
+  size_t size;
+};
+constexpr char kEventMark[] = "fake-cuda event";
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
+  SharedMemory shared{};
+  void* start;
+  // Mapped memory has no such handle, on a card neither.
+  if (!Memory::instance().file_of(pointer, &shared.file, &start, &shared.size)) return fail(cudaErrorInvalidValue);
+  shared.process = getpid();
+  shared.device = Memory::instance().device_of(pointer);
+  std::memset(handle, 0, sizeof *handle);
+  std::memcpy(handle, &shared, sizeof shared);
+  return cudaSuccess;
+}
+cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsigned) {
+  SharedMemory shared;
+  std::memcpy(&shared, &handle, sizeof shared);
+  if (shared.process == getpid()) return fail(cudaErrorDeviceUninitialized);
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", int(shared.process), shared.file);
+  int file = open(path, O_RDWR | O_CLOEXEC);
+  if (file < 0) return fail(cudaErrorInvalidValue);
+  *pointer = Memory::instance().open(file, shared.size, thread_device);
+  return *pointer ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
+cudaError_t cudaIpcCloseMemHandle(void* pointer) {
+  return Memory::instance().free(pointer) ? cudaSuccess : fail(cudaErrorInvalidValue);
+}
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* handle, cudaEvent_t event) {
+  if (!(reinterpret_cast<Event*>(event)->flags & cudaEventInterprocess)) return fail(cudaErrorInvalidValue);
+  std::memset(handle, 0, sizeof *handle);
+  std::memcpy(handle, kEventMark, sizeof kEventMark);
+  return cudaSuccess;
+}
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* event, cudaIpcEventHandle_t handle) {
+  if (std::memcmp(&handle, kEventMark, sizeof kEventMark)) return fail(cudaErrorInvalidValue);
+  return cudaEventCreateWithFlags(event, cudaEventInterprocess | cudaEventDisableTiming);
+}
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {

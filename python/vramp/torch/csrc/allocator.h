@@ -13,7 +13,7 @@
 // is run while it is held.
 //
 // The parts, each of which uses those before it: Shared (the devices), Recorder (history), OutOfMemory
-// (failures), Native (memory of PyTorch's own allocator), Pools, Blocks, Snapshots.
+// (failures), Native (memory of PyTorch's own allocator), Pools, Blocks, Snapshots, Imports.
 
 #pragma once
 
@@ -32,6 +32,7 @@
 
 #include "blocks.h"
 #include "forwarding.h"
+#include "imports.h"
 #include "native.h"
 #include "out_of_memory.h"
 #include "pools.h"
@@ -116,7 +117,7 @@ class Allocator : public Forwarding {
     if (pointer.get_deleter() != &delete_block && !is_native) {
       return;
     }
-    if (!is_native && blocks_.record_use(address, Queue(stream))) {
+    if (!is_native && blocks_.record_use(address, pointer.device().index(), stream)) {
       return;
     }
     DataPtr of_pool(address, address, native_->raw_deleter(), pointer.device());
@@ -136,6 +137,8 @@ class Allocator : public Forwarding {
   }
 
   void emptyCache(PoolId pool) override {
+    blocks_.free_postponed();
+    imports_.close_postponed();
     if (pool != PoolId{0, 0}) {
       pools_.empty(pool);
       return;
@@ -212,6 +215,8 @@ class Allocator : public Forwarding {
 
   void endAllocateToPool(DeviceIndex device, PoolId pool) override {
     pools_.end(shared_.devices.checked(device), pool);
+    blocks_.free_postponed();
+    imports_.close_postponed();
   }
 
   void releasePool(DeviceIndex device, PoolId pool) override {
@@ -352,18 +357,50 @@ class Allocator : public Forwarding {
 
   // --- several devices and processes ---
 
-  torch_api::ShareableHandle shareIpcHandle(void*) override {
-    TORCH_CHECK(false,
-                "vramp does not share CUDA memory with other processes yet: send a copy in host "
-                "memory (tensor.cpu()), or run without vramp");
+  // Publishes memory for other processes until it is freed. PyTorch counts what it sends, and does not free it
+  // before the receivers have.
+  torch_api::ShareableHandle shareIpcHandle(void* address) override {
+    shared_.has_sent.store(true, std::memory_order_relaxed);
+    // Frees what was sent before and is not used any more: O(n) in the tensors that are still used elsewhere.
+    (void)Blocks::run_callbacks();
+    vramp_torch_ticket_t ticket{};
+    vramp_status_t status = shared_.vramp.share(address, &ticket);
+    if (status == VRAMP_ERROR_UNKNOWN_POINTER) {
+      return native_->shareIpcHandle(address);
+    }
+    if (status != VRAMP_OK) {
+      shared_.fail("cannot share CUDA memory with other processes");
+    }
+    std::string handle(kHandleMark, kHandleMarkSize);
+    handle.append(reinterpret_cast<const char*>(ticket.bytes), ticket.length);
+    return {static_cast<ptrdiff_t>(ticket.offset), std::move(handle)};
+  }
+
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
+    if (!Imports::is_handle(handle)) {
+      return native_->getIpcDevPtr(std::move(handle));
+    }
+    return imports_.open(current_device(), handle);
+  }
+
+  // Grants a device access to the memory of another one. PyTorch asks once for each pair, with the first copy
+  // between them, and remembers the answer before it is given.
+  void enablePeerAccess(DeviceIndex device, DeviceIndex owner) override {
+    if (shared_.vramp.enable_peer(device, owner) != VRAMP_OK) {
+      std::string why = shared_.vramp.last_error();
+      forget_peer_access(shared_.devices.count());
+      TORCH_CHECK(false, "vramp cannot give device ", static_cast<int>(device), " access to memory of device ",
+                  static_cast<int>(owner), ": ", why);
+    }
+    native_->enablePeerAccess(device, owner);
   }
 
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t count,
-                          cudaStream_t stream, bool /*p2p_enabled*/) override {
-    if (to_device == from_device) {
+                          cudaStream_t stream, bool p2p_enabled) override {
+    if (to_device == from_device || p2p_enabled) {
       return cudaMemcpyAsync(to, from, count, cudaMemcpyDeviceToDevice, stream);
     }
-    // Mapped memory is accessible to its own device alone; only this call copies it.
+    // Mapped memory is accessible to its own device alone then; only this call copies it.
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, count, stream);
   }
 
@@ -417,6 +454,7 @@ class Allocator : public Forwarding {
   Pools pools_{shared_, pool_memory_};
   Blocks blocks_{shared_, recorder_, out_of_memory_, pool_memory_, pools_};
   Snapshots snapshots_{shared_, recorder_};
+  Imports imports_{shared_};
   std::atomic<bool> enabled_{true};
   bool caching_allowed_ = true;
 };

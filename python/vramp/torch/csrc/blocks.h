@@ -14,6 +14,7 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include "foreign_uses.h"
 #include "native.h"
 #include "out_of_memory.h"
 #include "pools.h"
@@ -61,6 +62,9 @@ class Blocks {
         return in_pool;
       }
     }
+    if (C10_UNLIKELY(shared_.has_sent.load(std::memory_order_relaxed))) {
+      collect_if_grown(device);
+    }
     int64_t allocated;
     {
       std::lock_guard<std::recursive_mutex> lock(device.mutex);
@@ -75,8 +79,18 @@ class Blocks {
     return address;
   }
 
+  // Frees the blocks whose free had to wait for the end of a capture.
+  void free_postponed() {
+    for (void* address : foreign_uses_.take_postponed()) {
+      (void)free(address);
+    }
+  }
+
   // Frees a block. Returns false if vramp has none at the address.
   bool free(void* address) {
+    if (!foreign_uses_.settle(address)) {
+      return true;
+    }
     if (recorder_.is_observed()) {
       recorder_.record_free(address);
     }
@@ -111,8 +125,31 @@ class Blocks {
     return true;
   }
 
-  // Keeps a block from reuse until the work queued on `queue` so far is over. Returns false if vramp has
-  // none at the address.
+  // Keeps a block of device `own` from reuse until the work queued on `stream` so far is over. Returns false if
+  // vramp has none at the address.
+  bool record_use(void* address, DeviceIndex own, c10::cuda::CUDAStream stream) {
+    if (C10_LIKELY(stream.device_index() == own)) {
+      return record_use(address, Queue(stream));
+    }
+    vramp_torch_block_t found{};
+    if (shared_.vramp.block_find(address, &found) != VRAMP_OK) {
+      return false;
+    }
+    foreign_uses_.add(address, own, stream);
+    return true;
+  }
+
+  // Runs the callbacks with which PyTorch and programs free memory. Tensors that were sent to other processes
+  // and freed there are freed here by one of them. Returns true if any was.
+  static bool run_callbacks() {
+    bool freed = false;
+    for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
+      freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+    }
+    return freed;
+  }
+
+ private:
   bool record_use(void* address, Queue queue) {
     vramp_status_t status = shared_.vramp.block_record(address, queue.stream);
     if (status == VRAMP_OK) {
@@ -133,7 +170,15 @@ class Blocks {
     return false;
   }
 
- private:
+  // Runs the callbacks where a request has taken memory of the device, as PyTorch's allocator does.
+  void collect_if_grown(Device& device) {
+    uint64_t reserved = 0;
+    if (shared_.vramp.reserved(device.index, &reserved) == VRAMP_OK &&
+        reserved > device.reserved_before.exchange(reserved)) {
+      (void)run_callbacks();
+    }
+  }
+
   // Frees memory and tries again. Returns an address if a pool has served the request, and null if
   // `*block` has. Throws if nothing helps.
   void* retry(Device& device, size_t size, cudaStream_t stream, vramp_status_t status,
@@ -155,11 +200,7 @@ class Blocks {
       }
       return status == VRAMP_OK;
     };
-    bool freed = false;
-    for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
-      freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
-    }
-    if (freed && again()) {
+    if (run_callbacks() && again()) {
       return nullptr;
     }
     if (void* address = pools_.malloc_in_any(device, size, stream)) {
@@ -190,6 +231,7 @@ class Blocks {
   OutOfMemory& out_of_memory_;
   Native& native_;
   Pools& pools_;
+  ForeignUses foreign_uses_{shared_};
   std::mutex external_mutex_;
   // Streams of other libraries that tensors were recorded on, by block.
   std::unordered_map<void*, std::set<cudaStream_t>> external_uses_;

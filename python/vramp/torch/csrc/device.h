@@ -67,6 +67,8 @@ struct Device {
   std::atomic<uint32_t> requests_since{0};
   // True once PyTorch's allocator has served anything on this device.
   std::atomic<bool> has_pools{false};
+  // Memory of vramp when a request last looked at it, once tensors were sent to other processes.
+  std::atomic<uint64_t> reserved_before{0};
   // Part of the device's memory that PyTorch allows the process.
   std::atomic<double> fraction{1.0};
   DeviceIndex index = 0;
@@ -98,6 +100,10 @@ class Devices {
   // Sets the number of devices. Called once, before any of them is used.
   void init(int count) {
     count_ = std::min<int>(count, kDevices);
+  }
+
+  int count() const {
+    return count_;
   }
 
   Device& at(DeviceIndex device) {

@@ -26,6 +26,10 @@ struct Library {
   decltype(&::vramp_torch_segment_malloc) segment_malloc;
   decltype(&::vramp_torch_segment_free) segment_free;
   decltype(&::vramp_torch_segment_device) segment_device;
+  decltype(&::vramp_torch_enable_peer) enable_peer;
+  decltype(&::vramp_torch_share) share;
+  decltype(&::vramp_torch_share_open) share_open;
+  decltype(&::vramp_torch_share_close) share_close;
   decltype(&::vramp_torch_memory) memory;
   decltype(&::vramp_torch_reserved) reserved;
   decltype(&::vramp_torch_containing) containing;
@@ -53,6 +57,10 @@ struct Library {
     find(handle, "vramp_torch_segment_malloc", segment_malloc);
     find(handle, "vramp_torch_segment_free", segment_free);
     find(handle, "vramp_torch_segment_device", segment_device);
+    find(handle, "vramp_torch_enable_peer", enable_peer);
+    find(handle, "vramp_torch_share", share);
+    find(handle, "vramp_torch_share_open", share_open);
+    find(handle, "vramp_torch_share_close", share_close);
     find(handle, "vramp_torch_memory", memory);
     find(handle, "vramp_torch_reserved", reserved);
     find(handle, "vramp_torch_containing", containing);

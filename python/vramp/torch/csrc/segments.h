@@ -24,6 +24,23 @@ inline DeviceIndex current_device() {
   return device;
 }
 
+// Waits for all work of a device. Returns false, and does nothing, while a pool is open: a graph may be captured
+// into it, and the wait is refused then and invalidates the capture, in every mode and from every thread. Throws
+// nothing.
+inline bool wait_for_device(const Device& device) {
+  DeviceIndex before = 0;
+  if (device.is_any_pool_open() || c10::cuda::GetDevice(&before) != cudaSuccess ||
+      c10::cuda::SetDevice(device.index) != cudaSuccess) {
+    return false;
+  }
+  bool waited = cudaDeviceSynchronize() == cudaSuccess;
+  if (!waited) {
+    (void)cudaGetLastError();
+  }
+  (void)c10::cuda::SetDevice(before);
+  return waited;
+}
+
 // Where PyTorch's own allocator allocates the segments of pools. It makes the two raw calls alone.
 class SegmentSource : public Forwarding {
  public:
@@ -52,7 +69,9 @@ class SegmentSource : public Forwarding {
       return;
     }
     Device& device = shared_.devices.at(static_cast<DeviceIndex>(index));
-    bool may_be_in_use = !wait_for(device);
+    // PyTorch frees segments with cudaFree, which waits for the device. Where the wait is refused, vramp keeps
+    // the memory until the work queued now is over.
+    bool may_be_in_use = !wait_for_device(device);
     uint64_t size = 0;
     vramp_status_t status = shared_.vramp.segment_free(address, may_be_in_use ? 1 : 0, &size);
     if (status == VRAMP_OK) {
@@ -64,22 +83,6 @@ class SegmentSource : public Forwarding {
   }
 
  private:
-  // PyTorch frees segments with cudaFree, which waits for the device. While another thread captures a graph
-  // the wait is refused: returns false, and vramp keeps the memory until the work queued now is over.
-  static bool wait_for(const Device& device) {
-    c10::cuda::CUDAGuard guard(device.index);
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    bool relaxed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
-    bool waited = cudaDeviceSynchronize() == cudaSuccess;
-    if (!waited) {
-      (void)cudaGetLastError();
-    }
-    if (relaxed) {
-      (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    }
-    return waited;
-  }
-
   Shared& shared_;
 };
 

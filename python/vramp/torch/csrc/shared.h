@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 
 #include "device.h"
 #include "library.h"
@@ -68,6 +69,8 @@ struct Shared {
   CUDAAllocator* const native;
   const Library vramp;
   Devices devices;
+  // True once a tensor was sent to another process.
+  std::atomic<bool> has_sent{false};
 };
 
 } // namespace vramp

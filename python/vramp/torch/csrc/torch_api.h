@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <dlfcn.h>
+
 #include <sstream>
 #include <string>
 
@@ -50,6 +52,16 @@ using PoolAllocator = std::shared_ptr<CUDAAllocator>;
 #else
 using PoolAllocator = CUDAAllocator*;
 #endif
+
+// Makes PyTorch ask for access between devices again. Its function for that has moved between libraries, and is
+// declared in a header of its version alone; where it is missing, PyTorch asks once.
+inline void forget_peer_access(int devices) {
+  for (const char* name : {"_ZN3c104cuda6detail21init_p2p_access_cacheEl", "_ZN2at4cuda6detail21init_p2p_access_cacheEl"}) {
+    if (auto* forget = reinterpret_cast<void (*)(int64_t)>(dlsym(RTLD_DEFAULT, name))) {
+      forget(devices);
+    }
+  }
+}
 
 // The text that PyTorch uses for amounts of memory.
 inline std::string format_size(uint64_t size) {
