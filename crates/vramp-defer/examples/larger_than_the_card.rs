@@ -115,7 +115,7 @@ impl Sorter {
         let pool = HostPool::new(&space, config, [Arc::clone(&driver)])?;
         let mover = Mover::new(Arc::clone(&driver), &pool, MoverConfig::default())?;
         let parts =
-            SpillParts { allocator: Arc::clone(&allocator), mover, disk: None, budget: None };
+            SpillParts { allocator: Arc::clone(&allocator), mover, disk: None, budget: None, peers: vec![] };
         let manager = SpillManager::new(
             parts,
             SpillConfig { piece: each.min(Bytes::mib(32)), ..SpillConfig::default() },
