@@ -119,8 +119,8 @@ pub mod pointers {
 /// Statistics, records of moves and waits, and the state of each piece.
 pub mod report {
     pub use crate::planner::{
-        Copies, DeferCensus, DeferCounters, EvictionClass, EvictionCost, PeerId, PeerTable, PieceId,
-        PieceState, Shortfall, SpillTier,
+        Copies, DeferCensus, DeferCounters, EvictionClass, EvictionCost, PeerId, PeerTable,
+        PieceId, PieceState, Shortfall, SpillTier,
     };
     pub use crate::shell::{FailedMove, MoveKind, MoveRecord, SpillStats, Spilled, WaitRecord};
 }

@@ -211,7 +211,8 @@ impl StableRange {
     /// is not lent. O(log n), no driver call.
     pub fn has_pins(&self) -> bool {
         let inner = self.shared.lock_anyway();
-        !inner.closed && inner.manager.virtual_pool().is_some_and(|pool| pool.pool.has_pins(self.id))
+        !inner.closed
+            && inner.manager.virtual_pool().is_some_and(|pool| pool.pool.has_pins(self.id))
     }
 
     /// Refuses pins of its memory until [`allow_pins`](StableRange::allow_pins): for an owner that moves

@@ -46,7 +46,8 @@ impl Rig {
         let mover = Mover::new(Arc::clone(&driver), &pool, MoverConfig::default())?;
         let spill_config = SpillConfig { piece: config.piece, ..SpillConfig::default() };
         let allocator_too = Arc::clone(&allocator);
-        let parts = SpillParts { allocator: allocator_too, mover, disk: None, budget: None, peers: vec![] };
+        let parts =
+            SpillParts { allocator: allocator_too, mover, disk: None, budget: None, peers: vec![] };
         let manager = SpillManager::new(parts, spill_config)?;
         let (stream, queue) = new_stream(&allocator)?;
         Ok(Rig { driver, meter, allocator, manager, stream, queue })

@@ -1,7 +1,7 @@
 //! Counters, and sums over all buffers.
 
-use super::{Deferrables, SpillTier};
 use super::piece::{ContentPlace, PieceMove};
+use super::{Deferrables, SpillTier};
 use vramp_core::Bytes;
 
 /// Counters since the start.

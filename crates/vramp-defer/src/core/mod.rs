@@ -70,8 +70,8 @@ mod peer_reclaim;
 mod peers;
 mod piece;
 mod range;
-mod reclaim;
 mod rates;
+mod reclaim;
 mod refusal;
 mod spill_room;
 mod spill_rounds;
@@ -90,16 +90,16 @@ pub use expose::PointerScope;
 pub(crate) use failure::{Failure, RestoreRetry, StagingRetry};
 pub use grant::{BufferUse, GrantedLease, LeaseEnd, LeaseRequest, Writes, WrittenRange};
 pub use holds::Holds;
-pub use peer_reclaim::PeerDemand;
-pub use reclaim::{HostDemand, Reclaim};
 pub use ids::{
     Access, BufferId, BufferLeaseId, HolderKey, MoveId, PieceId, RangeId, RangeSlice, SpillTier,
     StreamKey, Ticket, UseToken,
 };
 pub use moves::{Abandoned, CopyOut, Push, Restore, Settled, StaleCopy};
+pub use peer_reclaim::PeerDemand;
 pub use peers::{PeerId, PeerTable};
 pub use piece::{Copies, PieceState};
 pub use rates::Rates;
+pub use reclaim::{HostDemand, Reclaim};
 pub use refusal::{
     AddError, ExposeError, HeldError, LeaseEndError, LeaseRefused, SettleError, UnknownBuffer,
     UnknownBufferLease, UnknownMove, UnknownRange,

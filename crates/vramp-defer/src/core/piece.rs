@@ -98,7 +98,9 @@ pub(super) enum PieceMove {
 impl PieceMove {
     pub fn id(self) -> MoveId {
         match self {
-            PieceMove::Out { id, .. } | PieceMove::Restore { id, .. } | PieceMove::Push { id, .. } => id,
+            PieceMove::Out { id, .. }
+            | PieceMove::Restore { id, .. }
+            | PieceMove::Push { id, .. } => id,
         }
     }
 

@@ -53,11 +53,10 @@ impl Deferrables {
         let spilled = on_host.iter().filter(|(id, _)| place(self, *id) == ContentPlace::SpillTier);
         let (readable, others): (Vec<PieceId>, Vec<PieceId>) =
             spilled.map(|&(id, _)| id).partition(|id| self.buffers[id.buffer].readable);
-        let (twice, once): (Vec<PieceId>, Vec<PieceId>) =
-            others.into_iter().partition(|&id| {
-                let Copies { peer, disk, .. } = self.piece(id).copies;
-                peer.is_some() || disk
-            });
+        let (twice, once): (Vec<PieceId>, Vec<PieceId>) = others.into_iter().partition(|&id| {
+            let Copies { peer, disk, .. } = self.piece(id).copies;
+            peer.is_some() || disk
+        });
         let needless: Vec<PieceId> = resident.map(|&(id, _)| id).chain(twice).collect();
         for id in needless {
             if choice.missing.is_zero() {

@@ -110,8 +110,7 @@ impl Shared {
                 return Bytes::ZERO;
             }
             state.note_pins(&self.allocator);
-            let demand =
-                SpillDemand { deficit: budget, rates: state.rates, room: self.room() };
+            let demand = SpillDemand { deficit: budget, rates: state.rates, room: self.room() };
             state.core.clean(budget, &demand, self.driver.now_ns())
         };
         let bytes = moves.iter().map(|out| out.at.len).sum();

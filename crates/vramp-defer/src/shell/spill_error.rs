@@ -1,7 +1,8 @@
 //! Why a buffer was not made, leased or moved. Every error says what to do.
 
 use crate::planner::{
-    AddError, BufferId, DeferConfigError, ExposeError, Failure, HeldError, LeaseRefused, UnknownBuffer,
+    AddError, BufferId, DeferConfigError, ExposeError, Failure, HeldError, LeaseRefused,
+    UnknownBuffer,
 };
 use vramp_alloc::graph::ArenaError;
 use vramp_alloc::range::HostBackingError;

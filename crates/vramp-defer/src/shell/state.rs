@@ -8,8 +8,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::planner::{
-    BufferId, DeferConfig, Deferrables, PeerTable, PieceId, RangeId, RangeSlice, Rates, SpillRoom, SpillTier,
-    StaleCopy, UseToken,
+    BufferId, DeferConfig, Deferrables, PeerTable, PieceId, RangeId, RangeSlice, Rates, SpillRoom,
+    SpillTier, StaleCopy, UseToken,
 };
 use vramp_alloc::range::StableRange;
 use vramp_alloc::{Allocator, Driver, DriverError, StreamId};

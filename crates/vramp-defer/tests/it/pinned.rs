@@ -110,7 +110,11 @@ fn a_pin_during_a_spill_is_refused_and_one_under_the_next_lease_is_not() {
 fn pins_leases_and_spills_at_random_move_nothing_that_is_pinned() {
     for seed in 0..20 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let rig = Plan { config: SpillConfig { patience: Duration::ZERO, ..Plan::default().config }, ..Plan::default() }.build();
+        let rig = Plan {
+            config: SpillConfig { patience: Duration::ZERO, ..Plan::default().config },
+            ..Plan::default()
+        }
+        .build();
         let buffers: Vec<_> = (0..5).map(|_| rig.manager.buffer(MIB(16)).unwrap()).collect();
         let mut bytes = [None; 5];
         let mut pins: Vec<(usize, PinnedRange)> = Vec::new();
@@ -118,7 +122,9 @@ fn pins_leases_and_spills_at_random_move_nothing_that_is_pinned() {
             let at = random.usize(..5);
             match random.u32(..8) {
                 0 | 1 => {
-                    let Ok(lease) = buffers[at].lease(Access::Exclusive, rig.stream) else { continue };
+                    let Ok(lease) = buffers[at].lease(Access::Exclusive, rig.stream) else {
+                        continue;
+                    };
                     let busy = Kernel::new("busy").writing(lease.address(0)).lasting(50_000);
                     rig.sim.launch(rig.queue, busy).unwrap();
                     rig.sim.fill(rig.queue, lease.address(0), step).unwrap();
@@ -136,7 +142,11 @@ fn pins_leases_and_spills_at_random_move_nothing_that_is_pinned() {
                 }
                 4 if !pins.is_empty() => drop(pins.swap_remove(random.usize(..pins.len()))),
                 5 => drop(rig.manager.clean(MIB(16))),
-                6 => drop(rig.allocator.malloc(MIB(8), rig.stream).map(|block| rig.allocator.free(block, rig.stream))),
+                6 => drop(
+                    rig.allocator
+                        .malloc(MIB(8), rig.stream)
+                        .map(|block| rig.allocator.free(block, rig.stream)),
+                ),
                 _ => drop(rig.manager.spill(MIB(random.u64(1..64)))),
             }
             rig.check();

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::super::spill_room::TierOrder;
 use super::super::cover::cover;
+use super::super::spill_room::TierOrder;
 use super::super::victims::Candidate;
 use super::*;
 

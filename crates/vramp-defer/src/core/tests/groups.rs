@@ -39,7 +39,10 @@ fn tenants_leave_together_or_not_at_all() {
     all.iter().for_each(|&buffer| write(&mut core, buffer, 0));
     assert_eq!(core.occupied(), b(4096));
     let held = lease(&mut core, all[1], Shared, 1);
-    let wide = SpillDemand { room: SpillRoom { host: b(4096), disk: b(0), ..SpillRoom::default() }, ..short(1) };
+    let wide = SpillDemand {
+        room: SpillRoom { host: b(4096), disk: b(0), ..SpillRoom::default() },
+        ..short(1)
+    };
     let refused = core.choose(&wide, 2);
     assert_eq!((refused.victims.len(), refused.short.unwrap().leased), (0, b(4096)));
     end(&mut core, held, 2);

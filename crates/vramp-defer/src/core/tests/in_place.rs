@@ -225,7 +225,8 @@ fn what_was_pushed_to_the_disk_is_readable_below_once_it_came_back_and_left() {
     assert_eq!(core.counters().copied_out_bytes, copied + 16, "only what the host had lost");
     assert_eq!(
         core.states(a).unwrap(),
-        [Copies { peer: None, host: true, disk: true }, HOST].map(|copies| PieceState::Spilled { copies })
+        [Copies { peer: None, host: true, disk: true }, HOST]
+            .map(|copies| PieceState::Spilled { copies })
     );
     let reading = read(&mut core, a).unwrap();
     end(&mut core, reading.lease, 101);

@@ -3,12 +3,12 @@
 mod choice;
 mod exposure;
 mod groups;
-mod reclaim;
 mod in_place;
 mod leases;
 mod model;
 mod moves;
 mod peers;
+mod reclaim;
 mod twin;
 mod victims;
 mod wait_queue;

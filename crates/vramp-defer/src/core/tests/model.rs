@@ -285,8 +285,8 @@ fn end_step(
         for bits in &twin.pieces {
             let stale = |copy: Option<u64>| copy.is_some_and(|copy| copy != bits.latest);
             let on_card = bits.peer.map(|(_, number)| number);
-        let stale_copy = [on_card, bits.host, bits.disk].into_iter().any(stale);
-        prop_assert!(!stale_copy, "a stale copy counts: {bits:?}");
+            let stale_copy = [on_card, bits.host, bits.disk].into_iter().any(stale);
+            prop_assert!(!stale_copy, "a stale copy counts: {bits:?}");
         }
     }
     Ok(())
@@ -400,9 +400,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Step {
         Act::Finish { which, fails, queued } => finish_step(core, world, which, fails, queued),
         Act::Over { stream } => over_step(core, world, stream),
         Act::Choose { deficit, room, peers } => choose_step(core, world, deficit, room, peers),
-        Act::ReclaimPeer { on, deficit, room } => {
-            reclaim_peer_step(core, world, on, deficit, room)
-        }
+        Act::ReclaimPeer { on, deficit, room } => reclaim_peer_step(core, world, on, deficit, room),
         Act::Redirect { which, room } => redirect_step(core, world, which, room),
         Act::PinMemory { which, on } => pin_memory_step(core, world, which, on),
         Act::Reclaim { deficit, room } => reclaim_step(core, world, deficit, room),
@@ -783,7 +781,8 @@ fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Step {
             world.bits(one.piece).busy = false;
         }
         for index in 0..world.buffers.len() {
-            let Twin { id, pins, scopes, .. } = world.buffers[index].clone();
+            let Twin { id, range, pins, scopes, .. } = world.buffers[index].clone();
+            core.set_pinned_memory(range, false);
             for _ in 0..pins {
                 core.unpin(id).unwrap();
             }
@@ -792,6 +791,7 @@ fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Step {
             }
             let twin = &mut world.buffers[index];
             (twin.pins, twin.scopes[1], twin.scopes[2]) = (0, 0, 0);
+            twin.pinned_memory = false;
         }
         core.end_epoch();
         if world.wait_queue.is_empty() {

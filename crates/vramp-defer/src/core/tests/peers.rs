@@ -39,7 +39,10 @@ fn contents_go_to_the_card_with_the_fastest_link_then_to_the_next_tier() {
     assert_eq!(choice.short.unwrap().no_room, b(16));
     settle_all(&mut core, &choice);
     let census = core.census();
-    assert_eq!((census.spilled_peer, census.spilled_host, census.spilled_disk), (b(32), b(16), b(16)));
+    assert_eq!(
+        (census.spilled_peer, census.spilled_host, census.spilled_disk),
+        (b(32), b(16), b(16))
+    );
     let back = try_lease(&mut core, &[(buffer, Shared)], S1, 20).unwrap();
     let from: Vec<_> = back.restores.iter().map(|restore| restore.from).collect();
     assert_eq!(from.len(), 4);
@@ -136,8 +139,10 @@ fn a_removed_buffer_with_pinned_memory_commits_nothing() {
 #[test]
 fn moving_one_copy_on_looks_at_few_of_many() {
     for count in [10, 1000, 100_000] {
-        let mut core = Deferrables::new(DeferConfig { capacity: b(u64::MAX >> 1), ..config() }).unwrap();
-        let buffers: Vec<BufferId> = (0..count).map(|_| core.add_buffer(b(16)).unwrap().buffer).collect();
+        let mut core =
+            Deferrables::new(DeferConfig { capacity: b(u64::MAX >> 1), ..config() }).unwrap();
+        let buffers: Vec<BufferId> =
+            (0..count).map(|_| core.add_buffer(b(16)).unwrap().buffer).collect();
         for (&buffer, now) in buffers.iter().zip(0..) {
             let write = [(buffer, Access::Exclusive)];
             let request = LeaseRequest { buffers: &write, ..LeaseRequest::default() };
