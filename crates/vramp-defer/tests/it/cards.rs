@@ -597,7 +597,7 @@ fn what_is_to_be_read_in_place_goes_to_the_host() {
 #[test]
 fn cards_are_closed_in_any_order() {
     for order in
-        [[0, 1, 2, 3], [1, 0, 2, 3], [2, 3, 1, 0], [3, 2, 0, 1], [3, 0, 2, 1], [2, 1, 3, 0]]
+        [[0, 1, 2, 3], [1, 0, 2, 3], [2, 3, 1, 0], [3, 2, 0, 1], [1, 3, 0, 2], [0, 2, 1, 3], [3, 0, 2, 1], [2, 1, 3, 0]]
     {
         let holds = |_| true;
         let Machine { cards, spaces, pool } = Machines { holds, ..Machines::default() }.build();
