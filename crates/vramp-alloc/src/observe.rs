@@ -243,6 +243,8 @@ struct Lists {
     last: u64,
     observers: Slots<Observer>,
     handlers: Slots<Handler>,
+    /// Handlers that are called before the others.
+    first_handlers: Slots<Handler>,
     recorders: Slots<dyn Recorder>,
 }
 
@@ -284,6 +286,10 @@ impl Observers {
         self.change(|lists, number| drop(lists.handlers.insert(number, Slot::new(handler))))
     }
 
+    pub(crate) fn add_first_handler(&self, handler: Arc<Handler>) -> Registration {
+        self.change(|lists, number| drop(lists.first_handlers.insert(number, Slot::new(handler))))
+    }
+
     #[cfg(feature = "history")]
     pub(crate) fn add_recorder(&self, recorder: Arc<dyn Recorder>) -> Registration {
         self.change(|lists, number| drop(lists.recorders.insert(number, Slot::new(recorder))))
@@ -294,7 +300,8 @@ impl Observers {
         let (mut observer, mut handler) = (None, None);
         self.change(|lists, _| {
             observer = take(&mut lists.observers, registration);
-            handler = take(&mut lists.handlers, registration);
+            handler = take(&mut lists.handlers, registration)
+                .or_else(|| take(&mut lists.first_handlers, registration));
         });
         observer.is_some_and(|slot| self.end_slot(&slot))
             || handler.is_some_and(|slot| self.end_slot(&slot))
@@ -314,7 +321,8 @@ impl Observers {
         let mut gone = Lists::default();
         self.change(|lists, last| gone = std::mem::replace(lists, Lists { last, ..gone.clone() }));
         gone.observers.values().for_each(|slot| self.drop_code(slot.remove(false)));
-        gone.handlers.values().for_each(|slot| self.drop_code(slot.remove(false)));
+        let handlers = gone.handlers.values().chain(gone.first_handlers.values());
+        handlers.for_each(|slot| self.drop_code(slot.remove(false)));
         gone.recorders.values().for_each(|slot| self.drop_code(slot.remove(false)));
     }
 
@@ -410,14 +418,19 @@ impl Observers {
         }
     }
 
-    /// Calls every handler, in order of registration. Returns true if one freed memory.
+    /// Calls the handlers that come first, and the others unless one of those freed memory, in order of
+    /// registration. Returns true if one freed memory.
     pub(crate) fn run_handlers(&self, shortage: &Shortage) -> bool {
         let lists = self.lists();
-        let mut freed = false;
-        for slot in lists.handlers.values() {
-            freed |= self.call(slot, Role::Handler, |handler| handler(shortage)).unwrap_or(false);
-        }
-        freed
+        let run = |handlers: &Slots<Handler>| {
+            let mut freed = false;
+            for slot in handlers.values() {
+                let call = self.call(slot, Role::Handler, |handler| handler(shortage));
+                freed |= call.unwrap_or(false);
+            }
+            freed
+        };
+        run(&lists.first_handlers) || run(&lists.handlers)
     }
 }
 

@@ -114,8 +114,13 @@ impl Sorter {
         let config = HostPoolConfig { blocks_per_pool: 8, ..HostPoolConfig::default() };
         let pool = HostPool::new(&space, config, [Arc::clone(&driver)])?;
         let mover = Mover::new(Arc::clone(&driver), &pool, MoverConfig::default())?;
-        let parts =
-            SpillParts { allocator: Arc::clone(&allocator), mover, disk: None, budget: None };
+        let parts = SpillParts {
+            allocator: Arc::clone(&allocator),
+            mover,
+            disk: None,
+            budget: None,
+            peers: vec![],
+        };
         let manager = SpillManager::new(
             parts,
             SpillConfig { piece: each.min(Bytes::mib(32)), ..SpillConfig::default() },

@@ -45,7 +45,13 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let pool = HostPool::new(&space, HostPoolConfig::default(), [Arc::clone(&driver)])?;
     let mover = Mover::new(Arc::clone(&driver), &pool, MoverConfig::default())?;
     let allocator = Arc::new(Allocator::new(Arc::clone(&driver), Config::default())?);
-    let parts = SpillParts { allocator: Arc::clone(&allocator), mover, disk: None, budget: None };
+    let parts = SpillParts {
+        allocator: Arc::clone(&allocator),
+        mover,
+        disk: None,
+        budget: None,
+        peers: vec![],
+    };
     let manager = SpillManager::new(parts, SpillConfig { promote_after: 5, ..Default::default() })?;
     let stream = allocator.create_stream()?;
     let queue = allocator.stream(stream).expect("it was made just now");

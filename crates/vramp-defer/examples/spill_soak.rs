@@ -183,6 +183,7 @@ impl Soak {
             mover,
             disk: Some(Arc::clone(&store)),
             budget: None,
+            peers: Vec::new(),
         };
         let config = SpillConfig {
             piece: Bytes::mib(8),

@@ -23,7 +23,9 @@
 //! let host = spaces.space(SpaceId::host(0)).expect("it was configured");
 //! let pool = HostPool::new(&host, HostPoolConfig::default(), [Arc::clone(&device)])?;
 //! let mover = Mover::new(Arc::clone(&device), &pool, MoverConfig::default())?;
-//! let parts = SpillParts { allocator: Arc::clone(&allocator), mover, disk: None, budget: None };
+//! let allocator_too = Arc::clone(&allocator);
+//! let (disk, budget, peers) = (None, None, Vec::new());
+//! let parts = SpillParts { allocator: allocator_too, mover, disk, budget, peers };
 //! let manager = SpillManager::new(parts, SpillConfig::default())?;
 //!
 //! // Four buffers of 128 MiB, under a limit of 256 MiB: the first two are evicted.
@@ -79,10 +81,11 @@
 //! | Which request gets a lease, and when? | `grant`, `wait_queue`, `uses` | `acquire`, `queued_request`, `lease_set` |
 //! | What is read in place? | `in_place` | `acquire`, `mapped_copy`, `map_copies` |
 //! | Which pieces are evicted? | `victims`, `cost`, `cover`, `rates`, `spill_rounds` | `spill`, `copy_out`, `staging` |
+//! | Where do they go? | `spill_room`, `rates`, `peers` | `copy_out`, `peer_copy`, `staging` |
 //! | What is restored? | `grant`, `moves` | `restore` |
-//! | Which host copies are dropped or moved? | `host_reclaim` | `relieve_host`, `push_copy`, `cleaner` |
+//! | Which host copies are dropped or moved? | `reclaim`, `peer_reclaim`, `peers` | `relieve_host`, `relieve_peer`, `push_copy`, `cleaner` |
 //! | What follows a failure? | `failure`, `refusal` | `spill_error` |
-//! | What keeps a buffer on the card? | `expose`, `holds` | `lease_set`, `buffer_handle` |
+//! | What keeps a buffer on the card? | `expose`, `holds` | `lease_set`, `buffer_handle`, `pinned_memory` |
 //! | What is the state? | `deferrables`, `buffer_state`, `piece`, `range` | `state`, `events` |
 //! | Which statistics and checks are there? | `census`, `audit` | `manager`, `report` |
 #![forbid(unsafe_code)]
@@ -96,7 +99,7 @@ mod sync;
 
 pub use crate::planner::{Access, BufferId, LeaseRefused};
 pub use shell::{
-    BufferGroup, DeferrableBuffer, LeaseSet, Pin, SpillConfig, SpillError, SpillManager,
+    BufferGroup, DeferrableBuffer, LeaseSet, PeerPart, Pin, SpillConfig, SpillError, SpillManager,
     SpillParts, SpillStats,
 };
 pub use vramp_tiers::Deadline;
@@ -116,8 +119,8 @@ pub mod pointers {
 /// Statistics, records of moves and waits, and the state of each piece.
 pub mod report {
     pub use crate::planner::{
-        Copies, DeferCensus, DeferCounters, EvictionClass, EvictionCost, PieceId, PieceState,
-        Shortfall, SpillTier,
+        Copies, DeferCensus, DeferCounters, EvictionClass, EvictionCost, PeerId, PeerTable,
+        PieceId, PieceState, Shortfall, SpillTier,
     };
     pub use crate::shell::{FailedMove, MoveKind, MoveRecord, SpillStats, Spilled, WaitRecord};
 }

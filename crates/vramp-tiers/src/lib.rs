@@ -68,6 +68,7 @@
 //! | [`streams`], [`links`], [`notify`] | stream pools, transfer rates, notification channels |
 //! | [`config`] | spaces read from TOML, or derived from the machine |
 //! | [`host`], [`disk`] | pinned memory of a host space, files of a disk space |
+//! | [`peer`] | free memory of another card, for data of this one |
 //! | [`movers`] | transfers between a device, the host and disks |
 //! | [`ledger`] | the same budgets and wait queue as a pure state machine |
 //!
@@ -85,6 +86,7 @@ mod extents;
 pub mod host;
 pub mod ledger;
 pub mod movers;
+pub mod peer;
 mod sync;
 
 pub use disk::DiskStore;
@@ -98,6 +100,7 @@ pub use ledger::shell::tracked::TrackedAllocator;
 pub use ledger::shell::wait::{CancelToken, Deadline, RequestBuilder};
 pub use ledger::shell::{notify, spill, streams, tracked};
 pub use movers::Mover;
+pub use peer::PeerStore;
 pub use vramp_core::Bytes;
 
 /// Requests for memory, the reservations they become, and why a request failed.

@@ -24,7 +24,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let space = spaces.space(host).ok_or("the space was configured above")?;
     let pool = HostPool::new(&space, HostPoolConfig::default(), [Arc::clone(&device)])?;
     let mover = Mover::new(device, &pool, MoverConfig::default())?;
-    let parts = SpillParts { allocator: Arc::clone(&allocator), mover, disk: None, budget: None };
+    let parts = SpillParts {
+        allocator: Arc::clone(&allocator),
+        mover,
+        disk: None,
+        budget: None,
+        peers: vec![],
+    };
     let manager = SpillManager::new(parts, SpillConfig::default())?;
 
     // Four times 128 MiB. A lease restores what a kernel needs and evicts what no lease holds.

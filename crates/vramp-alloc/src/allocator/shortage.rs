@@ -67,6 +67,16 @@ impl Allocator {
         self.shared.observers.add_handler(Arc::new(handler))
     }
 
+    /// Calls `handler` before those of [`on_shortage`](Allocator::on_shortage), and instead of them if it
+    /// freed something: for memory of the card that others hold and this allocator's own data should not
+    /// give way to.
+    pub fn on_shortage_first(
+        &self,
+        handler: impl Fn(&Shortage) -> bool + Send + Sync + 'static,
+    ) -> Registration {
+        self.shared.observers.add_first_handler(Arc::new(handler))
+    }
+
     /// Remaps free chunks towards the block that a shortage is about. For handlers that free memory
     /// piece by piece: once the last piece is free only that one is left to move. The memory stays
     /// free, for this request and any other.

@@ -14,6 +14,7 @@ use vramp_driver::{DeviceInfo, Driver};
 use vramp_host::MappedMemory;
 
 use super::{DEFAULT_CARD, Kind, OpenError, Opened, is_cost_file, open};
+use vramp_cuda::CudaDriver;
 
 /// Which device to open, and what of a simulated card to replace.
 #[derive(Clone, Debug)]
@@ -69,6 +70,37 @@ pub struct FreshDevice {
     pub driver: Arc<dyn Driver>,
     /// The same device, if it is a simulator.
     pub simulator: Option<Arc<Simulator>>,
+}
+
+impl Device {
+    /// Opens the device and the cards that it has links to, anew. The device is the first.
+    ///
+    /// # Errors
+    /// A card could not be opened.
+    pub fn fresh_with_peers(&self) -> Result<Vec<Arc<dyn Driver>>, OpenError> {
+        match &self.source {
+            Source::Card(driver) => {
+                let peers = driver.info().peers.iter().map(|&peer| {
+                    let driver: Arc<dyn Driver> = Arc::new(CudaDriver::open(peer)?);
+                    Ok(driver)
+                });
+                [Ok(Arc::clone(driver))].into_iter().chain(peers).collect()
+            }
+            Source::Simulated(machine) => {
+                let Machine { builder, devices, ordinal } = (**machine).clone();
+                let mut cards: Vec<Option<Simulator>> =
+                    builder.build_machine(devices).into_iter().map(Some).collect();
+                let first = cards[ordinal.unwrap_or(0)].take().expect("each is taken once");
+                let peers = first.info().peers.clone();
+                let mut opened: Vec<Arc<dyn Driver>> = vec![Arc::new(first)];
+                for peer in peers {
+                    let card = cards[peer as usize].take().expect("no card is its own peer");
+                    opened.push(Arc::new(card));
+                }
+                Ok(opened)
+            }
+        }
+    }
 }
 
 /// Reads a cost file.

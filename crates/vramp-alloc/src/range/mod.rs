@@ -188,7 +188,7 @@ impl StableRange {
     }
 
     /// Lends all of it except `keep`, a sorted list of offsets and lengths that do not overlap, to
-    /// the pool. A handle that `keep` touches is not lent. Returns the bytes lent by this call. No
+    /// the pool. A handle that `keep` touches, or that is pinned, is not lent. Returns the bytes lent by this call. No
     /// driver call.
     ///
     /// The caller must have *seen* all work on the lent part complete: work of other requests may
@@ -205,6 +205,37 @@ impl StableRange {
         drop(guard);
         self.shared.notify_waiters();
         lent
+    }
+
+    /// Returns true if some of its memory is pinned: something outside holds it physically. That memory
+    /// is not lent. O(log n), no driver call.
+    pub fn has_pins(&self) -> bool {
+        let inner = self.shared.lock_anyway();
+        !inner.closed
+            && inner.manager.virtual_pool().is_some_and(|pool| pool.pool.has_pins(self.id))
+    }
+
+    /// Refuses pins of its memory until [`allow_pins`](StableRange::allow_pins): for an owner that moves
+    /// the contents. Returns false, and refuses none, if some of it is pinned: the contents stay.
+    /// O(log n), no driver call.
+    #[must_use = "what is pinned must not be moved"]
+    pub fn refuse_pins(&self) -> bool {
+        let mut inner = self.shared.lock_anyway();
+        if inner.closed {
+            return true;
+        }
+        inner.manager.virtual_pool_mut().is_none_or(|pool| pool.pool.refuse_pins(self.id))
+    }
+
+    /// Allows pins of its memory again.
+    pub fn allow_pins(&self) {
+        let mut inner = self.shared.lock_anyway();
+        if inner.closed {
+            return;
+        }
+        if let Some(pool) = inner.manager.virtual_pool_mut() {
+            pool.pool.allow_pins(self.id);
+        }
     }
 
     /// Records that work queued on `stream` so far uses the range: once it is dropped, its memory

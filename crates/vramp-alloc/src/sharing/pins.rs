@@ -34,6 +34,12 @@ pub enum PinError {
         /// Range that was given.
         range: AddrRange,
     },
+    /// The memory is that of a stable range whose contents are being moved, or are elsewhere.
+    #[error("{range} is being spilled, or was: lease the buffer, and pin it under the lease")]
+    Spilled {
+        /// Range that was given.
+        range: AddrRange,
+    },
     /// The memory manager moves no memory, and its memory cannot be pinned.
     #[error(
         "memory of the preset '{preset}' is pinned as long as it is allocated: free the block after \
@@ -59,12 +65,16 @@ impl Allocator {
     /// The memory is pinned in whole handles, of [`PinnedRange::bytes`] together.
     ///
     /// # Errors
-    /// Not all of the range is memory of this allocator, or the preset is PyTorch's or the driver's.
+    /// Not all of the range is memory of this allocator, it is a stable range that refuses pins
+    /// ([`StableRange::refuse_pins`](crate::range::StableRange::refuse_pins)), or the preset is PyTorch's or the driver's.
     pub fn pin_range(&self, range: AddrRange) -> Result<PinnedRange, PinError> {
         let mut inner = self.shared().lock()?;
         let preset = self.preset().name();
         let pool = inner.manager.virtual_pool_mut().ok_or(PinError::NotSupported { preset })?;
         let place = pool.exec.find(range).ok_or(PinError::NotOwned { range })?;
+        if pool.pool.refuses_pins(place) {
+            return Err(PinError::Spilled { range });
+        }
         let pinned = pool.pool.pin(place);
         let chunks = pinned.map_err(|NotPoolMemory| PinError::NotOwned { range })?;
         drop(inner);

@@ -8,12 +8,15 @@
 //!    the accesses.
 //! 4. [`Spill::calls`]: driver calls of a spill and of a restore.
 //! 5. [`Spill::overshoot`]: bytes evicted beyond the requested ones.
+//! 6. [`Spill::peer`]: a dirty buffer is spilled to and restored from each card that this one has a
+//!    link to, each right after one plain copy over that link.
 //!
 //! On a simulator time is modelled; copies share the link and compete for nothing else.
 
 mod calls;
 mod overlap;
 mod overshoot;
+mod peer;
 mod rates;
 mod rig;
 mod workload;
@@ -29,6 +32,7 @@ use crate::Bench;
 pub use calls::CallRow;
 pub use overlap::OverlapRow;
 pub use overshoot::OvershootRow;
+pub use peer::PeerRow;
 pub use rates::RateRow;
 pub use workload::WorkloadRow;
 
@@ -58,7 +62,7 @@ pub struct Options {
     pub seed: u64,
 }
 
-/// The five measurements of spillable buffers, with checked options.
+/// The six measurements of spillable buffers, with checked options.
 pub struct Spill<'a> {
     bench: &'a Bench,
     options: Options,
@@ -123,6 +127,14 @@ impl<'a> Spill<'a> {
     /// Memory lacks, or the driver fails.
     pub fn calls(&self) -> Result<Vec<CallRow>> {
         calls::measure(self.bench, self.options.piece, self.largest())
+    }
+
+    /// Measures spills to other cards, for about `duration`. Empty for a card without peers.
+    ///
+    /// # Errors
+    /// Memory lacks, or the driver fails.
+    pub fn peer(&self, duration: Duration) -> Result<Vec<PeerRow>> {
+        peer::measure(self.bench, &self.options, duration)
     }
 
     /// Measures how much is evicted beyond the requested bytes, for about `duration`.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use vramp::defer::{Access, DeferrableBuffer, SpillConfig, SpillManager, SpillParts, SpillStats};
+use vramp::defer::{
+    Access, DeferrableBuffer, PeerPart, SpillConfig, SpillManager, SpillParts, SpillStats,
+};
 use vramp::tiers::host::HostPoolConfig;
 use vramp::tiers::movers::MoverConfig;
 use vramp::tiers::space::Level;
@@ -38,7 +40,16 @@ pub(super) struct Rig {
 
 impl Rig {
     pub(super) fn new(bench: &Bench, config: &RigConfig) -> Result<Rig> {
-        let meter = Arc::new(Metered::new(bench.driver()?));
+        Rig::on(bench.driver()?, config, |_| Ok(Vec::new()))
+    }
+
+    /// Builds a rig whose buffers may also be evicted to what `peers` returns.
+    pub(super) fn on(
+        driver: Arc<dyn Driver>,
+        config: &RigConfig,
+        peers: impl FnOnce(&Arc<dyn Driver>) -> Result<Vec<PeerPart>>,
+    ) -> Result<Rig> {
+        let meter = Arc::new(Metered::new(driver));
         let driver: Arc<dyn Driver> = Arc::clone(&meter) as _;
         let allocator_config = Config { limit: config.limit, ..Config::preset(Preset::Vramp) };
         let allocator = Arc::new(Allocator::new(Arc::clone(&driver), allocator_config)?);
@@ -46,7 +57,8 @@ impl Rig {
         let mover = Mover::new(Arc::clone(&driver), &pool, MoverConfig::default())?;
         let spill_config = SpillConfig { piece: config.piece, ..SpillConfig::default() };
         let allocator_too = Arc::clone(&allocator);
-        let parts = SpillParts { allocator: allocator_too, mover, disk: None, budget: None };
+        let (disk, budget, peers) = (None, None, peers(&driver)?);
+        let parts = SpillParts { allocator: allocator_too, mover, disk, budget, peers };
         let manager = SpillManager::new(parts, spill_config)?;
         let (stream, queue) = new_stream(&allocator)?;
         Ok(Rig { driver, meter, allocator, manager, stream, queue })

@@ -97,14 +97,16 @@ pub enum Measure {
     Copy(CopyArgs),
     /// Spillable buffers evicted to the host and restored
     ///
-    /// Five measurements. Rate: a dirty buffer is spilled and restored, each right after one plain
+    /// Six measurements. Rate: a dirty buffer is spilled and restored, each right after one plain
     /// copy of the same length; then it is spilled again, clean. The eviction is on request, by a
     /// malloc at a new address, and by a malloc whose address is still mapped. Overlap: a series of
     /// copies, and of fills, on the card: alone, beside a buffer that is spilled and restored
     /// continually, and beside plain copies. Workload: buffers of twice the card's limit, of which
     /// a fifth gets four fifths of the accesses; the time over that of plain copies of the moved
     /// bytes. Calls: driver calls of a spill and of a restore. Overshoot: bytes evicted beyond the
-    /// requested ones. Medians of several rounds.
+    /// requested ones. Peer: a dirty buffer is spilled to and restored from the free memory of each
+    /// card that this one has a link to, each right after one plain copy over it; with memory taken
+    /// by the spill, and ahead of it. Medians of several rounds.
     ///
     /// On the simulator time is modelled; copies share the link and compete for nothing else.
     Spill(Spill),
@@ -371,16 +373,19 @@ pub enum SpillMeasure {
     Calls,
     /// Bytes evicted beyond the requested ones
     Overshoot,
+    /// Rates of eviction to other cards; nothing for a card without links to others
+    Peer,
 }
 
 impl SpillMeasure {
     /// All of them, in the order in which they are printed.
-    pub const ALL: [SpillMeasure; 5] = [
+    pub const ALL: [SpillMeasure; 6] = [
         SpillMeasure::Rate,
         SpillMeasure::Overlap,
         SpillMeasure::Workload,
         SpillMeasure::Calls,
         SpillMeasure::Overshoot,
+        SpillMeasure::Peer,
     ];
 }
 

@@ -150,6 +150,12 @@ fn spill(args: &args::Spill, out: &mut dyn Write) -> Result<()> {
             args::SpillMeasure::Overshoot => {
                 output.write("spill", &[spill.overshoot(share)?], &tables::SPILL_OVERSHOOT)?;
             }
+            args::SpillMeasure::Peer => {
+                let rows = spill.peer(share)?;
+                if !rows.is_empty() {
+                    output.write("spill", &rows, &tables::SPILL_PEER)?;
+                }
+            }
         }
     }
     output.write_device()

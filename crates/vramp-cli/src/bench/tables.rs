@@ -6,7 +6,7 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 use vramp::Bytes;
 use vramp_bench::graphs::{LendingRow, ReplayRow, RequestRow, SharingRow};
-use vramp_bench::spill::{CallRow, OverlapRow, OvershootRow, RateRow, WorkloadRow};
+use vramp_bench::spill::{CallRow, OverlapRow, OvershootRow, PeerRow, RateRow, WorkloadRow};
 use vramp_bench::threads::SizeDistribution;
 use vramp_bench::{Cost, TimeSource, copy, disk, grow, hit, remap, reserve, threads};
 
@@ -169,6 +169,19 @@ pub(super) const SPILL_RATES: [Column<RateRow>; 11] = [
     ("restore/plain", |row| decimals(row.retrieve_of_plain, 3)),
     ("clean spill ms", |row| millis(row.clean_spill_ns, row.time_is)),
     ("clean copied", |row| size(row.clean_copied_bytes)),
+    ("rounds", |row| count(row.rounds)),
+];
+
+pub(super) const SPILL_PEER: [Column<PeerRow>; 10] = [
+    ("to card", |row| count(u64::from(row.peer))),
+    ("buffer", |row| size(row.size_bytes)),
+    ("memory", |row| text(if row.ahead { "taken ahead" } else { "taken by the spill" })),
+    ("plain out GB/s", |row| gigabytes(row.plain_to_peer_bytes_per_s, row.time_is)),
+    ("spill GB/s", |row| gigabytes(row.spill_bytes_per_s, row.time_is)),
+    ("spill/plain", |row| decimals(row.spill_of_plain, 3)),
+    ("plain back GB/s", |row| gigabytes(row.plain_from_peer_bytes_per_s, row.time_is)),
+    ("restore GB/s", |row| gigabytes(row.restore_bytes_per_s, row.time_is)),
+    ("restore/plain", |row| decimals(row.restore_of_plain, 3)),
     ("rounds", |row| count(row.rounds)),
 ];
 

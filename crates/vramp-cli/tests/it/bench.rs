@@ -253,6 +253,22 @@ fn buffers_are_spilled_and_restored_without_a_device_wait_or_a_needless_copy() {
 }
 
 #[test]
+fn spills_to_another_card_reach_nine_tenths_of_its_link() {
+    let sizes = ["--sizes", "512MiB", "--seconds", "0.01", "--json"];
+    let device = ["spill", "--measure", "peer", "--device", "sim:h200x2:1"];
+    let assert = bench(&[&device[..], &sizes[..]].concat()).assert().success();
+    let printed = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
+    let rows: Vec<Value> =
+        printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 2, "taken by the spill, and ahead");
+    for row in &rows {
+        assert_eq!(row["peer"], 0, "{row}");
+        assert!(row["spill_of_plain"].as_f64().unwrap() >= 0.9, "{row}");
+        assert!(row["restore_of_plain"].as_f64().unwrap() >= 0.9, "{row}");
+    }
+}
+
+#[test]
 fn tables_name_the_device_and_what_is_modelled() {
     let copy = &["copy", "--sizes", "1MiB"][..];
     let reserve = &["reserve", "--waiters", "1"][..];

@@ -34,6 +34,8 @@ pub(crate) struct ArenaRange {
     pub inherited: Vec<Mark>,
     /// Length of new chunks, where the caller set one.
     pub chunk: Option<Bytes>,
+    /// Its memory may not be pinned.
+    pub refuses_pins: bool,
 }
 
 impl ArenaRange {
@@ -110,6 +112,14 @@ impl ArenaRanges {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.live.is_empty()
+    }
+
+    /// True if an arena that refuses pins has some of these addresses. O(log n) for each arena there.
+    pub(crate) fn refuses_pins(&self, range: Range) -> bool {
+        let end = range.at + range.len.max(Bytes::new(1));
+        let first = self.at(range.at);
+        let others = self.by_address.range(range.at..end).map(|(_, &arena)| arena);
+        first.into_iter().chain(others).any(|arena| self.get(arena).refuses_pins)
     }
 
     /// The arena whose addresses hold `at`.

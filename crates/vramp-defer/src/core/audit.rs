@@ -1,7 +1,7 @@
 //! The invariants of the state, each checked from scratch by a named function.
 
 use super::piece::{ContentPlace, Piece, PieceMove};
-use super::{Access, Deferrables, PieceId, SpillTier};
+use super::{Access, Deferrables, PeerId, PieceId, SpillRoom, SpillTier};
 use vramp_core::{Bytes, Inconsistency};
 
 type Check = Result<(), String>;
@@ -22,6 +22,7 @@ impl Deferrables {
             self.uses_are_listed(),
             self.sums_agree(),
             self.queue_is_in_order(),
+            self.peer_copies_are_listed(),
         ];
         checks.into_iter().collect::<Check>().map_err(|what| Inconsistency { what })
     }
@@ -134,6 +135,23 @@ impl Deferrables {
         }
     }
 
+    /// The index has each copy on a card once, at its place.
+    fn peer_copies_are_listed(&self) -> Check {
+        let mut count = 0;
+        for id in self.buffers.keys().flat_map(|buffer| self.pieces_of(buffer)) {
+            let key = self.peer_key(id);
+            let listed = key.is_none_or(|key| self.peer_copies.contains(&(key, id)));
+            if !listed || self.piece(id).peer_key != key {
+                return Err(format!("the copy of {id} on a card is not listed as {key:?}"));
+            }
+            count += usize::from(key.is_some());
+        }
+        match count == self.peer_copies.len() {
+            true => Ok(()),
+            false => Err(format!("{count} copies on cards, {} listed", self.peer_copies.len())),
+        }
+    }
+
     /// A leased piece has memory, and no unevictable buffer is a victim.
     fn leased_pieces_have_memory(&self) -> Check {
         for (id, buffer) in &self.buffers {
@@ -200,22 +218,23 @@ impl Deferrables {
                 false => pages,
             };
         }
-        let (mut host, mut disk) = (Bytes::ZERO, Bytes::ZERO);
+        let mut promised = SpillRoom::default();
         for piece in self.buffers.values().flat_map(|buffer| &buffer.pieces) {
-            match piece.motion.and_then(PieceMove::promised) {
-                Some(SpillTier::Host) => host += piece.len,
-                Some(SpillTier::Disk) => disk += piece.len,
-                None => {}
+            if let Some(to) = piece.motion.and_then(PieceMove::promised) {
+                *promised.of(to) += piece.len;
             }
         }
-        agree("promised of the host", self.promised.host, host)?;
-        agree("promised of the disk", self.promised.disk, disk)?;
+        for tier in PeerId::all().map(SpillTier::Peer).chain([SpillTier::Host, SpillTier::Disk]) {
+            let (mut counted, mut summed) = (self.promised, promised);
+            agree(&format!("promised of the {tier}"), *counted.of(tier), *summed.of(tier))?;
+        }
         agree("committed", self.committed, committed)?;
         agree("occupied", self.occupied, occupied)?;
         let sum = self.census();
         agree("of all states", sum.total, sum.empty + sum.resident + sum.spilled + sum.restoring)?;
         agree("resident", sum.resident, sum.dirty + sum.clean)?;
-        agree("spilled", sum.spilled, sum.spilled_host + sum.spilled_disk)
+        let below = sum.spilled_peer + sum.spilled_host + sum.spilled_disk;
+        agree("spilled", sum.spilled, below)
     }
 }
 
@@ -232,7 +251,11 @@ fn motion_is_possible(piece: &Piece) -> bool {
                 && piece.backed
                 && piece.copies.iter().any(|c| c == from)
         }
-        Some(PieceMove::Push { .. }) => piece.place == ContentPlace::SpillTier && piece.copies.host,
+        Some(PieceMove::Push { from, to, .. }) => {
+            piece.place == ContentPlace::SpillTier
+                && piece.copies.iter().any(|c| c == from)
+                && from < to
+        }
     }
 }
 

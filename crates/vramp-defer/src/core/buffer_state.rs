@@ -49,6 +49,8 @@ pub(super) struct Buffer {
     pub readable: bool,
     pub uses: Uses,
     pub pins: u32,
+    /// Part of its memory is pinned in the pool.
+    pub has_pinned_memory: bool,
     pub exposed: Exposures,
     /// True if it counts in the range's `unevictable_count`.
     pub is_counted: bool,
@@ -62,7 +64,7 @@ impl Buffer {
 
     /// Returns true if it must stay on the card even without leases.
     pub fn is_pinned_or_exposed(&self) -> bool {
-        self.pins > 0 || self.exposed.quiesced || self.exposed.opaque > 0
+        self.pins > 0 || self.has_pinned_memory || self.exposed.quiesced || self.exposed.opaque > 0
     }
 
     /// Returns true if it cannot be a victim now. It may become one when its uses are over.

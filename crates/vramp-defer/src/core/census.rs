@@ -1,7 +1,7 @@
 //! Counters, and sums over all buffers.
 
-use super::Deferrables;
 use super::piece::{ContentPlace, PieceMove};
+use super::{Deferrables, SpillTier};
 use vramp_core::Bytes;
 
 /// Counters since the start.
@@ -23,12 +23,14 @@ pub struct DeferCounters {
     pub copied_out_bytes: u64,
     /// Bytes of contents restored.
     pub restored_bytes: u64,
-    /// Bytes of contents moved from the host to the disk.
+    /// Bytes of contents moved from another card to the host or the disk, or from host to disk.
     pub pushed_bytes: u64,
     /// Copies dropped because contents changed, or the host was full.
     pub copies_dropped: u64,
     /// Moves that failed or were given up.
     pub moves_abandoned: u64,
+    /// Copies on other cards that [`Deferrables::reclaim_peer`] looked at.
+    pub peer_copies_looked_at: u64,
 }
 
 /// Bytes of contents by state. `empty + resident + spilled + restoring` is `total`.
@@ -56,16 +58,20 @@ pub struct DeferCensus {
     pub cleaning: Bytes,
     /// Mapped, and chosen to leave.
     pub leaving: Bytes,
-    /// Below the card only, and not being restored: `spilled_host + spilled_disk`.
+    /// Below the card only, and not being restored: `spilled_peer + spilled_host + spilled_disk`.
     pub spilled: Bytes,
-    /// Spilled, with a copy on the host.
+    /// Spilled, with a copy on another card.
+    pub spilled_peer: Bytes,
+    /// Spilled, with a copy on the host and none on another card.
     pub spilled_host: Bytes,
     /// Spilled, with a copy on the disk only.
     pub spilled_disk: Bytes,
-    /// Spilled, and being pushed from the host to the disk.
+    /// Spilled, and being pushed to another tier.
     pub pushing: Bytes,
     /// Being restored.
     pub restoring: Bytes,
+    /// Valid copies on other cards.
+    pub peer_copies: Bytes,
     /// Valid copies on the host.
     pub host_copies: Bytes,
     /// Valid copies on the disk.
@@ -103,7 +109,8 @@ impl Deferrables {
             sum.leased += if leased { buffer.len } else { Bytes::ZERO };
             let exposed = buffer.exposed;
             let out = exposed.stream_scoped || exposed.quiesced || exposed.opaque > 0;
-            sum.held += if out || buffer.pins > 0 { buffer.len } else { Bytes::ZERO };
+            let pinned = buffer.pins > 0 || buffer.has_pinned_memory;
+            sum.held += if out || pinned { buffer.len } else { Bytes::ZERO };
             for piece in &buffer.pieces {
                 sum.add(piece);
             }
@@ -116,6 +123,7 @@ impl DeferCensus {
     fn add(&mut self, piece: &super::piece::Piece) {
         let len = piece.len;
         let when = |is: bool| if is { len } else { Bytes::ZERO };
+        self.peer_copies += when(piece.copies.peer.is_some());
         self.host_copies += when(piece.copies.host);
         self.disk_copies += when(piece.copies.disk);
         let leaving = matches!(piece.motion, Some(PieceMove::Out { leaving: true, .. }));
@@ -133,8 +141,11 @@ impl DeferCensus {
             ContentPlace::SpillTier if restoring => self.restoring += len,
             ContentPlace::SpillTier => {
                 self.spilled += len;
-                self.spilled_host += when(piece.copies.host);
-                self.spilled_disk += when(!piece.copies.host);
+                match piece.copies.best() {
+                    Some(SpillTier::Peer(_)) => self.spilled_peer += len,
+                    Some(SpillTier::Host) => self.spilled_host += len,
+                    Some(SpillTier::Disk) | None => self.spilled_disk += len,
+                }
                 self.pushing += when(matches!(piece.motion, Some(PieceMove::Push { .. })));
             }
         }

@@ -6,6 +6,7 @@
 
 use std::cmp::Ordering;
 
+use super::spill_room::TierOrder;
 use super::victims::Candidate;
 use super::{EvictionClass, SpillRoom};
 use vramp_core::Bytes;
@@ -36,7 +37,12 @@ pub(super) struct Cover {
 
 /// Picks from sorted candidates what covers the deficit, by at most one candidate more: all of the
 /// lower classes, and of the last class what costs least.
-pub(super) fn cover(candidates: &[Candidate], deficit: Bytes, mut room: SpillRoom) -> Cover {
+pub(super) fn cover(
+    candidates: &[Candidate],
+    deficit: Bytes,
+    mut room: SpillRoom,
+    order: &TierOrder,
+) -> Cover {
     let mut picked: Vec<usize> = Vec::new();
     let (mut freed, mut cost, mut no_room) = (Bytes::ZERO, 0u128, Bytes::ZERO);
     let mut first = 0;
@@ -44,7 +50,7 @@ pub(super) fn cover(candidates: &[Candidate], deficit: Bytes, mut room: SpillRoo
         let mut best: Option<(u128, usize, usize)> = None;
         for (index, candidate) in (first..).zip(class) {
             let mut left = room;
-            if !candidate.takes(&mut left) {
+            if !candidate.takes(&mut left, order) {
                 no_room += candidate.frees;
                 continue;
             }

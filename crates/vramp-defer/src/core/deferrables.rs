@@ -6,6 +6,7 @@ use slotmap::SlotMap;
 
 use super::buffer_state::{Buffer, Exposures, Hint};
 use super::grant::Lease;
+use super::peers::PeerCopies;
 use super::piece::{ContentPlace, Copies, Piece, PieceMove};
 use super::range::{BLOCK_ALIGN, Range, Tenant, merged};
 use super::uses::Uses;
@@ -33,6 +34,8 @@ pub struct Deferrables {
     pub(super) committed: Bytes,
     /// Memory mapped at the ranges now.
     pub(super) occupied: Bytes,
+    /// Copies on other cards, in the order in which they are reclaimed.
+    pub(super) peer_copies: PeerCopies,
     /// Room below the card that moves in flight will take.
     pub(super) promised: SpillRoom,
     pub(super) counters: DeferCounters,
@@ -65,6 +68,7 @@ impl Deferrables {
             in_use: BTreeSet::new(),
             committed: Bytes::ZERO,
             occupied: Bytes::ZERO,
+            peer_copies: PeerCopies::new(),
             promised: SpillRoom::default(),
             counters: DeferCounters::default(),
             next: 0,
@@ -149,6 +153,7 @@ impl Deferrables {
             readable: false,
             uses: Uses::default(),
             pins: 0,
+            has_pinned_memory: false,
             exposed: Exposures::default(),
             is_counted: false,
         });
@@ -173,6 +178,7 @@ impl Deferrables {
         for piece in &mut self.buffers[buffer].pieces {
             piece.place = ContentPlace::Empty;
         }
+        debug_assert!(self.buffers[buffer].pieces.iter().all(|piece| piece.peer_key.is_none()));
         Ok(stale)
     }
 
@@ -186,6 +192,9 @@ impl Deferrables {
             return Err(HeldError::Held { buffer, holds });
         }
         let stale = self.discard(buffer)?;
+        // Memory that is pinned stays pinned in the pool; the range does without it.
+        self.buffers[buffer].has_pinned_memory = false;
+        self.refresh(buffer);
         for index in 0..self.buffers[buffer].pieces.len() {
             self.set_backed(PieceId { buffer, index: index as u32 }, false);
         }
@@ -348,6 +357,7 @@ impl Deferrables {
             stale.extend(gone);
         }
         self.counters.copies_dropped += stale.len() as u64;
+        self.reindex_buffer(id);
         stale
     }
 }

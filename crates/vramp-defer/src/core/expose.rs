@@ -1,9 +1,10 @@
 //! Pins, exposed pointers, and hints.
 
 use super::{
-    Access, BufferId, BufferLeaseId, Deferrables, ExposeError, Hint, StaleCopy, UnknownBuffer,
-    UnknownBufferLease, UseToken,
+    Access, BufferId, BufferLeaseId, Deferrables, ExposeError, Hint, RangeId, StaleCopy,
+    UnknownBuffer, UnknownBufferLease, UseToken,
 };
+use smallvec::SmallVec;
 
 /// How long an exposed pointer is used after its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +130,26 @@ impl Deferrables {
         let left = pinned.pins;
         self.refresh(buffer);
         Ok(left)
+    }
+
+    /// Records whether memory of a range is pinned in the pool: something outside holds it physically.
+    /// Its buffers stay on the card until it is not. A piece that was chosen to leave stays too. O(1),
+    /// and O(tenants) in a group.
+    pub fn set_pinned_memory(&mut self, range: RangeId, is_pinned: bool) {
+        let mut changed = false;
+        for buffer in self.tenants(range).collect::<SmallVec<[BufferId; 4]>>() {
+            let before = &mut self.buffers[buffer].has_pinned_memory;
+            changed |= std::mem::replace(before, is_pinned) != is_pinned;
+            self.refresh(buffer);
+        }
+        if changed && is_pinned {
+            self.cancel_evictions(range);
+        }
+    }
+
+    /// Returns true after [`set_pinned_memory`](Deferrables::set_pinned_memory).
+    pub fn has_pinned_memory(&self, range: RangeId) -> bool {
+        self.tenants(range).any(|buffer| self.buffers[buffer].has_pinned_memory)
     }
 
     /// Sets when the next use comes. The next lease resets it.

@@ -17,6 +17,10 @@ pub(crate) enum Failure {
     HostFull,
     /// No space on the disk.
     DiskFull,
+    /// No memory on another card.
+    PeerFull,
+    /// The memory is pinned.
+    Pinned,
     /// A driver call, a transfer or a callback failed, or the call was wrong.
     Broken,
 }
@@ -46,7 +50,12 @@ impl Failure {
     /// without a failure record.
     pub fn is_capacity(self) -> bool {
         match self {
-            Failure::CardFull | Failure::BudgetFull | Failure::HostFull | Failure::DiskFull => true,
+            Failure::CardFull
+            | Failure::BudgetFull
+            | Failure::HostFull
+            | Failure::DiskFull
+            | Failure::PeerFull
+            | Failure::Pinned => true,
             Failure::Refused | Failure::Broken => false,
         }
     }
@@ -106,6 +115,8 @@ mod tests {
             (BudgetFull, [true, false, true, true]),
             (HostFull, [true, true, true, false]),
             (DiskFull, [true, false, false, false]),
+            (PeerFull, [true, false, false, false]),
+            (Pinned, [true, false, false, false]),
             (Broken, [false, false, false, false]),
         ] {
             let RestoreRetry { reclaim_host, waits } = failure.restore_retry();

@@ -186,7 +186,9 @@ impl Deferrables {
         let of = |&(id, access)| self.pieces_of(id).map(move |piece| (piece, access));
         let all = buffers.iter().flat_map(of);
         let in_the_way = all.filter_map(|(id, access)| match self.piece(id).motion? {
-            PieceMove::Restore { id: name, .. } | PieceMove::Push { id: name } => Some((name, id)),
+            PieceMove::Restore { id: name, .. } | PieceMove::Push { id: name, .. } => {
+                Some((name, id))
+            }
             PieceMove::Out { id: name, to: Some(_), queued: None, .. } => {
                 (access == Access::Exclusive).then_some((name, id))
             }
@@ -250,6 +252,7 @@ impl Deferrables {
                 self.set_backed(piece, true);
                 restores.extend(self.begin_restore(piece));
             }
+            self.reindex_buffer(id);
             if restores.len() > restored_before {
                 self.buffers[id].retrieved_ns = Some(now_ns);
             }
@@ -310,6 +313,7 @@ impl Deferrables {
                 }
                 stale.extend(self.end_writing(id, end.writes));
             }
+            self.reindex_buffer(id);
             self.refresh(id);
         }
         Ok(stale)

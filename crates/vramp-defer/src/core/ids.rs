@@ -6,6 +6,8 @@ use slotmap::{Key, KeyData, new_key_type};
 
 use vramp_core::Bytes;
 
+use super::PeerId;
+
 new_key_type! {
     /// Id of a buffer until it is removed. A stale id misses.
     pub struct BufferId;
@@ -124,6 +126,8 @@ pub enum Access {
 /// Tiers that contents are spilled to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SpillTier {
+    /// Free memory of another card, reached over the link between the two.
+    Peer(PeerId),
     /// Pinned memory of the host.
     Host,
     /// Files.
@@ -132,10 +136,11 @@ pub enum SpillTier {
 
 impl fmt::Display for SpillTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            SpillTier::Host => "host",
-            SpillTier::Disk => "disk",
-        })
+        match self {
+            SpillTier::Peer(peer) => peer.fmt(f),
+            SpillTier::Host => f.write_str("host"),
+            SpillTier::Disk => f.write_str("disk"),
+        }
     }
 }
 

@@ -106,7 +106,8 @@ impl Deferrables {
         let there =
             pieces.all(|piece| piece.place != ContentPlace::Empty && is_there(piece.state()));
         let below = buffer.pieces.iter().any(|piece| piece.place == ContentPlace::SpillTier);
-        let held = buffer.holders.len() > buffer.in_place as usize || buffer.pins > 0;
+        let pinned = buffer.pins > 0 || buffer.has_pinned_memory;
+        let held = buffer.holders.len() > buffer.in_place as usize || pinned;
         buffer.readable && there && below && !held
     }
 
@@ -125,6 +126,7 @@ impl Deferrables {
         buffer.reads = buffer.reads.saturating_add(1);
         buffer.last_use_ns = now_ns;
         let after = buffer.uses.before(Access::Shared);
+        self.reindex_buffer(id);
         self.refresh(id);
         after
     }

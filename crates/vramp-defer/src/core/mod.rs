@@ -18,6 +18,7 @@
 //!    settled it is off the card, and [`Deferrables::needed_memory`] returns what of its range still
 //!    needs memory.
 //! 6. When the host is short, [`Deferrables::reclaim_host`] drops copies and pushes others to disk.
+//!    When another card needs its memory, [`Deferrables::reclaim_peer`] does so for the copies there.
 //!    When the link is idle, [`Deferrables::clean`] copies out ahead of need.
 //! 7. [`Deferrables::discard`] forgets contents, [`Deferrables::remove`] ends the buffer.
 //!
@@ -36,7 +37,7 @@
 //! let granted = buffers.lease(&request, 0)?;
 //! buffers.end_lease(granted.lease, &LeaseEnd::default(), 10)?;
 //!
-//! let room = SpillRoom { host: Bytes::gib(8), disk: Bytes::ZERO };
+//! let room = SpillRoom { host: Bytes::gib(8), ..SpillRoom::default() };
 //! let demand = SpillDemand { deficit: Bytes::mib(20), room, ..SpillDemand::default() };
 //! let choice = buffers.choose(&demand, 20);
 //! assert_eq!(choice.victims.len(), 1); // one piece of the two
@@ -62,13 +63,15 @@ mod expose;
 mod failure;
 mod grant;
 mod holds;
-mod host_reclaim;
 mod ids;
 mod in_place;
 mod moves;
+mod peer_reclaim;
+mod peers;
 mod piece;
 mod range;
 mod rates;
+mod reclaim;
 mod refusal;
 mod spill_room;
 mod spill_rounds;
@@ -87,14 +90,16 @@ pub use expose::PointerScope;
 pub(crate) use failure::{Failure, RestoreRetry, StagingRetry};
 pub use grant::{BufferUse, GrantedLease, LeaseEnd, LeaseRequest, Writes, WrittenRange};
 pub use holds::Holds;
-pub use host_reclaim::{HostDemand, HostReclaim};
 pub use ids::{
     Access, BufferId, BufferLeaseId, HolderKey, MoveId, PieceId, RangeId, RangeSlice, SpillTier,
     StreamKey, Ticket, UseToken,
 };
 pub use moves::{Abandoned, CopyOut, Push, Restore, Settled, StaleCopy};
+pub use peer_reclaim::PeerDemand;
+pub use peers::{PeerId, PeerTable};
 pub use piece::{Copies, PieceState};
 pub use rates::Rates;
+pub use reclaim::{HostDemand, Reclaim};
 pub use refusal::{
     AddError, ExposeError, HeldError, LeaseEndError, LeaseRefused, SettleError, UnknownBuffer,
     UnknownBufferLease, UnknownMove, UnknownRange,

@@ -1,9 +1,10 @@
 //! Moves of pieces, and how they end.
 
-use super::piece::{ContentPlace, Copies, PieceMove};
+use super::piece::{ContentPlace, PieceMove};
+use super::spill_room::{Outgoing, TierOrder};
 use super::{
     Access, BufferId, Deferrables, MoveId, PieceId, PieceState, RangeId, RangeSlice, SettleError,
-    SpillTier, UnknownBuffer, UnknownMove, UseToken,
+    SpillRoom, SpillTier, UnknownBuffer, UnknownMove, UseToken,
 };
 use vramp_core::Bytes;
 
@@ -37,7 +38,7 @@ pub struct CopyOut {
     pub lend_after: Vec<UseToken>,
 }
 
-/// A host copy to move to the disk.
+/// A copy to move to another tier: from a card to the host or the disk, or from the host to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Push {
     /// Id of the move.
@@ -46,6 +47,10 @@ pub struct Push {
     pub piece: PieceId,
     /// Length of the copy.
     pub len: Bytes,
+    /// Tier that it leaves.
+    pub from: SpillTier,
+    /// Tier that it goes to.
+    pub to: SpillTier,
 }
 
 /// A copy that is invalid now.
@@ -90,7 +95,7 @@ pub enum Settled {
         /// Tier of a copy that was made and is stale: drop it.
         stale: Option<SpillTier>,
     },
-    /// The copy is on the disk: drop the host's.
+    /// The copy is on the new tier: drop the old one.
     Pushed {
         /// The piece.
         piece: PieceId,
@@ -118,11 +123,13 @@ impl Deferrables {
         let piece = self.move_of(id)?;
         match self.motion(piece) {
             PieceMove::Restore { .. } => Ok(self.settle_restore(piece)),
-            PieceMove::Push { .. } => {
+            PieceMove::Push { from, to, .. } => {
                 let moved = self.end_move(piece);
-                moved.copies = Copies { host: false, disk: true };
+                moved.copies.add(to);
+                moved.copies.remove(from);
                 let len = moved.len;
                 self.counters.pushed_bytes += len.count();
+                self.reindex(piece);
                 Ok(Settled::Pushed { piece })
             }
             PieceMove::Out { leaving: true, to, .. } => self.settle_leaving(piece, to),
@@ -131,6 +138,7 @@ impl Deferrables {
                 moved.copies.add(to);
                 let len = moved.len;
                 self.counters.copied_out_bytes += len.count();
+                self.reindex(piece);
                 Ok(Settled::Cleaned { piece, to })
             }
             PieceMove::Out { to: stale, .. } => {
@@ -172,6 +180,27 @@ impl Deferrables {
             *self.promised.of(to) -= len;
         }
         Ok(())
+    }
+
+    /// Sends a copy out to another tier instead, because a card has no memory for it after all: to the
+    /// host if it has room, else to the disk. Returns the tier; `None`, and nothing changes, if there
+    /// is no room, the copy is queued, or it goes to no card. O(1).
+    pub fn redirect(&mut self, id: MoveId, room: SpillRoom) -> Option<SpillTier> {
+        let piece = self.move_of(id).ok()?;
+        let PieceMove::Out { to: Some(from @ SpillTier::Peer(_)), queued: None, .. } =
+            self.motion(piece)
+        else {
+            return None;
+        };
+        let len = self.piece(piece).len;
+        let out = Outgoing { len, may_use_peers: false };
+        let instead = room.beside(self.promised).take(out, &TierOrder::default())?;
+        if let Some(PieceMove::Out { to, .. }) = &mut self.piece_mut(piece).motion {
+            *to = Some(instead);
+        }
+        *self.promised.of(from) -= len;
+        *self.promised.of(instead) += len;
+        Some(instead)
     }
 
     /// Records copies that may be in flight although their transfer has ended: they may read or write
@@ -253,6 +282,7 @@ impl Deferrables {
         let filled = self.end_move(piece);
         filled.place = ContentPlace::Card;
         let len = filled.len;
+        self.reindex(piece);
         self.buffers[piece.buffer].reads = 0;
         self.counters.restored_bytes += len.count();
         Settled::Restored { piece }
@@ -280,6 +310,7 @@ impl Deferrables {
                 None => self.counters.spilled_clean_bytes += len.count(),
             }
         }
+        self.reindex(piece);
         let frees = self.set_backed(piece, false);
         let range = self.buffers[piece.buffer].range;
         Ok(Settled::Spilled { piece, range, frees })

@@ -1,11 +1,14 @@
 //! One piece: the state of its contents, and its move.
 
-use super::{MoveId, SpillTier, UseToken};
+use super::peers::PeerKey;
+use super::{MoveId, PeerId, SpillTier, UseToken};
 use vramp_core::Bytes;
 
 /// Valid copies of a piece below the card. Each is complete and equal to the contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copies {
+    /// In memory of another card.
+    pub peer: Option<PeerId>,
     /// In pinned memory.
     pub host: bool,
     /// In a file.
@@ -14,16 +17,17 @@ pub struct Copies {
 
 impl Copies {
     /// No copy: contents on the card are *dirty*.
-    pub const NONE: Copies = Copies { host: false, disk: false };
+    pub const NONE: Copies = Copies { peer: None, host: false, disk: false };
 
     /// Returns true if there is a copy: contents on the card are *clean*.
     pub const fn any(self) -> bool {
-        self.host || self.disk
+        self.peer.is_some() || self.host || self.disk
     }
 
     /// Returns the tier that is read fastest.
     pub const fn best(self) -> Option<SpillTier> {
         match self {
+            Copies { peer: Some(peer), .. } => Some(SpillTier::Peer(peer)),
             Copies { host: true, .. } => Some(SpillTier::Host),
             Copies { disk: true, .. } => Some(SpillTier::Disk),
             Copies::NONE => None,
@@ -33,13 +37,23 @@ impl Copies {
     /// Returns all tiers with a copy, the fastest first.
     pub fn iter(self) -> impl Iterator<Item = SpillTier> {
         let host = self.host.then_some(SpillTier::Host);
-        host.into_iter().chain(self.disk.then_some(SpillTier::Disk))
+        let below = host.into_iter().chain(self.disk.then_some(SpillTier::Disk));
+        self.peer.map(SpillTier::Peer).into_iter().chain(below)
     }
 
     pub(super) fn add(&mut self, lower: SpillTier) {
         match lower {
+            SpillTier::Peer(peer) => self.peer = Some(peer),
             SpillTier::Host => self.host = true,
             SpillTier::Disk => self.disk = true,
+        }
+    }
+
+    pub(super) fn remove(&mut self, lower: SpillTier) {
+        match lower {
+            SpillTier::Peer(_) => self.peer = None,
+            SpillTier::Host => self.host = false,
+            SpillTier::Disk => self.disk = false,
         }
     }
 }
@@ -73,18 +87,20 @@ pub(super) enum PieceMove {
         id: MoveId,
         from: SpillTier,
     },
-    /// From the host to the disk.
+    /// From another card to the host or the disk, or from the host to the disk.
     Push {
         id: MoveId,
+        from: SpillTier,
+        to: SpillTier,
     },
 }
 
 impl PieceMove {
     pub fn id(self) -> MoveId {
         match self {
-            PieceMove::Out { id, .. } | PieceMove::Restore { id, .. } | PieceMove::Push { id } => {
-                id
-            }
+            PieceMove::Out { id, .. }
+            | PieceMove::Restore { id, .. }
+            | PieceMove::Push { id, .. } => id,
         }
     }
 
@@ -92,7 +108,7 @@ impl PieceMove {
     pub fn promised(self) -> Option<SpillTier> {
         match self {
             PieceMove::Out { to, queued: None, .. } => to,
-            PieceMove::Push { .. } => Some(SpillTier::Disk),
+            PieceMove::Push { to, .. } => Some(to),
             PieceMove::Out { .. } | PieceMove::Restore { .. } => None,
         }
     }
@@ -108,11 +124,14 @@ pub(super) struct Piece {
     /// Memory on the card is mapped at its address.
     pub backed: bool,
     pub motion: Option<PieceMove>,
+    /// Its place in the index of copies on cards.
+    pub peer_key: Option<PeerKey>,
 }
 
 impl Piece {
     pub fn new(len: Bytes) -> Piece {
-        Piece { len, place: ContentPlace::Empty, copies: Copies::NONE, backed: false, motion: None }
+        let (place, copies) = (ContentPlace::Empty, Copies::NONE);
+        Piece { len, place, copies, backed: false, motion: None, peer_key: None }
     }
 
     /// Returns the token at which a queued copy has read the piece.
@@ -179,9 +198,10 @@ pub enum PieceState {
         /// Tier that is read.
         from: SpillTier,
     },
-    /// Spilled, and being moved from the host to the disk.
+    /// Spilled, and being moved from another card to the host or the disk, or from the host to the
+    /// disk.
     Pushing {
-        /// Copies below the card; the host's at least.
+        /// Copies below the card; that which is moved at least.
         copies: Copies,
     },
 }

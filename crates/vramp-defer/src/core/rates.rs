@@ -1,12 +1,16 @@
 //! Transfer rates between the card and the spill tiers: estimates of the time that a move takes.
 
-use super::SpillTier;
+use super::{PeerTable, SpillTier};
 use vramp_core::Bytes;
 
-/// Measured bytes per second. An unknown rate counts as 25 GB/s for the host and 2.5 GB/s for the
-/// disk: only the order of the two matters.
+/// Measured bytes per second. An unknown rate counts as 300 GB/s for another card, 25 GB/s for the
+/// host and 2.5 GB/s for the disk: only their order matters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
+    /// From the card to other cards.
+    pub to_peer: PeerTable<Option<u64>>,
+    /// From other cards to the card.
+    pub from_peer: PeerTable<Option<u64>>,
     /// From the card to the host.
     pub to_host: Option<u64>,
     /// From the host to the card.
@@ -21,6 +25,7 @@ impl Rates {
     /// Records a copy to `to`.
     pub fn record_out(&mut self, to: SpillTier, bytes: Bytes, took_ns: u64) {
         let rate = match to {
+            SpillTier::Peer(peer) => &mut self.to_peer[peer],
             SpillTier::Host => &mut self.to_host,
             SpillTier::Disk => &mut self.to_disk,
         };
@@ -30,26 +35,34 @@ impl Rates {
     /// Records a copy from `from`.
     pub fn record_in(&mut self, from: SpillTier, bytes: Bytes, took_ns: u64) {
         let rate = match from {
+            SpillTier::Peer(peer) => &mut self.from_peer[peer],
             SpillTier::Host => &mut self.from_host,
             SpillTier::Disk => &mut self.from_disk,
         };
         *rate = Some(averaged(*rate, bytes, took_ns));
     }
 
-    pub(super) fn out_ns(&self, to: SpillTier, bytes: Bytes) -> u64 {
+    /// Returns the rate of copies to `to`, assumed if it is unknown.
+    pub(super) fn out_rate(&self, to: SpillTier) -> u64 {
         let rate = match to {
+            SpillTier::Peer(peer) => self.to_peer[peer],
             SpillTier::Host => self.to_host,
             SpillTier::Disk => self.to_disk,
         };
-        move_ns(rate, to, bytes)
+        known_or_assumed(rate, to)
+    }
+
+    pub(super) fn out_ns(&self, to: SpillTier, bytes: Bytes) -> u64 {
+        move_ns(self.out_rate(to), bytes)
     }
 
     pub(super) fn in_ns(&self, from: SpillTier, bytes: Bytes) -> u64 {
         let rate = match from {
+            SpillTier::Peer(peer) => self.from_peer[peer],
             SpillTier::Host => self.from_host,
             SpillTier::Disk => self.from_disk,
         };
-        move_ns(rate, from, bytes)
+        move_ns(known_or_assumed(rate, from), bytes)
     }
 }
 
@@ -60,13 +73,17 @@ fn averaged(known: Option<u64>, bytes: Bytes, took_ns: u64) -> u64 {
     known.map_or(sample, |known| known / 7 * 6 + sample / 7)
 }
 
-/// Nanoseconds to move `bytes`, in either direction.
-fn move_ns(rate: Option<u64>, tier: SpillTier, bytes: Bytes) -> u64 {
+fn known_or_assumed(rate: Option<u64>, tier: SpillTier) -> u64 {
     let assumed = match tier {
+        SpillTier::Peer(_) => 300_000_000_000,
         SpillTier::Host => 25_000_000_000,
         SpillTier::Disk => 2_500_000_000,
     };
-    let rate = rate.filter(|&rate| rate > 0).unwrap_or(assumed);
+    rate.filter(|&rate| rate > 0).unwrap_or(assumed)
+}
+
+/// Nanoseconds to move `bytes`, in either direction.
+fn move_ns(rate: u64, bytes: Bytes) -> u64 {
     let ns = u128::from(bytes.count()) * 1_000_000_000 / u128::from(rate);
     u64::try_from(ns).unwrap_or(u64::MAX)
 }
@@ -97,7 +114,7 @@ mod tests {
         rates.record_in(SpillTier::Host, Bytes::new(2), second);
         rates.record_out(SpillTier::Disk, Bytes::new(3), second);
         rates.record_in(SpillTier::Disk, Bytes::new(4), second);
-        let Rates { to_host, from_host, to_disk, from_disk } = rates;
+        let Rates { to_host, from_host, to_disk, from_disk, .. } = rates;
         assert_eq!([to_host, from_host, to_disk, from_disk], [1, 2, 3, 4].map(Some));
     }
 

@@ -9,6 +9,7 @@ use super::cost::CostModel;
 use super::cover::cover;
 use super::piece::{ContentPlace, Piece, PieceMove};
 use super::range::Range;
+use super::spill_room::{Outgoing, TierOrder};
 use super::{CopyOut, Deferrables, EvictionCost, PieceId, Rates, SpillRoom};
 use vramp_core::Bytes;
 
@@ -76,15 +77,15 @@ impl fmt::Display for Shortfall {
 pub(super) struct Candidate {
     pub pieces: SmallVec<[PieceId; 1]>,
     pub frees: Bytes,
-    /// Lengths of its dirty pieces.
-    dirty: SmallVec<[Bytes; 1]>,
+    /// Its dirty pieces.
+    dirty: SmallVec<[Outgoing; 1]>,
     pub cost: EvictionCost,
 }
 
 impl Candidate {
     /// Takes the room it needs below the card. Returns false if there is too little.
-    pub fn takes(&self, room: &mut SpillRoom) -> bool {
-        self.dirty.iter().all(|&bytes| room.take(bytes).is_some())
+    pub fn takes(&self, room: &mut SpillRoom, order: &TierOrder) -> bool {
+        self.dirty.iter().all(|&out| room.take(out, order).is_some())
     }
 }
 
@@ -101,19 +102,20 @@ impl Deferrables {
             return VictimChoice::default();
         }
         let short = &SpillDemand { room: short.room.beside(self.promised), ..*short };
+        let order = &TierOrder::by_rate(&short.room, &short.rates);
         let mut shortfall = Shortfall::default();
-        let mut candidates = self.candidates(short, now_ns, &mut shortfall);
+        let mut candidates = self.candidates(short, order, now_ns, &mut shortfall);
         candidates.sort_by(Candidate::before);
-        let cover = cover(&candidates, short.deficit, short.room);
+        let cover = cover(&candidates, short.deficit, short.room, order);
         let (mut room, mut spare) = (short.room, short.room);
         for &index in &cover.picked {
-            let covered = candidates[index].takes(&mut spare);
+            let covered = candidates[index].takes(&mut spare, order);
             debug_assert!(covered, "the cover took the same room");
         }
         let victims: Vec<Victim> = cover
             .picked
             .into_iter()
-            .map(|index| self.send(&candidates[index], &mut room, &mut spare))
+            .map(|index| self.send(&candidates[index], order, &mut room, &mut spare))
             .collect();
         let frees = victims.iter().map(|victim| victim.frees).sum();
         shortfall.missing = short.deficit.saturating_sub(frees);
@@ -127,19 +129,26 @@ impl Deferrables {
     fn send(
         &mut self,
         candidate: &Candidate,
+        order: &TierOrder,
         room: &mut SpillRoom,
         spare: &mut SpillRoom,
     ) -> Victim {
         let mut moves = SmallVec::new();
         for &piece in &candidate.pieces {
-            let dirty = self.piece(piece).is_dirty().then(|| self.piece(piece).len);
+            let dirty = self.piece(piece).is_dirty().then(|| self.outgoing(piece));
             let to = match dirty {
-                Some(len) => Some(room.take(len).expect("the cover took the same room")),
+                Some(out) => Some(room.take(out, order).expect("the cover took the same room")),
                 None => self.copy_to_read(piece, spare),
             };
             moves.push(self.begin_out(piece, to, true));
         }
         Victim { frees: candidate.frees, moves, cost: candidate.cost }
+    }
+
+    /// Returns what a piece needs room for.
+    pub(super) fn outgoing(&self, id: PieceId) -> Outgoing {
+        let may_use_peers = !self.buffers[id.buffer].readable;
+        Outgoing { len: self.piece(id).len, may_use_peers }
     }
 
     pub(super) fn begin_out(
@@ -159,10 +168,12 @@ impl Deferrables {
     pub(super) fn candidates(
         &self,
         short: &SpillDemand,
+        order: &TierOrder,
         now_ns: u64,
         stay: &mut Shortfall,
     ) -> Vec<Candidate> {
         let model = CostModel { config: &self.config, rates: &short.rates, now_ns };
+        let below = &(short.room, order);
         let mut all = Vec::new();
         for range in self.ranges.values() {
             let buffers = range.tenants.values().map(|tenant| tenant.buffer);
@@ -170,10 +181,10 @@ impl Deferrables {
             let backed = pieces.filter(|&id| self.piece(id).backed);
             if range.is_group {
                 let together: SmallVec<[PieceId; 1]> = backed.collect();
-                all.extend(self.candidate(&model, range, together, short.room, stay));
+                all.extend(self.candidate(&model, range, together, below, stay));
             } else {
                 all.extend(backed.filter_map(|id| {
-                    self.candidate(&model, range, SmallVec::from_elem(id, 1), short.room, stay)
+                    self.candidate(&model, range, SmallVec::from_elem(id, 1), below, stay)
                 }));
             }
         }
@@ -185,7 +196,7 @@ impl Deferrables {
         model: &CostModel<'_>,
         range: &Range,
         pieces: SmallVec<[PieceId; 1]>,
-        room: SpillRoom,
+        &(room, order): &(SpillRoom, &TierOrder),
         stay: &mut Shortfall,
     ) -> Option<Candidate> {
         let first = *pieces.first()?;
@@ -207,8 +218,8 @@ impl Deferrables {
             Candidate { pieces, frees, dirty: SmallVec::new(), cost: EvictionCost::default() };
         for (place, id) in candidate.pieces.iter().enumerate() {
             let piece: &Piece = self.piece(*id);
-            let dirty = piece.is_dirty().then_some(piece.len);
-            let to = dirty.and_then(|len| left.take(len));
+            let dirty = piece.is_dirty().then(|| self.outgoing(*id));
+            let to = dirty.and_then(|out| left.take(out, order));
             if dirty.is_some() && to.is_none() {
                 stay.no_room += frees;
                 return None;
@@ -231,7 +242,7 @@ impl Deferrables {
 fn reason_to_stay<'a>(buffer: &Buffer, stay: &'a mut Shortfall) -> &'a mut Bytes {
     if !buffer.holders.is_empty() {
         &mut stay.leased
-    } else if buffer.pins > 0 {
+    } else if buffer.pins > 0 || buffer.has_pinned_memory {
         &mut stay.pinned
     } else {
         &mut stay.exposed

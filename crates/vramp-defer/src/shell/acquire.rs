@@ -152,9 +152,14 @@ impl Shared {
             let capacity = self.capacity();
             let state = &mut *guard;
             state.core.set_capacity(capacity);
+            if state.has_pinned_memory {
+                // Memory that was unpinned since may be spilled.
+                state.note_pins(&self.allocator);
+            }
             let now_ns = self.driver.now_ns();
             let refused = match request.try_grant(state, now_ns) {
                 Ok(granted) => {
+                    state.allow_pins(&granted);
                     if let Some(wait) = waits {
                         state.note_wait(wait, request, true);
                     }

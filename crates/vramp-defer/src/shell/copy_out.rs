@@ -8,11 +8,13 @@ use vramp_core::{AddrRange, Bytes};
 
 use super::events::WorkEvent;
 use super::mapped_copy::MappedCopy;
+use super::peer_copy::peer_of;
 use super::report::{MoveKind, MoveRecord};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
 use vramp_tiers::host::HostAllocation;
 use vramp_tiers::movers::{CopyDependency, DiskBudget, DiskCopy, MoveError};
+use vramp_tiers::peer::PeerAllocation;
 
 /// A piece whose copy was started.
 pub(super) struct CopyInFlight {
@@ -29,6 +31,7 @@ pub(super) enum StartedCopy {
     ToHost(HostAllocation, UseToken),
     /// To memory that the device maps.
     ToMapped(MappedCopy, UseToken),
+    ToPeer(PeerAllocation, UseToken),
     /// It starts when it is awaited: staging blocks serve one transfer after the other.
     ToDisk,
 }
@@ -38,6 +41,7 @@ enum FinishedCopy {
     None,
     ToHost(HostAllocation),
     ToMapped(MappedCopy),
+    ToPeer(PeerAllocation),
     ToDisk(DiskCopy),
 }
 
@@ -45,6 +49,12 @@ impl Shared {
     /// Starts the copy of a piece. A piece that has a copy leaves without another one if that, to
     /// be read in place, cannot be made.
     pub(super) fn start_copy_or_skip(&self, out: &mut CopyOut) -> Result<StartedCopy, SpillError> {
+        self.lock().refuse_pins(out)?;
+        if let Some(peer) = peer_of(out.to)
+            && let Some((copy, token)) = self.start_copy_to_peer(out, peer)?
+        {
+            return Ok(StartedCopy::ToPeer(copy, token));
+        }
         let error = match self.start_copy(out) {
             Ok(copy) => return Ok(copy),
             Err(error) => error,
@@ -66,7 +76,7 @@ impl Shared {
         match out.to {
             None => Ok(StartedCopy::None),
             Some(SpillTier::Disk) => Ok(StartedCopy::ToDisk),
-            Some(SpillTier::Host) => {
+            Some(SpillTier::Host | SpillTier::Peer(_)) => {
                 if let Some(mapped) = self.mapped_copy_for(out.piece, out.at.len) {
                     let token = self.copy_to_mapped(out, &mapped)?;
                     return Ok(StartedCopy::ToMapped(mapped, token));
@@ -129,6 +139,15 @@ impl Shared {
                 Err(error) => {
                     // The copy may be in flight.
                     self.lock().retire(out.piece.buffer, mapped, &[token]);
+                    return Err(error.into());
+                }
+            },
+            StartedCopy::ToPeer(copy, token) => match self.wait_for(&[token]) {
+                Ok(()) => FinishedCopy::ToPeer(copy),
+                Err(error) => {
+                    // The copy may be in flight.
+                    self.lock().retire_peer_copy(copy, vec![token]);
+                    peer_of(out.to).into_iter().for_each(|peer| self.suspend_peer(peer));
                     return Err(error.into());
                 }
             },
@@ -206,6 +225,7 @@ impl State {
             FinishedCopy::None => {}
             FinishedCopy::ToHost(host) => copies.host = Some(host),
             FinishedCopy::ToMapped(mapped) => copies.mapped = Some(mapped),
+            FinishedCopy::ToPeer(copy) => copies.peer = Some(copy),
             FinishedCopy::ToDisk(stored) => copies.disk = Some(Arc::new(stored)),
         }
     }
@@ -215,6 +235,7 @@ impl State {
         let Some(to) = to else { return };
         self.rates.record_out(to, bytes, took_ns);
         let (sum, time) = match to {
+            SpillTier::Peer(_) => (&mut self.stats.to_peer_bytes, &mut self.stats.to_peer_ns),
             SpillTier::Host => (&mut self.stats.to_host_bytes, &mut self.stats.to_host_ns),
             SpillTier::Disk => (&mut self.stats.to_disk_bytes, &mut self.stats.to_disk_ns),
         };

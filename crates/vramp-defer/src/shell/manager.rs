@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::planner::{Access, DeferCensus, DeferCounters, RangeId, Rates, allocation_deficit};
+use crate::planner::{
+    Access, DeferCensus, DeferCounters, PeerId, RangeId, Rates, allocation_deficit,
+};
 use vramp_alloc::observe::Registration;
 use vramp_alloc::{Allocator, Driver, StreamId, StreamWork};
 use vramp_core::{AddrRange, Bytes, Inconsistency, Shortage};
@@ -12,6 +14,7 @@ use super::acquire::InPlaceMode;
 use super::buffer_handle::{DeferrableBuffer, Owner};
 use super::cleaner::Cleaner;
 use super::lease_set::LeaseSet;
+use super::peer_copy::PeerPart;
 use super::report::{FailedMove, MoveRecord, SpillStats, Spilled, WaitRecord};
 use super::spill_config::SpillConfig;
 use super::spill_error::SpillError;
@@ -30,6 +33,7 @@ use vramp_tiers::spill::{SpillRequest, SpillerRegistration};
 pub struct SpillManager {
     shared: Arc<Shared>,
     registration: Registration,
+    guests: Vec<Guest>,
     _spiller: Option<SpillerRegistration>,
     _cleaner: Option<Cleaner>,
 }
@@ -45,6 +49,15 @@ pub struct SpillParts {
     pub disk: Option<Arc<DiskStore>>,
     /// Space that is charged for buffers on the card, and whose reservations may spill them.
     pub budget: Option<MemorySpace>,
+    /// Other cards whose free memory may hold contents, at most one store on each. None by default.
+    pub peers: Vec<PeerPart>,
+}
+
+/// What makes copies on another card move on when that card needs its memory.
+struct Guest {
+    _spiller: SpillerRegistration,
+    /// Weak: the other card's allocator may be closed first.
+    handler: Option<(Weak<Allocator>, Registration)>,
 }
 
 impl SpillManager {
@@ -53,7 +66,7 @@ impl SpillManager {
     /// # Errors
     /// The configuration is invalid, or the mover is of another device.
     pub fn new(parts: SpillParts, config: SpillConfig) -> Result<SpillManager, SpillError> {
-        let SpillParts { allocator, mover, disk, budget } = parts;
+        let SpillParts { allocator, mover, disk, budget, peers } = parts;
         if !Arc::ptr_eq(allocator.driver(), mover.driver()) {
             return Err(SpillError::Settings(
                 "the mover and the allocator are of different devices",
@@ -68,8 +81,10 @@ impl SpillManager {
             return Err(SpillError::Settings("the cleaner's level must lie between 0 and 1"));
         }
         let cleaner = config.cleaner;
-        let shared = Shared::new(&allocator, mover, disk, budget.clone(), config)?;
+        let stores = peers.iter().map(|peer| peer.store.clone()).collect();
+        let shared = Shared::new(&allocator, mover, disk, budget.clone(), stores, config)?;
         let shared = Arc::new(shared);
+        let guests = peers.iter().map(|peer| Guest::new(&shared, peer)).collect();
         let weak = Arc::downgrade(&shared);
         let registration = allocator.on_shortage(move |shortage| answer(&weak, shortage));
         let spiller = budget.map(|space| {
@@ -80,7 +95,7 @@ impl SpillManager {
             })
         });
         let cleaner = cleaner.map(|how| Cleaner::start(&shared, how));
-        Ok(SpillManager { shared, registration, _spiller: spiller, _cleaner: cleaner })
+        Ok(SpillManager { shared, registration, guests, _spiller: spiller, _cleaner: cleaner })
     }
 
     /// Returns an empty buffer of `len`. It has addresses, and no memory before the first lease.
@@ -252,6 +267,28 @@ impl SpillManager {
         self.shared.relieve_host(bytes)
     }
 
+    /// Removes copies of `bytes` from the card with the ordinal `peer`: those that are not needed are
+    /// dropped, others move to the host or the disk, the least recently used first. Returns the bytes
+    /// removed; zero for a card without a store.
+    pub fn relieve_peer(&self, peer: u32, bytes: Bytes) -> Bytes {
+        PeerId::new(peer).map_or(Bytes::ZERO, |peer| self.shared.relieve_peer(peer, bytes))
+    }
+
+    /// Sets the limit of the store on the card with the ordinal `peer`. Copies beyond it move to the
+    /// host or the disk. Returns the bytes that are taken beyond it still, for lack of room there.
+    pub fn set_peer_limit(&self, peer: u32, limit: Bytes) -> Bytes {
+        let id = PeerId::new(peer);
+        let store = id.and_then(|id| Some((id, self.shared.peers.store(id)?)));
+        let Some((id, store)) = store else { return Bytes::ZERO };
+        store.set_limit(limit);
+        loop {
+            let excess = store.excess();
+            if excess.is_zero() || self.shared.relieve_peer(id, excess).is_zero() {
+                return excess;
+            }
+        }
+    }
+
     /// Ends the epoch: pointers exposed until now are no longer used, and work on them is complete.
     pub fn end_epoch(&self) {
         let mut state = self.shared.lock();
@@ -313,6 +350,9 @@ impl SpillManager {
             .filter(|below| below.host.is_some() || below.mapped.is_some())
             .count();
         let disks = state.copies.values().filter(|below| below.disk.is_some()).count();
+        let on_cards = state.copies.values().filter(|below| below.peer.is_some()).count();
+        let counted: usize =
+            self.shared.peers.stores().map(|(peer, _)| state.core.copies_on(peer)).sum();
         let bad = |what: String| Err(Inconsistency { what });
         if (census.moves, census.host_copies.is_zero()) == (0, true) && hosts > 0 {
             return bad(format!("{hosts} host copies that the planner does not count"));
@@ -320,6 +360,11 @@ impl SpillManager {
         if (census.moves, census.disk_copies.is_zero()) == (0, true) && disks > 0 {
             return bad(format!("{disks} disk copies that the planner does not count"));
         }
+        if on_cards != counted {
+            return bad(format!("{on_cards} copies on cards, the planner counts {counted}"));
+        }
+        drop(state);
+        self.shared.peers.stores().try_for_each(|(_, store)| store.audit())?;
         Ok(())
     }
 }
@@ -338,8 +383,45 @@ fn answer(shared: &Weak<Shared>, shortage: &Shortage) -> bool {
     !shared.spill(deficit, &left).freed.is_zero()
 }
 
+impl Guest {
+    fn new(shared: &Arc<Shared>, peer: &PeerPart) -> Guest {
+        let id = PeerId::new(peer.store.ordinal()).expect("the store was checked");
+        let weak = Arc::downgrade(shared);
+        let spiller = move |request: &SpillRequest<'_>| {
+            let Some(shared) = Weak::upgrade(&weak) else { return Bytes::ZERO };
+            shared.give_way(id, request.bytes())
+        };
+        // Before that card's own data.
+        let spiller = peer.store.space().register_spiller(Priority(1), spiller);
+        let handler = peer.allocator.as_ref().map(|allocator| {
+            let (weak, driver) = (Arc::downgrade(shared), Arc::clone(allocator.driver()));
+            let handler = allocator.on_shortage_first(move |shortage| {
+                // Below its own limit the card's allocator lacks memory of the card.
+                let (None, Some(shared)) = (shortage.limit, weak.upgrade()) else { return false };
+                let page = driver.info().limits.page;
+                let free = driver.memory_info().map_or(Bytes::ZERO, |info| info.free);
+                let lacks = allocation_deficit(shortage, page).saturating_sub(free).max(page);
+                !shared.give_way(id, lacks).is_zero()
+            });
+            (Arc::downgrade(allocator), handler)
+        });
+        Guest { _spiller: spiller, handler }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        if let Some((allocator, handler)) = self.handler.take()
+            && let Some(allocator) = allocator.upgrade()
+        {
+            allocator.unregister(handler);
+        }
+    }
+}
+
 impl Drop for SpillManager {
     fn drop(&mut self) {
+        self.guests.clear();
         self.shared.allocator.unregister(self.registration);
     }
 }

@@ -8,7 +8,8 @@
 //! 4. Dropping the lease ends it: an event marks when the stream has passed. No device is ever
 //!    synchronized.
 //! 5. When memory is short for an allocation, a lease or a reservation, just enough unused pieces
-//!    leave: copied to the host or the disk unless they have a copy, their memory lent to the pool.
+//!    leave: copied to another card (`peer_copy.rs`), the host or the disk unless they have a copy,
+//!    their memory lent to the pool.
 //!    Other memory comes to the same addresses later (`spill.rs`, `copy_out.rs`, `restore.rs`).
 //!
 //! A buffer can be made readable while spilled: its copies are then mapped at its addresses, and
@@ -17,6 +18,13 @@
 //! The thread that needs memory does the work, and holds no lock while it waits. Victims are marked
 //! first, so nothing is spilled twice. Spilling allocates no memory of the card, so it cannot cause
 //! itself.
+//!
+//! Locks, in this order: the manager's, then its allocator's or a budget's or a [`PeerStore`]'s, then the
+//! driver's. A thread holds one manager's lock at most, and none while it waits for work, allocates on
+//! another card, or calls back. So managers of cards that spill to each other never wait for each other:
+//! a card without memory for a copy refuses it at once, and the copy goes to the host.
+//!
+//! [`PeerStore`]: vramp_tiers::PeerStore
 //!
 //! Deliberately absent: decisions, which are the [`planner`](crate::planner)'s; user callbacks.
 
@@ -29,9 +37,12 @@ mod lease_set;
 mod manager;
 mod map_copies;
 mod mapped_copy;
+mod peer_copy;
+mod pinned_memory;
 mod push_copy;
 mod queued_request;
 mod relieve_host;
+mod relieve_peer;
 mod report;
 mod restore;
 mod spill;
@@ -43,6 +54,7 @@ mod state;
 pub use buffer_handle::{DeferrableBuffer, Pin};
 pub use lease_set::{Exposure, LeaseSet};
 pub use manager::{BufferGroup, SpillManager, SpillParts};
+pub use peer_copy::PeerPart;
 pub use report::{FailedMove, MoveKind, MoveRecord, SpillStats, Spilled, WaitRecord};
 pub use spill_config::{CleanerConfig, SpillConfig};
 pub use spill_error::SpillError;

@@ -1,6 +1,6 @@
 //! Reclaiming host memory: copies that are not needed are dropped, others are pushed to the disk.
 
-use crate::planner::HostDemand;
+use crate::planner::{HostDemand, SpillRoom};
 use vramp_core::Bytes;
 
 use super::report::MoveKind;
@@ -26,7 +26,7 @@ impl Shared {
         let shed;
         let pushes = {
             let mut state = self.lock();
-            let disk_room = self.room().disk;
+            let disk_room = self.room_below().disk;
             shed = state.release_spare_copies();
             let deficit = deficit.saturating_sub(shed);
             let choice = state.core.reclaim_host(&HostDemand { deficit, disk_room });
@@ -69,8 +69,8 @@ impl Shared {
 
 impl State {
     /// Drops host copies that are not needed, if the host has less room than `leaving` bytes take.
-    pub(super) fn drop_excess_host_copies(&mut self, shared: &Shared, leaving: Bytes) {
-        let deficit = self.core.host_deficit(leaving, shared.room().host);
+    pub(super) fn drop_excess_host_copies(&mut self, room: &SpillRoom, leaving: Bytes) {
+        let deficit = self.core.host_deficit(leaving, room);
         if !deficit.is_zero() {
             let deficit = deficit.saturating_sub(self.release_spare_copies());
             let demand = HostDemand { deficit, disk_room: Bytes::ZERO };

@@ -13,6 +13,16 @@ pub struct SpillStats {
     pub spills: u64,
     /// Bytes that they freed.
     pub freed_bytes: u64,
+    /// Bytes copied to other cards.
+    pub to_peer_bytes: u64,
+    /// Nanoseconds of those copies; concurrent copies count each.
+    pub to_peer_ns: u64,
+    /// Bytes queued for a copy from other cards to this one.
+    pub from_peer_bytes: u64,
+    /// Bytes that moved on from other cards to the host or the disk.
+    pub moved_on_bytes: u64,
+    /// Copies that another card had no memory for, or failed: they went to the host or the disk.
+    pub peer_refused: u64,
     /// Bytes copied to the host.
     pub to_host_bytes: u64,
     /// Nanoseconds of those copies; concurrent copies count each.
@@ -68,6 +78,9 @@ impl fmt::Display for FailedMove {
                 write!(f, "{piece} was not restored from the {from}: {error}")
             }
             MoveKind::Pushed => write!(f, "{piece} was not pushed from host to disk: {error}"),
+            MoveKind::MovedOn(to) => {
+                write!(f, "{piece} was not moved from another card to {to}: {error}")
+            }
         }
     }
 }
@@ -100,6 +113,8 @@ pub enum MoveKind {
     Restored(SpillTier),
     /// Moved from the host to the disk.
     Pushed,
+    /// Moved from another card to a tier.
+    MovedOn(SpillTier),
 }
 
 impl fmt::Display for MoveRecord {
@@ -113,6 +128,7 @@ impl fmt::Display for MoveRecord {
             MoveKind::Cleaned(to) => write!(f, "{piece}: {bytes} copied ahead of need to {to}")?,
             MoveKind::Restored(from) => write!(f, "{piece}: {bytes} restored from {from}")?,
             MoveKind::Pushed => write!(f, "{piece}: {bytes} pushed from host to disk")?,
+            MoveKind::MovedOn(to) => write!(f, "{piece}: {bytes} moved from a card to {to}")?,
         }
         write!(f, " in {} us", took_ns / 1000)?;
         match &self.cost {

@@ -159,6 +159,7 @@ impl Shared {
         let began_ns = self.driver.now_ns();
         let len = restore.at.len;
         match restore.from {
+            SpillTier::Peer(_) => self.restore_from_peer(restore, streams)?,
             SpillTier::Host if self.restore_from_mapped(restore, streams)? => {}
             SpillTier::Host => {
                 let (range, host) = {
@@ -251,8 +252,10 @@ impl Shared {
                 Err(full) => {
                     drop(state);
                     let lacks = missing.saturating_sub(full.refusal.available);
-                    let freed = self.spill(lacks, &|| lacks).freed;
-                    if freed.is_zero() {
+                    // Copies of other cards leave first. The manager's own buffers are spilled here if
+                    // the space is being spilled already.
+                    let freed = space.spill(lacks);
+                    if freed.is_zero() && self.spill(lacks, &|| lacks).freed.is_zero() {
                         return Err(SpillError::NoBudget(full));
                     }
                 }

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use crate::planner::{
-    AfterRound, CopyOut, EvictionCost, MoveId, PieceId, SpillDemand, SpillRounds,
+    AfterRound, CopyOut, EvictionCost, MoveId, PieceId, SpillDemand, SpillRoom, SpillRounds,
 };
 use vramp_core::Bytes;
 
@@ -44,12 +44,14 @@ impl Shared {
             if missing.is_zero() {
                 break;
             }
+            let room = self.room();
             // A statement of its own: dropped copies are freed when the lock is released.
-            self.lock().drop_excess_host_copies(self, missing);
+            self.lock().drop_excess_host_copies(&room, missing);
             let choice = {
                 let mut state = self.lock();
-                let demand =
-                    SpillDemand { deficit: missing, rates: state.rates, room: self.room() };
+                state.note_pins(&self.allocator);
+                let room = SpillRoom { peers: room.peers, ..self.room_below() };
+                let demand = SpillDemand { deficit: missing, rates: state.rates, room };
                 state.core.choose(&demand, self.driver.now_ns())
             };
             let moves = choice.victims.into_iter().flat_map(|victim| {
@@ -107,7 +109,9 @@ impl Shared {
             if state.poll().is_err() {
                 return Bytes::ZERO;
             }
-            state.core.clean(budget, self.room(), self.driver.now_ns())
+            state.note_pins(&self.allocator);
+            let demand = SpillDemand { deficit: budget, rates: state.rates, room: self.room() };
+            state.core.clean(budget, &demand, self.driver.now_ns())
         };
         let bytes = moves.iter().map(|out| out.at.len).sum();
         self.evict(moves.into_iter().map(|out| (out, None)).collect(), &|| Bytes::new(u64::MAX));

@@ -1,7 +1,8 @@
 //! Why a buffer was not made, leased or moved. Every error says what to do.
 
 use crate::planner::{
-    AddError, DeferConfigError, ExposeError, Failure, HeldError, LeaseRefused, UnknownBuffer,
+    AddError, BufferId, DeferConfigError, ExposeError, Failure, HeldError, LeaseRefused,
+    UnknownBuffer,
 };
 use vramp_alloc::graph::ArenaError;
 use vramp_alloc::range::HostBackingError;
@@ -13,6 +14,7 @@ use super::report::FailedMove;
 use vramp_tiers::disk::DiskTierError;
 use vramp_tiers::host::HostPoolError;
 use vramp_tiers::movers::{MoveError, MoveFailed};
+use vramp_tiers::peer::PeerStoreError;
 use vramp_tiers::reserve::SpaceFull;
 
 /// Why a call of the manager failed. A failed call changes nothing that it was to change.
@@ -82,6 +84,15 @@ pub enum SpillError {
     /// The card's space has no budget left for the buffers.
     #[error("no budget to restore the buffers: {0}")]
     NoBudget(SpaceFull),
+    /// Another card has no memory for a copy, or failed. The contents stay where they were.
+    #[error(transparent)]
+    Peer(#[from] PeerStoreError),
+    /// The memory of the buffer is pinned, so it stays on the card.
+    #[error("memory of {buffer} is pinned: unpin it to let the buffer leave the card")]
+    PinnedMemory {
+        /// The buffer.
+        buffer: BufferId,
+    },
     /// A transfer failed. The contents stay where they were.
     #[error(transparent)]
     Move(#[from] MoveError),
@@ -119,6 +130,8 @@ impl SpillError {
             SpillError::Move(MoveError::Disk { error: DiskTierError::Full(_), .. }) => {
                 Failure::DiskFull
             }
+            SpillError::Peer(error) if error.is_full() => Failure::PeerFull,
+            SpillError::PinnedMemory { .. } => Failure::Pinned,
             _ => Failure::Broken,
         }
     }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::planner::{
-    BufferId, DeferConfig, Deferrables, PieceId, RangeId, RangeSlice, Rates, SpillRoom, SpillTier,
-    StaleCopy, UseToken,
+    BufferId, DeferConfig, Deferrables, PeerTable, PieceId, RangeId, RangeSlice, Rates, SpillRoom,
+    SpillTier, StaleCopy, UseToken,
 };
 use vramp_alloc::range::StableRange;
 use vramp_alloc::{Allocator, Driver, DriverError, StreamId};
@@ -18,6 +18,7 @@ use vramp_core::{AddrRange, Bytes};
 use super::events::{Events, LeaseStream, WorkEvent};
 use super::lease_set::LeaseEnding;
 use super::mapped_copy::{InPlacePool, MappedCopy};
+use super::peer_copy::Peers;
 use super::report::{History, SpillStats};
 use super::spill_config::SpillConfig;
 use super::spill_error::SpillError;
@@ -27,6 +28,7 @@ use vramp_tiers::MemorySpace;
 use vramp_tiers::Mover;
 use vramp_tiers::host::HostAllocation;
 use vramp_tiers::movers::{DiskCopy, MoverConfig};
+use vramp_tiers::peer::{PeerAllocation, PeerStore};
 use vramp_tiers::reserve::Charge;
 
 /// Copies of a piece below the card.
@@ -37,6 +39,8 @@ pub(super) struct SpilledCopies {
     /// On the host, in memory that the device maps.
     pub mapped: Option<MappedCopy>,
     pub disk: Option<Arc<DiskCopy>>,
+    /// On another card.
+    pub peer: Option<PeerAllocation>,
 }
 
 /// Address range of a buffer or of a group.
@@ -51,13 +55,21 @@ pub(super) struct RangeBacking {
     pub ready_after: Option<UseToken>,
     /// Copies whose transfer could not wait for them. The memory may be lent after them.
     pub unsettled: SmallVec<[UseToken; 4]>,
+    /// Contents were being moved since the last lease: the memory may not be pinned.
+    pub refuses_pins: bool,
 }
 
 impl RangeBacking {
     /// Returns addresses without memory.
     pub fn new(range: Arc<StableRange>, is_group: bool) -> RangeBacking {
-        let (fully_backed, ready_after, unsettled) = (false, None, SmallVec::new());
-        RangeBacking { range, is_group, fully_backed, ready_after, unsettled }
+        RangeBacking {
+            range,
+            is_group,
+            fully_backed: false,
+            ready_after: None,
+            unsettled: SmallVec::new(),
+            refuses_pins: false,
+        }
     }
 
     /// Returns the work after which the memory may be lent.
@@ -92,6 +104,10 @@ pub(super) struct State {
     pub to_map: Vec<RangeId>,
     /// Ranges where copies are being mapped, with the lock released.
     pub mapping_now: BTreeSet<RangeId>,
+    /// Stale copies on other cards, and what may still read them.
+    pub retired_peers: Vec<(PeerAllocation, Vec<UseToken>)>,
+    /// Some ranges are recorded as pinned.
+    pub has_pinned_memory: bool,
     /// Number of transfers in flight to or from the disk.
     pub staged_transfers: usize,
     pub stats: SpillStats,
@@ -141,6 +157,7 @@ pub(super) struct Shared {
     pub mover: Mover,
     pub disk: Option<Arc<DiskStore>>,
     pub budget: Option<MemorySpace>,
+    pub peers: Peers,
     pub config: SpillConfig,
     /// The manager's own stream: memory is mapped, and data prefetched, in its order.
     pub stream: LeaseStream,
@@ -159,6 +176,7 @@ impl Shared {
         mover: Mover,
         disk: Option<Arc<DiskStore>>,
         budget: Option<MemorySpace>,
+        stores: Vec<PeerStore>,
         config: SpillConfig,
     ) -> Result<Shared, SpillError> {
         let driver = Arc::clone(mover.driver());
@@ -177,6 +195,12 @@ impl Shared {
             // The first error is returned.
             let _ = allocator.destroy_stream(stream.id);
         })?;
+        let peers = Peers::new(allocator, &driver, stores).inspect_err(|_| {
+            for own in [stream.id, leaving.id] {
+                // The first error is returned.
+                let _ = allocator.destroy_stream(own);
+            }
+        })?;
         let state = State {
             core,
             events: Events::new(allocator, &mover),
@@ -193,6 +217,8 @@ impl Shared {
             readable: None,
             to_map: Vec::new(),
             mapping_now: BTreeSet::new(),
+            retired_peers: Vec::new(),
+            has_pinned_memory: false,
             staged_transfers: 0,
             stats: SpillStats::default(),
             history: History::keeping(config.history),
@@ -204,6 +230,7 @@ impl Shared {
             mover,
             disk,
             budget,
+            peers,
             config,
             stream,
             leaving,
@@ -243,15 +270,24 @@ impl Shared {
         self.config.capacity.unwrap_or_else(all)
     }
 
-    /// Returns the free space below the card, promises included. With a disk, the last blocks of
-    /// the host are kept as staging.
+    /// Returns the free space below the card and on other cards, promises included. A driver call for
+    /// each of them.
     pub fn room(&self) -> SpillRoom {
+        SpillRoom { peers: self.peers.room(), ..self.room_below() }
+    }
+
+    /// Returns the free space of host and disk, promises included. With a disk, the last blocks of
+    /// the host are kept as staging.
+    pub fn room_below(&self) -> SpillRoom {
+        let peers = PeerTable::default();
         let free = |space: &MemorySpace| space.capacity().saturating_sub(space.total());
         let host = free(self.mover.pool().space());
-        let Some(store) = &self.disk else { return SpillRoom { host, disk: Bytes::ZERO } };
+        let Some(store) = &self.disk else {
+            return SpillRoom { peers, host, disk: Bytes::ZERO };
+        };
         let MoverConfig { step, staging_pieces, .. } = *self.mover.config();
         let staging = step * u64::from(staging_pieces);
-        SpillRoom { host: host.saturating_sub(staging), disk: free(store.space()) }
+        SpillRoom { peers, host: host.saturating_sub(staging), disk: free(store.space()) }
     }
 
     /// Keeps the memory of a buffer if copies of a transfer may be in flight. Called before its lease
@@ -298,15 +334,17 @@ impl Drop for Shared {
         }
         let (copies, homes) = (std::mem::take(&mut state.copies), std::mem::take(&mut state.homes));
         let readable = state.readable.take();
+        let retired = std::mem::take(&mut state.retired_peers);
         drop(state);
         if !over {
             // No query can tell when that is: the addresses and copies are leaked.
-            return std::mem::forget((copies, homes, readable));
+            return std::mem::forget((copies, homes, readable, retired));
         }
         let own = [self.stream.id, self.leaving.id];
         let own = own.into_iter().chain(readable.as_ref().map(|readable| readable.stream.id));
-        let own: SmallVec<[StreamId; 3]> = own.collect();
-        drop((copies, homes, readable));
+        let own = own.chain(self.peers.streams().map(|stream| stream.id));
+        let own: SmallVec<[StreamId; 8]> = own.collect();
+        drop((copies, homes, readable, retired));
         for stream in own {
             // A drop reports no error. The allocator destroys what stays.
             let _ = self.allocator.destroy_stream(stream);
@@ -337,6 +375,7 @@ impl State {
             self.reclaimed += lent;
         }
         self.recycle_copies();
+        self.recycle_peer_copies();
         if !self.orphans.is_empty() || !self.ended_groups.is_empty() {
             self.reap();
         }
@@ -433,6 +472,11 @@ impl State {
         for gone in stale {
             let Some(below) = self.copies.get_mut(&gone.piece) else { continue };
             match gone.from {
+                SpillTier::Peer(_) => {
+                    if let Some(copy) = below.peer.take() {
+                        self.retire_peer_copy(copy, gone.after.clone());
+                    }
+                }
                 SpillTier::Host => {
                     self.to_drop.extend(below.host.take().map(needless));
                     if let Some(mapped) = below.mapped.take() {

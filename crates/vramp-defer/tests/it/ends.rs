@@ -149,7 +149,7 @@ fn streams_that_were_leased_for_and_destroyed_leave_no_events() {
 fn another(sim: &Arc<Simulator>, allocator: &Arc<Allocator>, pool: &HostPool) -> SpillParts {
     let (driver, allocator): (Arc<dyn Driver>, _) = (sim.clone(), Arc::clone(allocator));
     let mover = Mover::new(driver, pool, MoverConfig::default()).unwrap();
-    SpillParts { allocator, mover, disk: None, budget: None }
+    SpillParts { allocator, mover, disk: None, budget: None, peers: vec![] }
 }
 
 #[test]

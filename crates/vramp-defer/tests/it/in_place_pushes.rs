@@ -16,8 +16,8 @@ use super::hooked::Hooked;
 use super::in_place::{CALLS, ends, spilled};
 use super::*;
 
-const HOST: Copies = Copies { host: true, disk: false };
-const DISK: Copies = Copies { host: false, disk: true };
+const HOST: Copies = Copies { peer: None, host: true, disk: false };
+const DISK: Copies = Copies { peer: None, host: false, disk: true };
 
 fn with_disk() -> Plan {
     Plan { disk: Some(MIB(512)), ..Plan::default() }
@@ -52,7 +52,7 @@ fn a_short_host_sends_copies_that_the_device_maps_to_the_disk() {
     assert_eq!(ends(&rig, &lease), [7, 7]);
     drop(lease);
     rig.manager.spill(MIB(24));
-    assert!(are(&buffer, Copies { host: true, disk: true }));
+    assert!(are(&buffer, Copies { peer: None, host: true, disk: true }));
     let lease = buffer.read_in_place(rig.stream).unwrap();
     assert!(lease.is_in_place(0));
     assert_eq!(ends(&rig, &lease), [7, 7]);
@@ -82,7 +82,7 @@ fn what_somebody_else_unmaps_while_a_lease_waits_for_its_readers_is_no_failure()
     assert_eq!(rig.manager.relieve_host(MIB(24)), MIB(24));
     rig.expect(&buffer, 7);
     rig.manager.spill(MIB(24));
-    assert!(are(&buffer, Copies { host: true, disk: true }));
+    assert!(are(&buffer, Copies { peer: None, host: true, disk: true }));
     // The copy is dropped while a kernel reads it, so it stays mapped until that is done.
     let reading = buffer.read_in_place(rig.stream).unwrap();
     let long = Kernel::new("long").reading(reading.address(0)).lasting(50_000_000);

@@ -242,6 +242,12 @@ fn wrong_uses_are_errors_that_say_what_to_do() {
     let small = SpillConfig { piece: MIB(1), ..SpillConfig::default() };
     let driver = Arc::clone(rig.allocator.driver());
     let mover = Mover::new(driver, &rig.pool, MoverConfig::default()).unwrap();
-    let parts = SpillParts { allocator: rig.allocator.clone(), mover, disk: None, budget: None };
+    let parts = SpillParts {
+        allocator: rig.allocator.clone(),
+        mover,
+        disk: None,
+        budget: None,
+        peers: vec![],
+    };
     assert!(SpillManager::new(parts, small).is_err());
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 
 mod below;
+mod cards;
 mod child;
 mod compressed;
 mod edges;
@@ -18,7 +19,9 @@ mod killed;
 mod leases;
 mod moves;
 mod peers;
+mod pinned;
 mod random;
+mod random_cards;
 mod random_ends;
 mod sharing;
 
@@ -149,6 +152,7 @@ impl Plan {
             mover: mover.unwrap(),
             disk: store.clone(),
             budget: self.budget.then(|| spaces.space(gpu).unwrap()),
+            peers: Vec::new(),
         };
         let manager = SpillManager::new(parts, self.config).unwrap();
         let stream = allocator.create_stream().unwrap();

@@ -63,6 +63,7 @@ fn second(rig: &Rig) -> SpillManager {
         mover: mover.unwrap(),
         disk: None,
         budget: None,
+        peers: Vec::new(),
     };
     SpillManager::new(parts, SpillConfig { piece: PIECE, ..SpillConfig::default() }).unwrap()
 }
@@ -142,6 +143,7 @@ fn two_cards_share_a_host_and_a_disk() {
             mover: Mover::new(driver, &pool, mover).unwrap(),
             disk: Some(Arc::clone(&store)),
             budget: None,
+            peers: Vec::new(),
         };
         let config = SpillConfig { piece: PIECE, ..SpillConfig::default() };
         (allocator, SpillManager::new(parts, config).unwrap())

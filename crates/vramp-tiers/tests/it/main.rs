@@ -9,6 +9,7 @@ mod disk;
 mod host;
 mod monte_carlo;
 mod movers;
+mod peers;
 mod spaces;
 mod spilling;
 mod tracked;

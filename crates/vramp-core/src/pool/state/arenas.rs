@@ -38,7 +38,14 @@ impl Pool {
         let arena = self.arenas.upcoming();
         let region = self.regions.get_mut(first);
         region.kind = Kind::Gap { arena };
-        let range = ArenaRange { at: region.at, len, first, inherited: Vec::new(), chunk: None };
+        let range = ArenaRange {
+            at: region.at,
+            len,
+            first,
+            inherited: Vec::new(),
+            chunk: None,
+            refuses_pins: false,
+        };
         AddedArena::Added(self.arenas.add(range))
     }
 

@@ -4,12 +4,14 @@
 //! 2. Blocks come and go in them. No plan moves or releases them, and no arena lends them.
 //! 3. [`Pool::unpin`] of the same chunks ends it. Pins are counted.
 //!
+//! The owner of an arena refuses pins there while its contents are elsewhere ([`Pool::refuse_pins`]).
+//!
 //! Growth: O(log n) for each chunk of the range. A pinned chunk costs other requests nothing; in the
 //! preset `vpmm` the free region that it lies in is not harvested.
 
 use super::Pool;
 use crate::Bytes;
-use crate::ids::{ChunkId, PoolAddr};
+use crate::ids::{ArenaId, ChunkId, PoolAddr};
 use crate::pool::chunks::Mapped;
 use crate::pool::ops::Range;
 
@@ -35,9 +37,12 @@ impl Pool {
     ///
     /// # Errors
     /// Part of the range has no memory of the pool: nothing is mapped there, or an old mapping, or
-    /// memory that is not the pool's. Nothing is pinned.
+    /// memory that is not the pool's; or an arena there refuses pins. Nothing is pinned.
     pub fn pin(&mut self, range: Range) -> Result<Vec<ChunkAt>, NotPoolMemory> {
         let len = range.len.max(Bytes::new(1));
+        if self.refuses_pins(range) {
+            return Err(NotPoolMemory);
+        }
         let chunks = self.chunks.covering(range.at, len).ok_or(NotPoolMemory)?;
         for &Mapped { chunk, .. } in &chunks {
             if self.chunks.pin(chunk) {
@@ -46,6 +51,31 @@ impl Pool {
         }
         let at = |Mapped { chunk, home, len }| ChunkAt { chunk, at: home, len };
         Ok(chunks.into_iter().map(at).collect())
+    }
+
+    /// Returns true if [`Pool::refuse_pins`] holds for some of the addresses. O(log n) for each arena
+    /// there.
+    pub fn refuses_pins(&self, range: Range) -> bool {
+        self.arenas.refuses_pins(range)
+    }
+
+    /// Returns true if some memory of an arena is pinned. O(log n).
+    pub fn has_pins(&self, arena: ArenaId) -> bool {
+        let Range { at, len } = self.arenas.get(arena).range();
+        self.chunks.has_pinned_within(at, len)
+    }
+
+    /// Refuses pins of an arena's memory until [`Pool::allow_pins`]. Returns false, and refuses none, if
+    /// some of it is pinned. O(log n).
+    pub fn refuse_pins(&mut self, arena: ArenaId) -> bool {
+        let refuses = !self.has_pins(arena);
+        self.arenas.get_mut(arena).refuses_pins |= refuses;
+        refuses
+    }
+
+    /// Allows pins of an arena's memory again.
+    pub fn allow_pins(&mut self, arena: ArenaId) {
+        self.arenas.get_mut(arena).refuses_pins = false;
     }
 
     /// Removes one pin from each of these chunks.

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::cover::cover;
+use super::super::spill_room::TierOrder;
 use super::super::victims::Candidate;
 use super::*;
 
@@ -30,8 +31,8 @@ fn scenario(buffers: &[(u64, bool, u64)]) -> Deferrables {
         let buffer = written(&mut core, len, last_use);
         if clean {
             core.hint(buffer, Hint::WontNeed).unwrap();
-            let room = SpillRoom { host: b(1000), disk: b(0) };
-            for out in core.clean(b(1000), room, last_use + 50) {
+            let room = SpillRoom { host: b(1000), disk: b(0), ..SpillRoom::default() };
+            for out in core.clean(b(1000), &with(room), last_use + 50) {
                 match out.piece.buffer == buffer {
                     true => assert!(core.settle(out.id).is_ok()),
                     false => assert!(core.abandon(out.id).is_ok()),
@@ -45,9 +46,9 @@ fn scenario(buffers: &[(u64, bool, u64)]) -> Deferrables {
 
 fn cost_of_choice(core: &Deferrables, deficit: u64, now: u64) -> (Vec<Candidate>, Bytes, u128) {
     let short = short(deficit);
-    let mut all = core.candidates(&short, now, &mut Shortfall::default());
+    let mut all = core.candidates(&short, &TierOrder::default(), now, &mut Shortfall::default());
     all.sort_by(Candidate::before);
-    let picked = cover(&all, short.deficit, short.room).picked;
+    let picked = cover(&all, short.deficit, short.room, &TierOrder::default()).picked;
     let frees = picked.iter().map(|&index| all[index].frees).sum();
     let cost = picked.iter().map(|&index| u128::from(all[index].cost.cost_ns())).sum();
     (all, frees, cost)

@@ -113,8 +113,8 @@ fn what_is_written_through_an_exposed_pointer_is_never_clean() {
     core.expose(writer, a, PointerScope::Opaque).unwrap();
     let nothing = LeaseEnd { uses: &[], writes: Writes::Only(&[]) };
     assert_eq!(core.end_lease(writer, &nothing, 3).unwrap().len(), 2, "who knows what it writes");
-    let room = SpillRoom { host: b(100), disk: b(0) };
-    assert_eq!(core.clean(b(100), room, 1000), [], "and it goes on writing");
+    let room = SpillRoom { host: b(100), disk: b(0), ..SpillRoom::default() };
+    assert_eq!(core.clean(b(100), &with(room), 1000), [], "and it goes on writing");
     core.release(a).unwrap();
     let choice = core.choose(&short(32), 1000);
     assert!(choice.victims.iter().all(|victim| victim.moves[0].to == Some(SpillTier::Host)));

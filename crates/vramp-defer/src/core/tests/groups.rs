@@ -39,7 +39,10 @@ fn tenants_leave_together_or_not_at_all() {
     all.iter().for_each(|&buffer| write(&mut core, buffer, 0));
     assert_eq!(core.occupied(), b(4096));
     let held = lease(&mut core, all[1], Shared, 1);
-    let wide = SpillDemand { room: SpillRoom { host: b(4096), disk: b(0) }, ..short(1) };
+    let wide = SpillDemand {
+        room: SpillRoom { host: b(4096), disk: b(0), ..SpillRoom::default() },
+        ..short(1)
+    };
     let refused = core.choose(&wide, 2);
     assert_eq!((refused.victims.len(), refused.short.unwrap().leased), (0, b(4096)));
     end(&mut core, held, 2);
@@ -61,7 +64,7 @@ fn tenants_leave_together_or_not_at_all() {
 fn a_lease_on_one_tenant_keeps_those_that_have_not_left() {
     let (mut core, group, all) = grouped(&[512, 512, 512]);
     all.iter().for_each(|&buffer| write(&mut core, buffer, 0));
-    let room = SpillRoom { host: b(4096), disk: b(0) };
+    let room = SpillRoom { host: b(4096), disk: b(0), ..SpillRoom::default() };
     let outs = core.choose(&SpillDemand { room, ..short(1) }, 1).victims[0].moves.clone();
     core.settle(outs[0].id).unwrap();
     let back = lease(&mut core, all[0], Shared, 2);
@@ -77,7 +80,7 @@ fn a_lease_on_one_tenant_keeps_those_that_have_not_left() {
 fn one_tenant_comes_back_alone() {
     let (mut core, group, all) = grouped(&[512, 512]);
     all.iter().for_each(|&buffer| write(&mut core, buffer, 0));
-    let room = SpillRoom { host: b(4096), disk: b(0) };
+    let room = SpillRoom { host: b(4096), disk: b(0), ..SpillRoom::default() };
     let choice = core.choose(&SpillDemand { room, ..short(1) }, 1);
     settle_all(&mut core, &choice);
     let granted = try_lease(&mut core, &[(all[1], Shared)], S1, 2).unwrap();

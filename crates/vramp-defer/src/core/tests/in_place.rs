@@ -225,7 +225,8 @@ fn what_was_pushed_to_the_disk_is_readable_below_once_it_came_back_and_left() {
     assert_eq!(core.counters().copied_out_bytes, copied + 16, "only what the host had lost");
     assert_eq!(
         core.states(a).unwrap(),
-        [Copies { host: true, disk: true }, HOST].map(|copies| PieceState::Spilled { copies })
+        [Copies { peer: None, host: true, disk: true }, HOST]
+            .map(|copies| PieceState::Spilled { copies })
     );
     let reading = read(&mut core, a).unwrap();
     end(&mut core, reading.lease, 101);
@@ -242,7 +243,7 @@ fn a_copy_only_to_read_takes_no_room_from_what_has_to_be_copied() {
     let back = lease(&mut core, a, Shared, 4);
     end(&mut core, back, 4);
     let dirty = written(&mut core, 16, 4);
-    let room = SpillRoom { host: b(20), disk: b(0) };
+    let room = SpillRoom { host: b(20), disk: b(0), ..SpillRoom::default() };
     let choice = core.choose(&SpillDemand { room, ..short(48) }, 100);
     core.audit().unwrap();
     let moves = choice.victims.iter().flat_map(|victim| &victim.moves);

@@ -3,11 +3,12 @@
 mod choice;
 mod exposure;
 mod groups;
-mod host_reclaim;
 mod in_place;
 mod leases;
 mod model;
 mod moves;
+mod peers;
+mod reclaim;
 mod twin;
 mod victims;
 mod wait_queue;
@@ -101,9 +102,24 @@ fn short(deficit: u64) -> SpillDemand {
     let rate = Some(1_000_000_000);
     SpillDemand {
         deficit: b(deficit),
-        rates: Rates { to_host: rate, from_host: rate, to_disk: rate, from_disk: rate },
-        room: SpillRoom { host: b(10_000), disk: b(10_000) },
+        rates: Rates {
+            to_host: rate,
+            from_host: rate,
+            to_disk: rate,
+            from_disk: rate,
+            ..Rates::default()
+        },
+        room: SpillRoom { host: b(10_000), disk: b(10_000), ..SpillRoom::default() },
     }
+}
+
+/// A demand with this room below.
+fn with(room: SpillRoom) -> SpillDemand {
+    SpillDemand { room, ..short(0) }
+}
+
+fn peer(ordinal: u32) -> PeerId {
+    PeerId::new(ordinal).unwrap()
 }
 
 /// Chooses victims and lets them leave.
@@ -137,5 +153,5 @@ fn piece(buffer: BufferId, index: u32) -> PieceId {
     PieceId { buffer, index }
 }
 
-const HOST: Copies = Copies { host: true, disk: false };
-const DISK: Copies = Copies { host: false, disk: true };
+const HOST: Copies = Copies { peer: None, host: true, disk: false };
+const DISK: Copies = Copies { peer: None, host: false, disk: true };

@@ -29,8 +29,11 @@ enum Act {
     Cancel { which: usize },
     Finish { which: usize, fails: bool, queued: bool },
     Over { stream: u64 },
-    Choose { deficit: u64, room: u64 },
+    Choose { deficit: u64, room: u64, peers: [u64; 2] },
     Reclaim { deficit: u64, room: u64 },
+    ReclaimPeer { on: u32, deficit: u64, room: u64 },
+    Redirect { which: usize, room: u64 },
+    PinMemory { which: usize, on: bool },
     Clean { budget: u64 },
     Pin { which: usize },
     Unpin { which: usize },
@@ -62,7 +65,16 @@ fn act() -> impl Strategy<Value = Act> {
         12 => (which(), 0u8..6, any::<bool>())
             .prop_map(|(which, fails, queued)| Act::Finish { which, fails: fails == 0, queued }),
         4 => (0u64..4).prop_map(|stream| Act::Over { stream }),
-        6 => (1u64..6000, 0u64..9000).prop_map(|(deficit, room)| Act::Choose { deficit, room }),
+        6 => (1u64..6000, 0u64..9000, any::<bool>(), [0u64..4000, 0u64..4000]).prop_map(
+            |(deficit, room, has_peers, peers)| {
+                let peers = if has_peers { peers } else { [0; 2] };
+                Act::Choose { deficit, room, peers }
+            }
+        ),
+        2 => (0u32..2, 1u64..6000, 0u64..4000)
+            .prop_map(|(on, deficit, room)| Act::ReclaimPeer { on, deficit, room }),
+        2 => (which(), 0u64..4000).prop_map(|(which, room)| Act::Redirect { which, room }),
+        1 => (which(), any::<bool>()).prop_map(|(which, on)| Act::PinMemory { which, on }),
         2 => (1u64..4000, 0u64..4000).prop_map(|(deficit, room)| Act::Reclaim { deficit, room }),
         2 => (1u64..4000).prop_map(|budget| Act::Clean { budget }),
         1 => (which(), any::<bool>()).prop_map(|(which, on)| match on {
@@ -80,7 +92,9 @@ fn begin_out(world: &mut World, out: &CopyOut, leaving: bool) -> Step {
     let twin = world.twin(out.piece.buffer).clone();
     let bits = twin.pieces[out.piece.index as usize];
     prop_assert!(world.may_leave(twin.range), "{} may not leave", out.piece);
-    let dirty = bits.card.is_some() && bits.host.is_none() && bits.disk.is_none();
+    let dirty = bits.card.is_some() && bits.below().is_none();
+    let on_card = matches!(out.to, Some(SpillTier::Peer(_)));
+    prop_assert!(!on_card || !twin.readable, "what is read in place goes to the host");
     let reads = twin.readable && bits.card.is_some() && bits.host.is_none();
     let may = dirty || (reads && out.to == Some(SpillTier::Host));
     prop_assert!(!dirty || out.to.is_some(), "{:?} has to be copied", bits);
@@ -113,7 +127,7 @@ fn lease_step(
         let way = wanted.get(&one.piece.buffer);
         way.is_some_and(|way| match one.kind {
             Kind::Out(to) => *way == Way::Exclusive && to.is_some() && one.queued.is_none(),
-            Kind::Restore(_) | Kind::Push => *way != Way::InPlace,
+            Kind::Restore(_) | Kind::Push(..) => *way != Way::InPlace,
         })
     };
     let older = world.wait_queue.iter().take_while(|waiter| Some(waiter.ticket) != ticket);
@@ -270,7 +284,9 @@ fn end_step(
     for twin in &world.buffers {
         for bits in &twin.pieces {
             let stale = |copy: Option<u64>| copy.is_some_and(|copy| copy != bits.latest);
-            prop_assert!(!stale(bits.host) && !stale(bits.disk), "a stale copy counts: {bits:?}");
+            let on_card = bits.peer.map(|(_, number)| number);
+            let stale_copy = [on_card, bits.host, bits.disk].into_iter().any(stale);
+            prop_assert!(!stale_copy, "a stale copy counts: {bits:?}");
         }
     }
     Ok(())
@@ -315,24 +331,22 @@ fn finish_step(
         let bits = world.bits(piece);
         match (settled, kind) {
             (Settled::Restored { .. }, Kind::Restore(_)) => bits.card = read,
-            (Settled::Pushed { .. }, Kind::Push) => (bits.host, bits.disk) = (None, read),
+            (Settled::Pushed { .. }, Kind::Push(from, to)) => {
+                bits.set(from, None);
+                bits.set(to, read);
+            }
             (Settled::Spilled { .. }, Kind::Out(to)) => {
                 prop_assert!(leaves && idle && !wrote, "{piece} is needed");
-                match to {
-                    Some(SpillTier::Host) => bits.host = read,
-                    Some(SpillTier::Disk) => bits.disk = read,
-                    None => {}
+                if let Some(to) = to {
+                    bits.set(to, read);
                 }
                 bits.card = None;
-                let below = bits.host.or(bits.disk).unwrap_or(0);
+                let below = bits.below().unwrap_or(0);
                 prop_assert_eq!(below, bits.latest, "what left the card is below");
             }
             (Settled::Cleaned { .. }, Kind::Out(Some(to))) => {
                 prop_assert!(!wrote, "a torn copy counts");
-                match to {
-                    SpillTier::Host => bits.host = read,
-                    SpillTier::Disk => bits.disk = read,
-                }
+                bits.set(to, read);
             }
             (Settled::Stays { stale, .. }, Kind::Out(to)) => prop_assert_eq!(stale, to),
             other => prop_assert!(false, "{other:?}"),
@@ -385,7 +399,10 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Step {
         Act::Cancel { which } => cancel_step(core, world, which),
         Act::Finish { which, fails, queued } => finish_step(core, world, which, fails, queued),
         Act::Over { stream } => over_step(core, world, stream),
-        Act::Choose { deficit, room } => choose_step(core, world, deficit, room),
+        Act::Choose { deficit, room, peers } => choose_step(core, world, deficit, room, peers),
+        Act::ReclaimPeer { on, deficit, room } => reclaim_peer_step(core, world, on, deficit, room),
+        Act::Redirect { which, room } => redirect_step(core, world, which, room),
+        Act::PinMemory { which, on } => pin_memory_step(core, world, which, on),
         Act::Reclaim { deficit, room } => reclaim_step(core, world, deficit, room),
         Act::Clean { budget } => clean_step(core, world, budget),
         Act::Pin { which } => pin_step(core, world, which),
@@ -496,7 +513,7 @@ fn leave_without_step(core: &mut Deferrables, world: &mut World, which: usize) -
     if core.leave_without_copy(one.id) {
         let bits = *world.bits(one.piece);
         prop_assert!(matches!(one.kind, Kind::Out(Some(_))) && one.queued.is_none());
-        prop_assert!(bits.host.or(bits.disk) == Some(bits.latest), "it is lost");
+        prop_assert!(bits.below() == Some(bits.latest), "it is lost");
         world.moves[place].kind = Kind::Out(None);
     }
     Ok(())
@@ -525,9 +542,22 @@ fn over_step(core: &mut Deferrables, world: &mut World, stream: u64) -> Step {
     Ok(())
 }
 
-fn choose_step(core: &mut Deferrables, world: &mut World, deficit: u64, room: u64) -> Step {
-    let room = SpillRoom { host: b(room), disk: b(room / 2) };
-    let promised = [SpillTier::Host, SpillTier::Disk].map(|tier| world.promised(tier));
+/// All tiers that the model has.
+const fn tiers() -> [SpillTier; 4] {
+    let [Some(zero), Some(one)] = [PeerId::new(0), PeerId::new(1)] else { unreachable!() };
+    [SpillTier::Peer(zero), SpillTier::Peer(one), SpillTier::Host, SpillTier::Disk]
+}
+
+fn choose_step(
+    core: &mut Deferrables,
+    world: &mut World,
+    deficit: u64,
+    room: u64,
+    peers: [u64; 2],
+) -> Step {
+    let mut room = SpillRoom { host: b(room), disk: b(room / 2), ..SpillRoom::default() };
+    (0..).zip(peers).for_each(|(ordinal, free)| room.peers[peer(ordinal)] = b(free));
+    let promised = tiers().map(|tier| world.promised(tier));
     let choice = core.choose(&SpillDemand { room, ..short(deficit) }, world.now);
     let longest = choice.victims.iter().map(|victim| victim.frees).max();
     let longest = longest.unwrap_or_default();
@@ -536,13 +566,69 @@ fn choose_step(core: &mut Deferrables, world: &mut World, deficit: u64, room: u6
     for out in choice.victims.iter().flat_map(|victim| &victim.moves) {
         begin_out(world, out, true)?;
     }
-    for (tier, (before, free)) in [SpillTier::Host, SpillTier::Disk]
-        .into_iter()
-        .zip(promised.into_iter().zip([room.host, room.disk]))
-    {
+    let free = tiers().map(|tier| *room.of(tier));
+    for (tier, (before, free)) in tiers().into_iter().zip(promised.into_iter().zip(free)) {
         let now = world.promised(tier);
         prop_assert!(now == before || now <= free.count(), "{tier} is promised twice");
     }
+    Ok(())
+}
+
+fn reclaim_peer_step(
+    core: &mut Deferrables,
+    world: &mut World,
+    on: u32,
+    deficit: u64,
+    room: u64,
+) -> Step {
+    let room = SpillRoom { host: b(room), disk: b(room / 2), ..SpillRoom::default() };
+    let looked_at = core.counters().peer_copies_looked_at;
+    let copies = core.copies_on(peer(on)) as u64;
+    let demand = PeerDemand { peer: peer(on), deficit: b(deficit), room };
+    let choice = core.reclaim_peer(&demand);
+    prop_assert!(core.counters().peer_copies_looked_at - looked_at <= copies);
+    let needed = world.buffers.iter().flat_map(|twin| twin.pieces.iter().copied());
+    let sole = needed.filter(|bits| bits.card.is_none() && bits.copies().iter().count() == 1);
+    let sole = sole.filter(|bits| bits.peer.is_some()).count();
+    prop_assert!(choice.pushes.len() <= sole);
+    for gone in &choice.stale {
+        prop_assert_eq!(gone.from, SpillTier::Peer(peer(on)));
+        let bits = world.bits(gone.piece);
+        prop_assert!(bits.card.is_some() || bits.host.is_some() || bits.disk.is_some());
+    }
+    world.drop_copies(&choice.stale)?;
+    for push in &choice.pushes {
+        prop_assert!(!world.is_leased(push.piece.buffer));
+        world.begin(push.id, push.piece, Kind::Push(push.from, push.to))?;
+    }
+    Ok(())
+}
+
+/// A card has no memory after all.
+fn redirect_step(core: &mut Deferrables, world: &mut World, which: usize, room: u64) -> Step {
+    if world.moves.is_empty() {
+        return Ok(());
+    }
+    let place = which % world.moves.len();
+    let TwinMove { id, kind, queued, .. } = world.moves[place];
+    let can = matches!(kind, Kind::Out(Some(SpillTier::Peer(_)))) && queued.is_none();
+    let room = SpillRoom { host: b(room), ..SpillRoom::default() };
+    let instead = core.redirect(id, room);
+    prop_assert!(can || instead.is_none());
+    if let Some(to) = instead {
+        prop_assert_eq!(to, SpillTier::Host);
+        world.moves[place].kind = Kind::Out(Some(to));
+    }
+    Ok(())
+}
+
+fn pin_memory_step(core: &mut Deferrables, world: &mut World, which: usize, on: bool) -> Step {
+    let Some(id) = world.pick(which) else { return Ok(()) };
+    let range = world.twin(id).range;
+    core.set_pinned_memory(range, on);
+    prop_assert_eq!(core.has_pinned_memory(range), on);
+    let tenants = world.buffers.iter_mut().filter(|twin| twin.range == range);
+    tenants.for_each(|twin| twin.pinned_memory = on);
     Ok(())
 }
 
@@ -556,14 +642,14 @@ fn reclaim_step(core: &mut Deferrables, world: &mut World, deficit: u64, room: u
     for push in &choice.pushes {
         prop_assert_eq!(world.bits(push.piece).card, None);
         prop_assert!(!world.is_read_in_place(push.piece.buffer));
-        world.begin(push.id, push.piece, Kind::Push)?;
+        world.begin(push.id, push.piece, Kind::Push(push.from, push.to))?;
     }
     Ok(())
 }
 
 fn clean_step(core: &mut Deferrables, world: &mut World, budget: u64) -> Step {
-    let room = SpillRoom { host: b(9000), disk: b(0) };
-    for out in core.clean(b(budget), room, world.now) {
+    let room = SpillRoom { host: b(9000), disk: b(0), ..SpillRoom::default() };
+    for out in core.clean(b(budget), &with(room), world.now) {
         let twin = world.twin(out.piece.buffer).clone();
         prop_assert!(!world.is_unevictable(&twin), "a lease may write it");
         let range = twin.range;
@@ -659,9 +745,9 @@ fn compare(core: &Deferrables, world: &World) -> Step {
                     copies
                 }
             };
-            let twins = Copies { host: bits.host.is_some(), disk: bits.disk.is_some() };
+            let twins = bits.copies();
             prop_assert_eq!(copies, twins, "{:?}", bits);
-            let alive = bits.card.or(bits.host).or(bits.disk);
+            let alive = bits.card.or(bits.below());
             prop_assert_eq!(alive.unwrap_or(0), bits.latest, "contents were lost");
             counts[0] += usize::from(bits.busy);
         }
@@ -695,7 +781,8 @@ fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Step {
             world.bits(one.piece).busy = false;
         }
         for index in 0..world.buffers.len() {
-            let Twin { id, pins, scopes, .. } = world.buffers[index].clone();
+            let Twin { id, range, pins, scopes, .. } = world.buffers[index].clone();
+            core.set_pinned_memory(range, false);
             for _ in 0..pins {
                 core.unpin(id).unwrap();
             }
@@ -704,6 +791,7 @@ fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Step {
             }
             let twin = &mut world.buffers[index];
             (twin.pins, twin.scopes[1], twin.scopes[2]) = (0, 0, 0);
+            twin.pinned_memory = false;
         }
         core.end_epoch();
         if world.wait_queue.is_empty() {

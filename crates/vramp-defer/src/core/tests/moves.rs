@@ -164,8 +164,8 @@ fn a_writer_waits_for_a_copy_only_until_it_is_queued() {
 fn a_copy_that_a_writer_overtook_is_worth_nothing() {
     let mut core = core();
     let a = written(&mut core, 16, 0);
-    let room = SpillRoom { host: b(100), disk: b(0) };
-    let out = core.clean(b(100), room, 100).remove(0);
+    let room = SpillRoom { host: b(100), disk: b(0), ..SpillRoom::default() };
+    let out = core.clean(b(100), &with(room), 100).remove(0);
     core.copy_queued(out.id, token(S2, 1)).unwrap();
     let writer = try_lease(&mut core, &[(a, Exclusive)], S1, 101).unwrap();
     assert_eq!(writer.after, [token(S2, 1)], "no copy mixes what was with what is written");
@@ -180,8 +180,8 @@ fn a_copy_that_a_writer_overtook_is_worth_nothing() {
 fn a_copy_that_readers_meet_is_good() {
     let mut core = core();
     let a = written(&mut core, 16, 0);
-    let room = SpillRoom { host: b(100), disk: b(0) };
-    let out = core.clean(b(100), room, 100).remove(0);
+    let room = SpillRoom { host: b(100), disk: b(0), ..SpillRoom::default() };
+    let out = core.clean(b(100), &with(room), 100).remove(0);
     let reader = try_lease(&mut core, &[(a, Shared)], S1, 101).unwrap();
     end_used(&mut core, reader.lease, a, 102);
     let settled = core.settle(out.id).unwrap();

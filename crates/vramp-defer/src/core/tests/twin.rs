@@ -20,9 +20,39 @@ pub struct Bits {
     /// The number written last.
     pub latest: u64,
     pub card: Option<u64>,
+    pub peer: Option<(PeerId, u64)>,
     pub host: Option<u64>,
     pub disk: Option<u64>,
     pub busy: bool,
+}
+
+impl Bits {
+    pub fn on(&self, tier: SpillTier) -> Option<u64> {
+        match tier {
+            SpillTier::Peer(peer) => {
+                self.peer.filter(|(on, _)| *on == peer).map(|(_, number)| number)
+            }
+            SpillTier::Host => self.host,
+            SpillTier::Disk => self.disk,
+        }
+    }
+
+    pub fn set(&mut self, tier: SpillTier, number: Option<u64>) {
+        match tier {
+            SpillTier::Peer(peer) => self.peer = number.map(|number| (peer, number)),
+            SpillTier::Host => self.host = number,
+            SpillTier::Disk => self.disk = number,
+        }
+    }
+
+    pub fn copies(&self) -> Copies {
+        let peer = self.peer.map(|(peer, _)| peer);
+        Copies { peer, host: self.host.is_some(), disk: self.disk.is_some() }
+    }
+
+    pub fn below(&self) -> Option<u64> {
+        self.peer.map(|(_, number)| number).or(self.host).or(self.disk)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -32,6 +62,8 @@ pub struct Twin {
     pub len: u64,
     pub pieces: Vec<Bits>,
     pub pins: u32,
+    /// Its memory is pinned in the pool.
+    pub pinned_memory: bool,
     pub readable: bool,
     /// Stream-scoped, quiesced, opaque.
     pub scopes: [u32; 3],
@@ -62,7 +94,7 @@ impl TwinLease {
 pub enum Kind {
     Out(Option<SpillTier>),
     Restore(SpillTier),
-    Push,
+    Push(SpillTier, SpillTier),
 }
 
 /// A move, and what a copy read when it began.
@@ -147,6 +179,7 @@ impl World {
             len: added.at.len.count(),
             pieces: vec![Bits::default(); pieces as usize],
             pins: 0,
+            pinned_memory: false,
             readable: false,
             scopes: [0; 3],
             reads: BTreeMap::new(),
@@ -203,6 +236,7 @@ impl World {
             && !self.moves.iter().any(in_the_way)
             && !self.is_used(id)
             && twin.pins == 0
+            && !twin.pinned_memory
     }
 
     /// What a request would have now.
@@ -218,7 +252,8 @@ impl World {
     }
 
     pub fn is_unevictable(&self, twin: &Twin) -> bool {
-        self.is_leased(twin.id) || twin.pins > 0 || twin.scopes != [0; 3]
+        let pinned = twin.pins > 0 || twin.pinned_memory;
+        self.is_leased(twin.id) || pinned || twin.scopes != [0; 3]
     }
 
     /// No buffer of the range is held, the pieces' own or their group's.
@@ -228,7 +263,8 @@ impl World {
 
     pub fn committed(&self, core: &Deferrables) -> u64 {
         let is_counted = |twin: &&Twin| {
-            self.is_used(twin.id) || twin.pins > 0 || twin.scopes[1] + twin.scopes[2] > 0
+            let pinned = twin.pins > 0 || twin.pinned_memory;
+            self.is_used(twin.id) || pinned || twin.scopes[1] + twin.scopes[2] > 0
         };
         let mut ranges: Vec<RangeId> =
             self.buffers.iter().filter(is_counted).map(|twin| twin.range).collect();
@@ -258,7 +294,9 @@ impl World {
 
     /// Pinned or exposed.
     pub fn is_pinned_or_exposed(&self, range: RangeId) -> bool {
-        let kept = |twin: &Twin| twin.pins > 0 || twin.scopes[1] + twin.scopes[2] > 0;
+        let kept = |twin: &Twin| {
+            twin.pins > 0 || twin.pinned_memory || twin.scopes[1] + twin.scopes[2] > 0
+        };
         self.buffers.iter().any(|twin| twin.range == range && kept(twin))
     }
 
@@ -332,7 +370,7 @@ impl World {
     pub fn promised(&self, to: SpillTier) -> u64 {
         let takes = |one: &&TwinMove| match one.kind {
             Kind::Out(Some(lower)) => lower == to && one.queued.is_none(),
-            Kind::Push => to == SpillTier::Disk,
+            Kind::Push(_, lower) => lower == to,
             _ => false,
         };
         self.moves.iter().filter(takes).map(|one| self.piece_len(one.piece)).sum()
@@ -346,10 +384,8 @@ impl World {
     pub fn drop_copies(&mut self, stale: &[StaleCopy]) -> Result<(), TestCaseError> {
         for drop in stale {
             let bits = self.bits(drop.piece);
-            let copy = match drop.from {
-                SpillTier::Host => bits.host.take(),
-                SpillTier::Disk => bits.disk.take(),
-            };
+            let copy = bits.on(drop.from);
+            bits.set(drop.from, None);
             prop_assert!(copy.is_some(), "there is no copy of {} on the {}", drop.piece, drop.from);
         }
         Ok(())
@@ -362,8 +398,7 @@ impl World {
         bits.busy = true;
         let read = match kind {
             Kind::Out(_) => bits.card,
-            Kind::Restore(SpillTier::Disk) => bits.disk,
-            Kind::Restore(SpillTier::Host) | Kind::Push => bits.host,
+            Kind::Restore(from) | Kind::Push(from, _) => bits.on(from),
         };
         self.moves.push(TwinMove { id, piece, kind, read, began, queued: None });
         Ok(())

@@ -30,7 +30,7 @@ fn room_that_moves_under_way_will_take_is_given_to_nobody_else() {
     for _ in 0..5 {
         written(&mut core, 16, 0);
     }
-    let room = SpillRoom { host: b(32), disk: b(16) };
+    let room = SpillRoom { host: b(32), disk: b(16), ..SpillRoom::default() };
     let first = core.choose(&SpillDemand { room, ..short(16) }, 1).victims.remove(0);
     let second = core.choose(&SpillDemand { room, ..short(16) }, 1).victims.remove(0);
     let third = core.choose(&SpillDemand { room, ..short(16) }, 1).victims.remove(0);
@@ -39,11 +39,11 @@ fn room_that_moves_under_way_will_take_is_given_to_nobody_else() {
     let fourth = core.choose(&SpillDemand { room, ..short(16) }, 1);
     assert_eq!(fourth.victims, [], "all of it is promised");
     assert_eq!(fourth.short.unwrap().no_room, b(32));
-    assert_eq!(core.clean(b(16), room, 100), []);
+    assert_eq!(core.clean(b(16), &with(room), 100), []);
     // Its blocks are taken: they are not free any more, and not promised either.
     core.copy_queued(first.moves[0].id, token(S1, 1)).unwrap();
     core.audit().unwrap();
-    let taken = SpillRoom { host: b(16), disk: b(16) };
+    let taken = SpillRoom { host: b(16), disk: b(16), ..SpillRoom::default() };
     assert_eq!(core.choose(&SpillDemand { room: taken, ..short(16) }, 1).victims, []);
     // Once given up, it is promised to no move.
     core.abandon(second.moves[0].id).unwrap();
@@ -185,7 +185,7 @@ fn what_was_retrieved_a_moment_ago_is_not_spilled_before_the_others() {
 fn a_full_host_sends_contents_to_the_disk_and_a_full_disk_keeps_them() {
     let mut core = core();
     let a = written(&mut core, 48, 0);
-    let room = SpillRoom { host: b(16), disk: b(31) };
+    let room = SpillRoom { host: b(16), disk: b(31), ..SpillRoom::default() };
     let choice = core.choose(&SpillDemand { room, ..short(48) }, 1);
     let to: Vec<Option<SpillTier>> =
         choice.victims.iter().map(|victim| victim.moves[0].to).collect();

@@ -179,6 +179,17 @@ impl ExtentAllocator {
         Ok(list)
     }
 
+    /// Allocates `len`, rounded up to units, as one extent: from the shortest free one that is long
+    /// enough. `None` if there is no such extent, or for zero bytes. O(log n).
+    pub fn alloc_one(&mut self, len: Bytes) -> Option<Extent> {
+        let asked = len.checked_round_up(self.unit).filter(|asked| !asked.is_zero())?;
+        let fits = self.by_len.range((asked, BackingId(0), Bytes::ZERO)..).next();
+        let &(found, backing, offset) = fits?;
+        let extent = Extent { backing, offset, len: asked };
+        self.take(found, extent);
+        Some(extent)
+    }
+
     /// Returns the shortest free extent of at least `len`, else the longest of all.
     fn best_fit(&self, len: Bytes) -> (Bytes, BackingId, Bytes) {
         let fits = self.by_len.range((len, BackingId(0), Bytes::ZERO)..).next();
@@ -265,6 +276,11 @@ impl ExtentAllocator {
     pub fn idle(&self) -> impl Iterator<Item = BackingId> {
         let idle = |backing: &Backing| backing.used.is_zero() && backing.quarantined.is_empty();
         self.backings.iter().filter(move |(_, backing)| idle(backing)).map(|(id, _)| *id)
+    }
+
+    /// Returns true if nothing of a backing is used. False for an unknown one. O(log n).
+    pub fn is_unused(&self, id: BackingId) -> bool {
+        self.backings.get(&id).is_some_and(|backing| backing.used.is_zero())
     }
 
     /// Returns the allocated bytes. O(backings).

@@ -1,9 +1,12 @@
 //! Reclaiming host memory: which host copies are dropped, pushed to the disk, or made ahead of
-//! need.
+//! need. `peer_reclaim.rs` does so for other cards.
 
 use super::buffer_state::{Buffer, Hint};
 use super::piece::{ContentPlace, PieceMove};
-use super::{CopyOut, Deferrables, PieceId, Push, SpillRoom, SpillTier, StaleCopy};
+use super::spill_room::TierOrder;
+use super::{
+    Copies, CopyOut, Deferrables, PieceId, Push, SpillDemand, SpillRoom, SpillTier, StaleCopy,
+};
 use vramp_core::Bytes;
 
 /// Host bytes to reclaim.
@@ -15,12 +18,12 @@ pub struct HostDemand {
     pub disk_room: Bytes,
 }
 
-/// How host memory is reclaimed.
+/// How memory of the host or of another card is reclaimed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HostReclaim {
+pub struct Reclaim {
     /// Copies to drop; they are invalid already.
     pub stale: Vec<StaleCopy>,
-    /// Copies to move to the disk: each has to be settled or abandoned.
+    /// Copies to move to another tier: each has to be settled or abandoned.
     pub pushes: Vec<Push>,
     /// Bytes that are missing after all of them.
     pub missing: Bytes,
@@ -32,8 +35,8 @@ impl Deferrables {
     /// that are on the disk as well; then copies that only the host has, the least recently used
     /// first, which are pushed unless the buffer is leased; at last copies that are mapped to be
     /// read in place, but none while it is read. O(n log n) in pieces.
-    pub fn reclaim_host(&mut self, short: &HostDemand) -> HostReclaim {
-        let mut choice = HostReclaim { missing: short.deficit, ..HostReclaim::default() };
+    pub fn reclaim_host(&mut self, short: &HostDemand) -> Reclaim {
+        let mut choice = Reclaim { missing: short.deficit, ..Reclaim::default() };
         let mut on_host: Vec<(PieceId, u64)> = self
             .all_pieces()
             .filter(|&(id, _)| {
@@ -50,8 +53,10 @@ impl Deferrables {
         let spilled = on_host.iter().filter(|(id, _)| place(self, *id) == ContentPlace::SpillTier);
         let (readable, others): (Vec<PieceId>, Vec<PieceId>) =
             spilled.map(|&(id, _)| id).partition(|id| self.buffers[id.buffer].readable);
-        let (twice, once): (Vec<PieceId>, Vec<PieceId>) =
-            others.into_iter().partition(|&id| self.piece(id).copies.disk);
+        let (twice, once): (Vec<PieceId>, Vec<PieceId>) = others.into_iter().partition(|&id| {
+            let Copies { peer, disk, .. } = self.piece(id).copies;
+            peer.is_some() || disk
+        });
         let needless: Vec<PieceId> = resident.map(|&(id, _)| id).chain(twice).collect();
         for id in needless {
             if choice.missing.is_zero() {
@@ -74,23 +79,26 @@ impl Deferrables {
             }
             disk_room -= len;
             choice.missing = choice.missing.saturating_sub(len);
-            let push = self.begin(id, |id| PieceMove::Push { id });
-            choice.pushes.push(Push { id: push, piece: id, len });
+            let (from, to) = (SpillTier::Host, SpillTier::Disk);
+            let push = self.begin(id, |id| PieceMove::Push { id, from, to });
+            choice.pushes.push(Push { id: push, piece: id, len, from, to });
         }
         choice
     }
 
     pub(super) fn drop_host_copy(&mut self, id: PieceId) -> StaleCopy {
         self.piece_mut(id).copies.host = false;
+        self.reindex(id);
         self.counters.copies_dropped += 1;
         let after = self.buffers[id.buffer].uses.writes();
         StaleCopy { piece: id, from: SpillTier::Host, after }
     }
 
     /// Returns the host bytes to reclaim before `leaving` bytes leave the card. Clean contents take
-    /// no room, and their copies are needed for that. O(pieces).
-    pub fn host_deficit(&self, leaving: Bytes, host_room: Bytes) -> Bytes {
-        leaving.saturating_sub(host_room + self.census().clean)
+    /// no room, and their copies are needed for that. Other cards take what they have room for.
+    /// O(pieces).
+    pub fn host_deficit(&self, leaving: Bytes, room: &SpillRoom) -> Bytes {
+        leaving.saturating_sub(room.of_peers() + room.host + self.census().clean)
     }
 
     /// Returns true if more than a part of the capacity is occupied, so that contents should be
@@ -100,9 +108,9 @@ impl Deferrables {
     }
 
     /// Chooses dirty idle contents to copy out ahead of need, and marks them: the least recently
-    /// used first, within the budget and the room. They stay on the card; a later spill copies
-    /// nothing. O(n log n) in pieces.
-    pub fn clean(&mut self, budget: Bytes, mut room: SpillRoom, now_ns: u64) -> Vec<CopyOut> {
+    /// used first, within the budget and the room of `short`, whose deficit has no meaning here. They
+    /// stay on the card; a later spill copies nothing. O(n log n) in pieces.
+    pub fn clean(&mut self, budget: Bytes, short: &SpillDemand, now_ns: u64) -> Vec<CopyOut> {
         let is_idle = |buffer: &Buffer| {
             let since = buffer.last_use_ns.saturating_add(self.config.clean_after_ns);
             let wanted = buffer.hint == Hint::WillNeed;
@@ -114,7 +122,8 @@ impl Deferrables {
         };
         let mut dirty: Vec<(PieceId, u64)> = self.all_pieces().filter(may_go).collect();
         dirty.sort_by_key(|&(id, last_use_ns)| (last_use_ns, id));
-        room = room.beside(self.promised);
+        let mut room = short.room.beside(self.promised);
+        let order = TierOrder::by_rate(&room, &short.rates);
         let mut left = budget;
         let mut chosen = Vec::new();
         for (id, _) in dirty {
@@ -122,7 +131,7 @@ impl Deferrables {
             if len > left {
                 break;
             }
-            let Some(to) = room.take(len) else { break };
+            let Some(to) = room.take(self.outgoing(id), &order) else { break };
             left -= len;
             chosen.push(self.begin_out(id, Some(to), false));
         }

@@ -10,11 +10,15 @@ fn spilled(core: &mut Deferrables, now_ns: u64) -> BufferId {
     buffer
 }
 
-fn dropped(choice: &HostReclaim) -> Vec<BufferId> {
+fn on_host(host: u64) -> SpillRoom {
+    SpillRoom { host: b(host), ..SpillRoom::default() }
+}
+
+fn dropped(choice: &Reclaim) -> Vec<BufferId> {
     choice.stale.iter().map(|drop| drop.piece.buffer).collect()
 }
 
-fn pushed(choice: &HostReclaim) -> Vec<BufferId> {
+fn pushed(choice: &Reclaim) -> Vec<BufferId> {
     choice.pushes.iter().map(|push| push.piece.buffer).collect()
 }
 
@@ -64,7 +68,7 @@ fn a_full_disk_leaves_copies_on_the_host() {
     let mut core = core();
     let a = spilled(&mut core, 0);
     let choice = core.reclaim_host(&HostDemand { deficit: b(16), disk_room: b(15) });
-    assert_eq!(choice, HostReclaim { missing: b(16), ..HostReclaim::default() });
+    assert_eq!(choice, Reclaim { missing: b(16), ..Reclaim::default() });
     assert_eq!(core.states(a).unwrap(), [PieceState::Spilled { copies: HOST }]);
 }
 
@@ -102,16 +106,16 @@ fn what_is_idle_and_dirty_is_cleaned_ahead_within_the_budget() {
     let [a, c, d, e] = [0, 10, 20, 60].map(|now| written(&mut core, 16, now));
     core.hint(c, Hint::WillNeed).unwrap();
     let held = lease(&mut core, d, Shared, 20);
-    let room = SpillRoom { host: b(100), disk: b(0) };
-    let chosen = core.clean(b(33), room, 100);
+    let room = SpillRoom { host: b(100), disk: b(0), ..SpillRoom::default() };
+    let chosen = core.clean(b(33), &with(room), 100);
     let pieces: Vec<PieceId> = chosen.iter().map(|out| out.piece).collect();
     assert_eq!(pieces, [piece(a, 0)], "one is wanted, one leased, one was used too lately");
-    assert_eq!(core.clean(b(33), room, 100), [], "nothing is cleaned twice");
+    assert_eq!(core.clean(b(33), &with(room), 100), [], "nothing is cleaned twice");
     end(&mut core, held, 20);
-    let chosen = core.clean(b(31), room, 200);
+    let chosen = core.clean(b(31), &with(room), 200);
     assert_eq!(chosen[0].piece, piece(d, 0), "and the budget is enough for one");
     assert_eq!(chosen.len(), 1);
-    assert_eq!(core.clean(b(31), SpillRoom::default(), 200), [], "no room, no copy");
+    assert_eq!(core.clean(b(31), &with(SpillRoom::default()), 200), [], "no room, no copy");
     core.audit().unwrap();
     assert_eq!(core.choose(&short(100), 200).short.unwrap().moving, b(32));
     assert!(core.holds(e).unwrap().moves.len() == 1, "it was chosen as a victim");
@@ -145,11 +149,11 @@ fn contents_are_cleaned_above_a_part_of_the_capacity() {
 fn only_dirty_contents_need_room_on_the_host() {
     let mut core = core();
     written(&mut core, 32, 0);
-    assert_eq!(core.host_deficit(b(32), b(10)), b(22));
-    assert_eq!(core.host_deficit(b(8), b(10)), b(0));
-    let room = SpillRoom { host: b(16), disk: b(0) };
-    for out in core.clean(b(16), room, 1000) {
+    assert_eq!(core.host_deficit(b(32), &on_host(10)), b(22));
+    assert_eq!(core.host_deficit(b(8), &on_host(10)), b(0));
+    let room = SpillRoom { host: b(16), disk: b(0), ..SpillRoom::default() };
+    for out in core.clean(b(16), &with(room), 1000) {
         core.settle(out.id).unwrap();
     }
-    assert_eq!(core.host_deficit(b(32), b(10)), b(6), "16 B are clean");
+    assert_eq!(core.host_deficit(b(32), &on_host(10)), b(6), "16 B are clean");
 }
