@@ -122,7 +122,7 @@ fn an_arena_refuses_pins_while_its_owner_says_so_and_unless_it_has_some() {
     let arena = rig.shell.arenas[0].id;
     let pool = &mut rig.shell.pool;
     let range = pool.arena_range(arena);
-    let last = Range::new(range.at + PAGE * 3, PAGE);
+    let last = Range { at: range.at + PAGE * 3, len: PAGE };
     assert!(!pool.has_pins(arena) && !pool.refuses_pins(range));
     assert!(pool.refuse_pins(arena));
     assert!(pool.refuses_pins(range) && pool.refuses_pins(last));
