@@ -83,7 +83,7 @@
 //! | Which pieces are evicted? | `victims`, `cost`, `cover`, `rates`, `spill_rounds` | `spill`, `copy_out`, `staging` |
 //! | Where do they go? | `spill_room`, `rates`, `peers` | `copy_out`, `peer_copy`, `staging` |
 //! | What is restored? | `grant`, `moves` | `restore` |
-//! | Which host copies are dropped or moved? | `reclaim`, `peer_reclaim`, `peers` | `relieve_host`, `relieve_peer`, `push_copy`, `cleaner` |
+//! | Which host copies are dropped or moved? | `reclaim`, `peer_reclaim`, `peers` | `relieve_host`, `relieve_peer`, `guests`, `push_copy`, `cleaner` |
 //! | What follows a failure? | `failure`, `refusal` | `spill_error` |
 //! | What keeps a buffer on the card? | `expose`, `holds` | `lease_set`, `buffer_handle`, `pinned_memory` |
 //! | What is the state? | `deferrables`, `buffer_state`, `piece`, `range` | `state`, `events` |

@@ -427,3 +427,30 @@ fn work_on_freed_memory_of_another_pool_is_waited_for_before_a_request_fails() {
     other.audit().expect("every invariant holds");
     rig.allocator.audit().expect("every invariant holds");
 }
+
+#[test]
+fn handlers_that_come_first_are_called_alone_if_they_free_something() {
+    let sim: Arc<dyn Driver> = Arc::new(Simulator::builder().build());
+    let config = Config { limit: Some(pages(16)), ..Config::default() };
+    let allocator = Arc::new(Allocator::new(sim, config).expect("the configuration is possible"));
+    let stream = allocator.create_stream().expect("a stream can be made");
+    let held = Mutex::new(Some(allocator.malloc(pages(10), stream).expect("there is room")));
+    let called = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&called);
+    allocator.on_shortage(move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+        false
+    });
+    let weak = Arc::downgrade(&allocator);
+    let first = allocator.on_shortage_first(move |_| {
+        let block = held.lock().expect("no thread panicked").take();
+        let allocator = weak.upgrade().expect("a request runs");
+        block.is_some_and(|block| allocator.free(block, stream).is_ok())
+    });
+    let block = allocator.malloc(pages(12), stream).expect("the first handler frees 10 pages");
+    assert_eq!(called.load(Ordering::Relaxed), 0);
+    assert!(allocator.malloc(pages(12), stream).is_err());
+    assert!(called.load(Ordering::Relaxed) > 0, "the first one had nothing to free");
+    assert!(allocator.unregister(first) && !allocator.unregister(first));
+    allocator.free(block, stream).expect("it is the allocator's");
+}

@@ -161,8 +161,7 @@ impl PlainPeerCopies {
         let whole = len.checked_round_up(page).context("the length is larger than any card")?;
         let memory = driver.alloc_memory(whole)?;
         let there = AddrRange::new(driver.reserve(whole, page)?, whole);
-        let handle =
-            driver.create(whole, MemoryProperties::at(MemoryLocation::Peer(ordinal)))?;
+        let handle = driver.create(whole, MemoryProperties::at(MemoryLocation::Peer(ordinal)))?;
         driver.map(there.start, handle)?;
         driver.set_access(there, &[])?;
         let queue = driver.create_stream()?;

@@ -112,3 +112,25 @@ fn pinned_chunks_cost_other_requests_nothing() {
     let (few, many) = (looked_at(10), looked_at(20_000));
     assert!(many <= few + 16, "{few} with ten pinned chunks, {many} with 20,000");
 }
+
+/// The owner of an arena moves its contents elsewhere: a pin would find none.
+#[test]
+fn an_arena_refuses_pins_while_its_owner_says_so_and_unless_it_has_some() {
+    let mut rig = rig(None);
+    rig.shell.add_arena(PAGE * 4);
+    assert!(rig.shell.back(0, PAGE * 4, rig.streams[0]));
+    let arena = rig.shell.arenas[0].id;
+    let pool = &mut rig.shell.pool;
+    let range = pool.arena_range(arena);
+    let last = Range { at: range.at + PAGE * 3, len: PAGE };
+    assert!(!pool.has_pins(arena) && !pool.refuses_pins(range));
+    assert!(pool.refuse_pins(arena));
+    assert!(pool.refuses_pins(range) && pool.refuses_pins(last));
+    assert_eq!(pool.pin(last).unwrap_err(), NotPoolMemory);
+    assert_eq!(pool.pinned().0, 0);
+    pool.allow_pins(arena);
+    let pinned = pool.pin(last).unwrap();
+    assert!(pool.has_pins(arena) && !pool.refuse_pins(arena));
+    assert!(pool.pin(range).is_ok(), "nothing is refused after that");
+    pool.unpin(&pinned);
+}

@@ -33,6 +33,7 @@ mod buffer_handle;
 mod cleaner;
 mod copy_out;
 mod events;
+mod guests;
 mod lease_set;
 mod manager;
 mod map_copies;

@@ -4,6 +4,7 @@
 
 mod below;
 mod cards;
+mod cards_in_need;
 mod child;
 mod compressed;
 mod edges;
@@ -17,6 +18,7 @@ mod in_place_pushes;
 mod in_place_sets;
 mod killed;
 mod leases;
+mod machine;
 mod moves;
 mod peers;
 mod pinned;

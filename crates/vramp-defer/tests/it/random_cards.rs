@@ -5,7 +5,7 @@ use vramp_driver::Call;
 use vramp_driver::sim::Kernel;
 use vramp_tiers::peer::PeerStoreConfig;
 
-use super::cards::{Machine, Machines};
+use super::machine::{Machine, Machines};
 use super::*;
 
 const CALLS: [Call; 10] = [
@@ -32,10 +32,10 @@ impl Program {
         let random = fastrand::Rng::with_seed(seed);
         let config = SpillConfig { patience: Duration::ZERO, ..Plan::default().config };
         let usual = Machines::default().store;
-        let chunk = if seed % 2 == 0 { PIECE } else { MIB(32) };
+        let chunk = if seed.is_multiple_of(2) { PIECE } else { MIB(32) };
         let store =
             PeerStoreConfig { limit: MIB(96), chunk, backoff: Duration::from_millis(1), ..usual };
-        let (holds, budget) = (|_| true, seed % 3 == 0);
+        let (holds, budget) = (|_| true, seed.is_multiple_of(3));
         let machine =
             Machines { cards, holds, store, config, budget, ..Machines::default() }.build();
         Program { machine, buffers: Vec::new(), random }

@@ -48,6 +48,8 @@
 //! memory is refused at once.
 
 mod chunks;
+mod config;
 mod store;
 
-pub use store::{PeerAllocation, PeerStore, PeerStoreConfig, PeerStoreError, PeerStoreStats};
+pub use config::{PeerStoreConfig, PeerStoreError, PeerStoreStats};
+pub use store::{PeerAllocation, PeerStore};

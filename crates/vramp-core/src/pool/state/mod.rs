@@ -30,8 +30,6 @@ mod progress;
 mod reports;
 mod settle;
 
-pub use pins::{ChunkAt, NotPoolMemory};
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Bytes;

@@ -11,25 +11,10 @@
 
 use super::Pool;
 use crate::Bytes;
-use crate::ids::{ArenaId, ChunkId, PoolAddr};
+use crate::ids::ArenaId;
 use crate::pool::chunks::Mapped;
 use crate::pool::ops::Range;
-
-/// A chunk at its address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChunkAt {
-    /// Id of the chunk.
-    pub chunk: ChunkId,
-    /// Address of its first byte.
-    pub at: PoolAddr,
-    /// Length in bytes.
-    pub len: Bytes,
-}
-
-/// A range that cannot be pinned: not all of it is memory of the pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not all of the range is memory of the pool: pin what was allocated and not freed")]
-pub struct NotPoolMemory;
+use crate::pool::pinned::{ChunkAt, NotPoolMemory};
 
 impl Pool {
     /// Pins the chunks that a range lies in, and returns them in address order. The first and the last
