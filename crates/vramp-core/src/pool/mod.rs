@@ -44,4 +44,5 @@ pub use free_parts::{FreeParts, PartCount};
 pub use ops::{Leftovers, Op, Plan, Range};
 pub use plan::hosted::NotVacant;
 pub use request::{Attempt, Request, Shortage, Step};
-pub use state::{ChunkAt, NotPoolMemory, Pool};
+pub use state::Pool;
+pub use state::pins::{ChunkAt, NotPoolMemory};

@@ -24,13 +24,11 @@ mod fill;
 mod free;
 mod holes;
 mod idle;
-mod pins;
+pub(super) mod pins;
 mod place;
 mod progress;
 mod reports;
 mod settle;
-
-pub use pins::{ChunkAt, NotPoolMemory};
 
 use std::collections::{BTreeMap, BTreeSet};
 
