@@ -477,6 +477,27 @@ fn imported_memory_is_the_exporters() {
 }
 
 #[test]
+fn a_block_of_an_expandable_segment_is_exported_with_all_its_handles() {
+    let machine = Machine::with(1, Config::preset(Preset::TorchExpandable));
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let _before = owner.malloc(MIB(30), stream).unwrap();
+    let block = owner.malloc(MIB(100), stream).unwrap();
+    machine.fill(0, range_of(&block), 3);
+    let export = owner.export(&block).unwrap();
+    assert!(export.description().is_possible() && export.description().handles.len() > 1);
+    assert!(export.description().offset < export.description().handles[0]);
+    let imported = owner.import(export.description(), fetch(&export)).unwrap();
+    assert_eq!(imported.range().len, block.len());
+    machine.holds(0, imported.range(), 3);
+    owner.free(block, stream).unwrap();
+    owner.trim(Bytes::ZERO).unwrap();
+    machine.fill(0, imported.range(), 4);
+    imported.close().unwrap();
+    drop(export);
+    machine.close();
+}
+
+#[test]
 fn a_block_that_is_exported_stays_beyond_its_free() {
     for size in [Bytes::new(4096), MIB(3), MIB(64)] {
         let machine = Machine::new(1);
