@@ -35,6 +35,27 @@ def test_the_doctor_finds_a_machine_that_works() -> None:
     assert "limit=3GiB" in lines["VRAMP_CONF"]
     assert "3.00 GiB" in lines["limit"]
     assert metadata.version("numpy") in lines["numpy"]
+    assert lines["other processes"].startswith("ok")
+    assert "exported 1 MiB and opened it" in lines["other processes"]
+    assert "none with a link" in lines["other cards"]
+    assert "possible, off (option rdma=on); dma-buf: yes" in lines["network cards"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "words"),
+    [
+        ("sharing=none", "other processes", "for this process only (set the option sharing=posix-fd)"),
+        ("sharing=fabric", "other processes", "file descriptors, on this machine: the device refused"),
+        ("device=sim:h200x3:1", "other cards", "0, 2; with access: none yet"),
+        ("device=sim:h200x3:1,peers=all", "other cards", "0, 2; with access: 0, 2"),
+        ("rdma=auto", "network cards", "GPUDirect RDMA: on"),
+    ],
+)
+def test_the_doctor_says_what_of_sharing_is_on(settings: str, name: str, words: str) -> None:
+    done = _command("doctor", VRAMP_CONF=settings)
+    assert done.returncode == 0, done.stdout
+    (line,) = (line for line in done.stdout.splitlines() if line[5:21].strip() == name)
+    assert words in line
 
 
 def test_the_doctor_finds_settings_that_do_not_work() -> None:
