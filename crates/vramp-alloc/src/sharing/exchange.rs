@@ -324,6 +324,7 @@ fn take_one(left: &AtomicUsize) -> bool {
 
 impl Source for Exported {
     fn open(&self) -> Result<Offer, String> {
+        self.export.check_open().map_err(|error| error.to_string())?;
         let description = self.export.description();
         let fabric = fabric_of(&self.export).map_err(|error| error.to_string())?;
         let descriptors = if fabric.is_empty() { description.handles.len() } else { 0 };

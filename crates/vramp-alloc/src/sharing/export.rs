@@ -222,6 +222,11 @@ impl Export {
         &self.description
     }
 
+    /// Returns an error once the allocator is closed, when the memory is no longer its own.
+    pub(super) fn check_open(&self) -> Result<(), Unusable> {
+        self.shared.lock().map(drop)
+    }
+
     /// Returns true if its handles are fabric handles.
     pub(super) fn is_fabric(&self) -> bool {
         self.is_fabric

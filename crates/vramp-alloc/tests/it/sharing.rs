@@ -675,6 +675,29 @@ fn tickets_open_memory_until_it_is_withdrawn() {
     machine.close();
 }
 
+#[test]
+fn a_ticket_of_a_closed_allocator_is_refused_and_what_is_open_stays() {
+    let machine = Machine::new(1);
+    let card: Arc<dyn Driver> = Arc::clone(&machine.cards[0]) as Arc<dyn Driver>;
+    let owner = Allocator::new(card, Config::default()).unwrap();
+    let stream = owner.create_stream().unwrap();
+    let block = owner.malloc(MIB(4), stream).unwrap();
+    let exchange = Exchange::new();
+    let shared = exchange.share(owner.export(&block).unwrap()).unwrap();
+    let ticket = shared.ticket().to_bytes();
+    let importer = &machine.allocators[0];
+    let opened = exchange.open(importer, &ticket).unwrap();
+    machine.fill(0, opened.range(), 5);
+    owner.close().unwrap();
+    let error = exchange.open(importer, &ticket).unwrap_err();
+    assert!(matches!(error, OpenMemoryError::Open(OpenError::Source { .. })), "{error}");
+    machine.holds(0, opened.range(), 5);
+    opened.close().unwrap();
+    assert!(shared.wait_released(soon()));
+    drop(shared);
+    machine.close();
+}
+
 /// Descriptors of this process.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
