@@ -8,7 +8,7 @@ use vramp_capi::abi::vramp_status_t::{self, *};
 use vramp_capi::abi::{
     vramp_allocator_t, vramp_arena_report_t, vramp_arena_t, vramp_capture_report_t, vramp_event_t,
     vramp_export_t, vramp_graph_t, vramp_lease_t, vramp_pin_t, vramp_shortage_t, vramp_stats_t,
-    vramp_stream_t, vramp_ticket_t,
+    vramp_stream_t,
 };
 use vramp_capi::graphs::*;
 use vramp_capi::interface::*;
