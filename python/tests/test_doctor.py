@@ -35,6 +35,33 @@ def test_the_doctor_finds_a_machine_that_works() -> None:
     assert "limit=3GiB" in lines["VRAMP_CONF"]
     assert "3.00 GiB" in lines["limit"]
     assert metadata.version("numpy") in lines["numpy"]
+    assert lines["other processes"].startswith("ok")
+    assert "exported 1 MiB and opened it" in lines["other processes"]
+    assert "none with a link" in lines["other cards"]
+    assert "possible, off (option rdma=on); dma-buf: yes" in lines["network cards"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "words"),
+    [
+        ("sharing=none", "other processes", "for this process only (set the option sharing=posix-fd)"),
+        ("sharing=fabric", "other processes", "file descriptors, on this machine: the device refused"),
+        ("device=sim:h200x3:1", "other cards", "0, 2; with access: none yet"),
+        ("device=sim:h200x3:1,peers=all", "other cards", "0, 2; with access: 0, 2"),
+        ("rdma=auto", "network cards", "GPUDirect RDMA: on"),
+    ],
+)
+def test_the_doctor_says_what_of_sharing_is_on(settings: str, name: str, words: str) -> None:
+    # Without the libraries, whose import takes seconds.
+    code = f"""
+import vramp
+from vramp import _doctor
+for name, ok, text in _doctor._sharing(vramp.pool()):
+    if name == {name!r}:
+        print(ok, text)
+"""
+    done = run_python(code, VRAMP_CONF=settings)
+    assert words in done.stdout and "False" not in done.stdout, done.stderr
 
 
 def test_the_doctor_finds_settings_that_do_not_work() -> None:

@@ -21,9 +21,9 @@ def test_cards_of_a_machine_are_opened_together() -> None:
         assert change.calls == 1 and change.bytes >= 64 * MIB
         assert pools[1].grant_access(2) == vramp.AccessChange(calls=0, bytes=0)
         pools[1].grant_access(0)
-        assert pools[1].sharing.peers == (0, 2)
+        assert list(pools[1].sharing.peers) == [0, 2]
         assert pools[1].revoke_access(0).calls == 1
-        assert pools[1].sharing.peers == (2,) and pools[0].sharing.peers == ()
+        assert list(pools[1].sharing.peers) == [2] and pools[0].sharing.peers == ()
         with pytest.raises(vramp.RangeError, match="device 1 is no peer"):
             pools[1].grant_access(1)
     for pool in pools:
@@ -104,6 +104,7 @@ def test_a_comm_pool_shares_streams_and_limit() -> None:
                     with vramp.ipc.open(exported.ticket(), pool) as memory:
                         np.asarray(memory)[7] = 9
                         assert np.asarray(block)[7] == 9
+                    assert exported.wait_released(60)
                 with pytest.raises(vramp.OutOfMemoryError):
                     pool.malloc(200 * MIB, stream)
             comm.trim()
@@ -115,16 +116,18 @@ def test_a_comm_pool_shares_streams_and_limit() -> None:
 
 
 def test_a_pool_says_what_is_possible_and_why_not() -> None:
-    for options, handle_type, rdma, why in (
+    cases: tuple[tuple[dict[str, str], str, bool, str | None], ...] = (
         ({}, "posix-fd", False, None),
         ({"sharing": "none"}, "none", False, None),
         ({"rdma": "auto"}, "posix-fd", True, None),
         ({"sharing": "fabric"}, "posix-fd", False, "NOT_PERMITTED"),
-    ):
+    )
+    for options, handle_type, rdma, why in cases:
         with vramp.open("sim:h200", **options) as pool:
             state = pool.sharing
             assert (state.handle_type, state.rdma) == (handle_type, rdma)
-            assert (why is None and state.fallback is None) or why in str(state.fallback)
+            assert (why is None) == (state.fallback is None)
+            assert (why or "") in (state.fallback or "")
             assert (state.exported, state.pinned, state.pinned_bytes) == (0, 0, 0)
             info = pool.device_info
             assert info.has_posix_fd and info.has_fabric and info.has_rdma and info.has_dma_buf

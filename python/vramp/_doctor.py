@@ -100,6 +100,45 @@ def _device() -> Iterator[Check]:
         return
     # The block may have come from memory that was reserved before.
     yield "allocation", measured.allocated >= 1, "allocated 1 MiB and freed it"
+    yield from _sharing(pool)
+
+
+_HANDLES = {
+    "posix-fd": "file descriptors, on this machine",
+    "fabric": "fabric handles",
+    "none": "no, the memory is for this process only",
+}
+
+
+def _sharing(pool: _native.Pool) -> Iterator[Check]:
+    """Returns what of sharing is possible, and what is on."""
+    import vramp
+
+    state, info = pool.sharing, pool.device_info
+    text = _HANDLES[state.handle_type]
+    if state.fallback is not None:
+        text = f"{text}: {state.fallback}"
+    if state.handle_type == "none":
+        why = "set the option sharing=posix-fd" if info.has_posix_fd else "the device cannot"
+        yield "other processes", None, f"{text} ({why})"
+    else:
+        # The way through the socket is that of another process too.
+        try:
+            with pool.malloc(1 << 20) as block, vramp.ipc.export(block) as exported:
+                vramp.ipc.open(exported.ticket(), pool).close()
+            yield "other processes", True, f"{text}; exported 1 MiB and opened it"
+        except vramp.VrampError as error:
+            yield "other processes", False, f"{text}: {error}"
+    peers = ", ".join(map(str, info.peers)) or "none with a link"
+    granted = ", ".join(map(str, state.peers)) or "none yet"
+    access = f"; with access: {granted}" if info.peers else ""
+    yield "other cards", None, f"{peers}{access}"
+    if not info.has_rdma:
+        rdma = "the device cannot"
+    else:
+        rdma = "on" if state.rdma else "possible, off (option rdma=on)"
+    dma_buf = "yes" if info.has_dma_buf else "no"
+    yield "network cards", None, f"GPUDirect RDMA: {rdma}; dma-buf: {dma_buf}"
 
 
 def _number(path: str) -> int | None:

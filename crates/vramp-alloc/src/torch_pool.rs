@@ -317,15 +317,20 @@ impl CachingPool {
         Ok(())
     }
 
-    /// Returns the handle that holds an address, with its own address and length. `None` for plain
-    /// allocations.
-    pub(crate) fn handle_of(&self, at: DeviceAddr) -> Option<(DeviceAddr, Handle, Bytes)> {
+    /// Returns the handles that hold a range with their lengths, and the address of the first one. `None`
+    /// for plain allocations.
+    pub(crate) fn handles_of(
+        &self,
+        wanted: AddrRange,
+    ) -> Option<(DeviceAddr, Vec<(Handle, Bytes)>)> {
         self.segments.iter().flatten().find_map(|memory| {
             let Memory::Range { range, handles } = memory else { return None };
-            let within =
-                at.checked_offset_from(range.start).filter(|&within| within < range.len)?;
-            let (&offset, &(handle, len)) = handles.range(..=within).next_back()?;
-            Some((range.start + offset, handle, len))
+            let within = wanted.start.checked_offset_from(range.start);
+            let within = within.filter(|&within| within < range.len)?;
+            let end = within + wanted.len;
+            let (&first, _) = handles.range(..=within).next_back()?;
+            let found = handles.range(first..end).map(|(_, &handle)| handle).collect();
+            Some((range.start + first, found))
         })
     }
 

@@ -3,7 +3,7 @@
  * both write to the same memory.
  *
  * On a simulated card the memory is the host's. On a GPU kernels write it: synchronize their stream
- * before the other process is told to read.
+ * before the ticket is sent.
  */
 #define _POSIX_C_SOURCE 200809L
 

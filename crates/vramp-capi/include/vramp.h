@@ -217,8 +217,8 @@ typedef struct {
   /* Number of the device as CUDA counts it in this process; -1 for a simulated device. */
   int32_t ordinal;
   /*
-   * 1 if the device is simulated: its addresses must not be dereferenced and nothing can run on
-   * it. Otherwise 0.
+   * 1 if the device is simulated: nothing can run on it, and its addresses must not be dereferenced
+   * unless vramp_map_simulated_cards was called before it was opened. Otherwise 0.
    */
   int32_t simulated;
   /*
@@ -895,9 +895,10 @@ vramp_status_t vramp_graph_destroy(vramp_allocator_t allocator, vramp_graph_t gr
 vramp_status_t vramp_map_simulated_cards(void);
 
 /*
- * Exports the block that begins at `address` to other processes of the same user. No driver call. A
- * block may be exported several times. A free of the block takes effect once its exports are closed and
- * no importer has it open any more, killed ones included.
+ * Exports the block that begins at `address` to other processes of the same user. The descriptors for the
+ * first importer are made at once: 185 us for each physical handle, 256 in a process at most. A block may be
+ * exported several times. A free of the block takes effect once its exports are closed and no importer has
+ * it open any more, killed ones included.
  *
  * Importers may read and write all physical handles that the block lies in, also the blocks beside it.
  * VRAMP_ERROR_UNSUPPORTED if the memory was created for one process (sharing=none, and some presets).

@@ -361,8 +361,8 @@ pub struct vramp_device_t {
     pub granularity: u64,
     /// Number of the device as CUDA counts it in this process; -1 for a simulated device.
     pub ordinal: i32,
-    /// 1 if the device is simulated: its addresses must not be dereferenced and nothing can run on
-    /// it. Otherwise 0.
+    /// 1 if the device is simulated: nothing can run on it, and its addresses must not be dereferenced
+    /// unless vramp_map_simulated_cards was called before it was opened. Otherwise 0.
     pub simulated: i32,
     /// Name of the card, such as "NVIDIA H200". This text and the following ones end with a zero,
     /// are cut to their arrays, and are empty where the device has none.

@@ -157,7 +157,7 @@ impl Context {
             recorded_events: AtomicU32::new(0),
             tag: self.tag,
             stays_open: false,
-            number: None,
+            number: self.number,
         })
     }
 

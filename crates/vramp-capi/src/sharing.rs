@@ -36,9 +36,10 @@ pub extern "C" fn vramp_map_simulated_cards() -> vramp_status_t {
     })
 }
 
-/// Exports the block that begins at `address` to other processes of the same user. No driver call. A
-/// block may be exported several times. A free of the block takes effect once its exports are closed and
-/// no importer has it open any more, killed ones included.
+/// Exports the block that begins at `address` to other processes of the same user. The descriptors for the
+/// first importer are made at once: 185 us for each physical handle, 256 in a process at most. A block may be
+/// exported several times. A free of the block takes effect once its exports are closed and no importer has
+/// it open any more, killed ones included.
 ///
 /// Importers may read and write all physical handles that the block lies in, also the blocks beside it.
 /// VRAMP_ERROR_UNSUPPORTED if the memory was created for one process (sharing=none, and some presets).

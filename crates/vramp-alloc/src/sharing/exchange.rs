@@ -332,6 +332,7 @@ fn take_one(left: &AtomicUsize) -> bool {
 
 impl Source for Exported {
     fn open(&self) -> Result<Offer, String> {
+        self.export.check_open().map_err(|error| error.to_string())?;
         let description = self.export.description();
         let fabric = fabric_of(&self.export).map_err(|error| error.to_string())?;
         let descriptors = if fabric.is_empty() { description.handles.len() } else { 0 };
@@ -347,7 +348,11 @@ impl Source for Exported {
             Ok(ExportedHandle::Fabric(_)) => {
                 Err(std::io::Error::other("a fabric handle has no descriptor"))
             }
-            Err(error) => Err(std::io::Error::other(error.to_string())),
+            // A driver does not say that the process may open no more. Then fewer are sent at once.
+            Err(error) => match std::fs::File::open("/dev/null") {
+                Err(limit) => Err(limit),
+                Ok(_) => Err(std::io::Error::other(error.to_string())),
+            },
         }
     }
 

@@ -66,8 +66,8 @@ pub struct Export {
 /// The handles of an export.
 enum Memory {
     Chunks(Vec<ChunkAt>),
-    /// A segment of one handle.
-    Segment(vramp_driver::Handle),
+    /// Handles of a segment. Live blocks keep them.
+    Segment(Vec<vramp_driver::Handle>),
 }
 
 /// Error of [`Allocator::export`] and [`Export::descriptor`].
@@ -199,13 +199,15 @@ impl Manager {
                 let lens = chunks.iter().map(|chunk| chunk.len).collect();
                 Ok((lens, start, Memory::Chunks(chunks)))
             }
-            Manager::Caching(caching) => match caching.handle_of(allocation.addr()) {
-                Some((start, handle, len))
+            Manager::Caching(caching) => match caching.handles_of(range_of(allocation)) {
+                Some((start, handles))
                     if caching.access.properties.handle_type != HandleType::None =>
                 {
-                    Ok((vec![len], start, Memory::Segment(handle)))
+                    let (handles, lens) = handles.into_iter().unzip();
+                    Ok((lens, start, Memory::Segment(handles)))
                 }
-                _ => refuse("it is a plain allocation: use the preset vramp, or a comm pool"),
+                Some(_) => refuse("it was created for one process: set `sharing` to posix-fd"),
+                None => refuse("it is a plain allocation: use the preset vramp, or a comm pool"),
             },
             Manager::Ordered(_) => {
                 refuse("it is memory of the driver's pool: use the preset vramp")
@@ -218,6 +220,11 @@ impl Export {
     /// Returns how the block lies in its handles.
     pub fn description(&self) -> &Description {
         &self.description
+    }
+
+    /// Returns an error once the allocator is closed, when the memory is no longer its own.
+    pub(super) fn check_open(&self) -> Result<(), Unusable> {
+        self.shared.lock().map(drop)
     }
 
     /// Returns true if its handles are fabric handles.
@@ -241,7 +248,7 @@ impl Export {
                 let pool = inner.manager.virtual_pool().expect("the export was made of a pool");
                 pool.exec.handle(chunks[index].chunk)
             }
-            Memory::Segment(handle) => *handle,
+            Memory::Segment(handles) => handles[index],
         };
         // The pin keeps the handle; the call takes long and needs no lock.
         drop(inner);

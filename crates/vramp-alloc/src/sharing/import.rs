@@ -179,10 +179,8 @@ impl Imported {
                 Some(StreamWork::Ended(end)) => end.synchronize(),
                 Some(StreamWork::Over) | None => Ok(()),
             };
-            if let Err(error) = waited {
-                // Work may still use it: it stays mapped until the device is dropped.
-                return Err(error);
-            }
+            // After a failure work may still use it: it stays mapped until the device is dropped.
+            waited?;
         }
         mapping.release(&*self.shared.driver)
     }

@@ -477,6 +477,27 @@ fn imported_memory_is_the_exporters() {
 }
 
 #[test]
+fn a_block_of_an_expandable_segment_is_exported_with_all_its_handles() {
+    let machine = Machine::with(1, Config::preset(Preset::TorchExpandable));
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let _before = owner.malloc(MIB(30), stream).unwrap();
+    let block = owner.malloc(MIB(100), stream).unwrap();
+    machine.fill(0, range_of(&block), 3);
+    let export = owner.export(&block).unwrap();
+    assert!(export.description().is_possible() && export.description().handles.len() > 1);
+    assert!(export.description().offset < export.description().handles[0]);
+    let imported = owner.import(export.description(), fetch(&export)).unwrap();
+    assert_eq!(imported.range().len, block.len());
+    machine.holds(0, imported.range(), 3);
+    owner.free(block, stream).unwrap();
+    owner.trim(Bytes::ZERO).unwrap();
+    machine.fill(0, imported.range(), 4);
+    imported.close().unwrap();
+    drop(export);
+    machine.close();
+}
+
+#[test]
 fn a_block_that_is_exported_stays_beyond_its_free() {
     for size in [Bytes::new(4096), MIB(3), MIB(64)] {
         let machine = Machine::new(1);
@@ -651,6 +672,29 @@ fn tickets_open_memory_until_it_is_withdrawn() {
     assert!(matches!(error, OpenMemoryError::Open(OpenError::Withdrawn { .. })), "{error}");
     assert!(matches!(exchange.open(owner, &[1, 2]), Err(OpenMemoryError::Ticket(_))));
     assert_eq!(exchange.published(), 0);
+    machine.close();
+}
+
+#[test]
+fn a_ticket_of_a_closed_allocator_is_refused_and_what_is_open_stays() {
+    let machine = Machine::new(1);
+    let card: Arc<dyn Driver> = Arc::clone(&machine.cards[0]) as Arc<dyn Driver>;
+    let owner = Allocator::new(card, Config::default()).unwrap();
+    let stream = owner.create_stream().unwrap();
+    let block = owner.malloc(MIB(4), stream).unwrap();
+    let exchange = Exchange::new();
+    let shared = exchange.share(owner.export(&block).unwrap()).unwrap();
+    let ticket = shared.ticket().to_bytes();
+    let importer = &machine.allocators[0];
+    let opened = exchange.open(importer, &ticket).unwrap();
+    machine.fill(0, opened.range(), 5);
+    owner.close().unwrap();
+    let error = exchange.open(importer, &ticket).unwrap_err();
+    assert!(matches!(error, OpenMemoryError::Open(OpenError::Source { .. })), "{error}");
+    machine.holds(0, opened.range(), 5);
+    opened.close().unwrap();
+    assert!(shared.wait_released(soon()));
+    drop(shared);
     machine.close();
 }
 

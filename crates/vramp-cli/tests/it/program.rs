@@ -374,6 +374,15 @@ fn info_describes_the_device_as_text_and_as_json() {
     assert_eq!(described["simulated"], true);
     assert_eq!(described["capabilities"]["virtual_memory"], true);
     assert_eq!(described["page_bytes"], 2 << 20);
+    let sharing = &described["sharing"];
+    assert_eq!(sharing["default_handle_type"], "posix-fd");
+    assert_eq!((&sharing["fabric"], &sharing["rdma"]), (&false.into(), &true.into()));
+    let refused = sharing["fabric_refused"].as_str().expect("a reason");
+    assert!(refused.contains("NOT_PERMITTED"), "{refused}");
+    let said = stdout(&["info", "--device", "sim:h200x2"]);
+    for words in ["by file descriptors (default); no fabric handles: ", "other cards: on demand"] {
+        assert!(said.contains(words), "'{words}' is not in:\n{said}");
+    }
 }
 
 #[test]
