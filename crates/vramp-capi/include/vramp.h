@@ -976,6 +976,25 @@ vramp_status_t vramp_torch_enable_peer(int device,
                                        int owner);
 
 /*
+ * Returns the option `graph_pins`: 0 for `off`, 1 for `on`, 2 for `auto`.
+ *
+ * What the caller promises:
+ * `mode` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_graph_pins(int *mode);
+
+/*
+ * Keeps the memory of all live blocks of a device at its addresses, also after they are freed, until
+ * vramp_torch_unpin is called for the pool. No driver call.
+ */
+vramp_status_t vramp_torch_pin_live(int device,
+                                    uint64_t pool_first,
+                                    uint64_t pool_second);
+
+/* Ends what vramp_torch_pin_live began for a pool. */
+vramp_status_t vramp_torch_unpin(int device, uint64_t pool_first, uint64_t pool_second);
+
+/*
  * Allocates a segment for PyTorch's own allocator. Waits on the host for earlier work on its memory.
  *
  * What the caller promises:
@@ -984,6 +1003,17 @@ vramp_status_t vramp_torch_enable_peer(int device,
 vramp_status_t vramp_torch_segment_malloc(int device,
                                           uint64_t size,
                                           void **address);
+
+/*
+ * Allocates a segment of one handle for PyTorch's own allocator: it never moves, and libraries can register and
+ * export it.
+ *
+ * What the caller promises:
+ * `address` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_comm_malloc(int device,
+                                       uint64_t size,
+                                       void **address);
 
 /*
  * Returns the device of a segment. VRAMP_ERROR_UNKNOWN_POINTER if none begins at the address.

@@ -17,6 +17,7 @@ use vramp_alloc::{
     AllocError, Allocation, Allocator, Bytes, CloseError, Config, DeviceAddr, FreeError, StreamId,
 };
 
+use vramp_core::AddrRange;
 use vramp_driver::Driver;
 use vramp_host::barrier::prepare;
 
@@ -505,6 +506,20 @@ impl Context {
     /// Returns the start and length of the block that contains `addr`. O(n).
     pub fn containing(&self, addr: u64) -> Option<(DeviceAddr, u64)> {
         self.blocks.containing(addr, usize::MAX)
+    }
+
+    /// Returns the addresses of all live blocks, ascending; blocks without a gap are one range. O(n log n).
+    pub fn live_stretches(&self) -> Vec<AddrRange> {
+        let mut ranges = self.blocks.ranges();
+        ranges.sort_unstable_by_key(|range| range.start);
+        let mut stretches: Vec<AddrRange> = Vec::new();
+        for range in ranges {
+            match stretches.last_mut() {
+                Some(last) if last.start + last.len == range.start => last.len += range.len,
+                _ => stretches.push(range),
+            }
+        }
+        stretches
     }
 
     pub fn trim(&self, to: u64) -> Result<()> {

@@ -207,7 +207,10 @@ impl Torch {
     fn shared(&self) -> Result<vramp_torch_shared_t> {
         check_fork()?;
         let published = lock(&self.shares.published).len() as u64;
-        let exported = self.opened().map(|context| context.allocator().exported() as u64).sum();
+        let exported = self.opened_by_device().map(|(device, context)| {
+            (context.allocator().exported() + self.segments(device).exported()) as u64
+        });
+        let exported = exported.sum();
         let opened = lock(&self.shares.opened);
         let bytes: Bytes = opened.live.values().map(|(_, memory)| memory.range().len).sum();
         let (opened, opened_bytes) = (opened.live.len() as u64, bytes.count());

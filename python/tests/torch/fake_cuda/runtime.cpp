@@ -438,6 +438,9 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned flags, i
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t* handle) { return cudaStreamCreateWithPriority(handle, 0, 0); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned flags) {
+  return cudaStreamCreateWithPriority(handle, flags, 0);
+}
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   std::lock_guard lock(stream_mutex());
   return streams().created.erase(reinterpret_cast<Stream*>(handle)) ? cudaSuccess
