@@ -10,7 +10,7 @@ START = """
 import ctypes, gc, os
 name = next(path for path in os.environ["LD_PRELOAD"].split(":") if "libcudart" in path)
 runtime = ctypes.CDLL(name)
-for function in ("set_access", "maps", "unmaps", "mapped", "peer_copies", "direct_copies", "events", "used"):
+for function in ("set_access", "maps", "unmaps", "mapped", "peer_copies", "direct_copies", "events", "used", "mallocs"):
     getattr(runtime, "fake_cuda_" + function).restype = ctypes.c_size_t
 torch.cuda.init()
 
@@ -109,7 +109,7 @@ print(inside.cpu().tolist())
 def test_a_block_waits_for_a_stream_of_another_card():
     """A block that another card's stream uses is not reused before that work is over, and without an error."""
     text = """
-size = 64 << 20
+size = 4 << 20
 used = torch.empty(size, dtype=torch.uint8, device="cuda:0")
 address = used.data_ptr()
 other = torch.cuda.Stream(device="cuda:1")
@@ -133,7 +133,7 @@ print(torch.cuda.memory_reserved(0))
 
 def test_a_block_waits_for_the_default_stream_of_another_card():
     text = """
-size = 64 << 20
+size = 4 << 20
 used = torch.empty(size, dtype=torch.uint8, device="cuda:0")
 address = used.data_ptr()
 with torch.cuda.device(1):
@@ -221,3 +221,86 @@ kept = torch.empty(30 << 20, dtype=torch.uint8, device="cuda:0")
 print(torch.cuda.device_count(), torch.cuda.memory_reserved(0) >= 30 << 20)
 """
     assert run(text, CUDA_VISIBLE_DEVICES="1") == ["1 True"]
+
+
+PINS = """
+def capture():
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.empty(1 << 20, dtype=torch.uint8, device="cuda").zero_()
+    return graph
+
+def churn(cycles):
+    kept = []
+    for number in range(cycles):
+        kept.append(torch.empty((number % 37 + 1) << 19, dtype=torch.uint8, device="cuda"))
+        if len(kept) > 6:
+            kept.pop(number % 6)
+        if number % 50 == 0:
+            torch.cuda.empty_cache()
+
+def is_mapped(address):
+    return bool(runtime.fake_cuda_may_access(0, ctypes.c_void_p(address), ctypes.c_size_t(1)))
+
+static = [torch.empty((number + 1) << 20, dtype=torch.uint8, device="cuda") for number in range(12)]
+addresses = [tensor.data_ptr() for tensor in static]
+graph = capture()
+runtime.fake_cuda_watch.restype = ctypes.c_size_t
+for tensor in static:
+    runtime.fake_cuda_watch(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes))
+del tensor
+static.clear()
+torch.cuda.empty_cache()
+churn(1000)
+print(all(map(is_mapped, addresses)), runtime.fake_cuda_watch(None, ctypes.c_size_t(0)))
+graph.reset()
+del graph
+gc.collect()
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+print(any(map(is_mapped, addresses)), torch.cuda.memory_reserved())
+"""
+
+
+@pytest.mark.skipif(not VRAMP, reason="PyTorch frees whole segments")
+def test_memory_of_a_captured_graph_is_neither_unmapped_nor_moved_before_the_graph_is_destroyed():
+    """`watch` counts the calls of cuMemUnmap that touch what was live at the capture, over 1,000 cycles."""
+    assert run(PINS, VRAMP_CONF="graph_pins=on") == ["True 0", "False 0"]
+    # The test sees what happens without.
+    mapped, calls = run(PINS, VRAMP_CONF="graph_pins=off")[0].split()
+    assert mapped == "False" and int(calls) > 0
+    assert run(PINS)[0].split()[0] == "False", "one process alone pins nothing"
+
+
+@pytest.mark.skipif(not VRAMP, reason="it is about vramp's option")
+def test_graphs_pin_by_themselves_in_a_group_of_several():
+    text = """
+import sys, types
+group = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 2)
+sys.modules["torch.distributed"] = group
+"""
+    assert run(text + PINS) == ["True 0", "False 0"]
+
+
+@pytest.mark.skipif(not VRAMP, reason="it is vramp's function")
+def test_a_comm_pool_has_one_handle_for_each_segment_and_never_moves_it():
+    text = """
+pool = vramp.torch.comm_pool()
+before = runtime.fake_cuda_mallocs(0)
+with torch.cuda.use_mem_pool(pool):
+    registered = torch.empty(100 << 20, dtype=torch.uint8, device="cuda:0")
+print(runtime.fake_cuda_mallocs(0) - before, torch.cuda.memory_reserved(0) >> 20, may_access(1, registered))
+torch.empty(1, device="cuda:1").copy_(registered[:4].view(torch.float32))
+registered[:4].view(torch.float32).copy_(torch.empty(1, device="cuda:1"))
+print(may_access(1, registered))
+address = registered.data_ptr()
+kept = [torch.empty(300 << 20, dtype=torch.uint8, device="cuda:0") for _ in range(4)]
+del kept[::2]
+torch.cuda.empty_cache()
+print(registered.data_ptr() == address, len([s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool.id)]))
+handle = registered.untyped_storage()._share_cuda_()[1]
+print(handle.startswith(b"vramp/1:"))
+del registered, pool
+gc.collect()
+"""
+    assert run(text, FAKE_CUDA_MEMORY=str(8 << 30)) == ["1 100 False", "True", "True 1", "True"]
