@@ -94,7 +94,16 @@ impl Context {
         fraction: Option<f64>,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Context> {
-        let device = Device::open(device)?;
+        Context::open_on(Device::open(device)?, options, fraction, variable)
+    }
+
+    /// Opens an allocator on a device, as [`Context::open`] does.
+    pub fn open_on(
+        device: Device,
+        options: &Options,
+        fraction: Option<f64>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Context> {
         let limits = device.driver.info().limits;
         options.check_limit(limits.memory, limits.page)?;
         let configured = options.with_variables(limits.memory, fraction, variable)?;

@@ -238,10 +238,7 @@ pub(crate) fn take_device(text: &str) -> Result<(Option<&str>, String), OptionEr
 }
 
 /// Returns the value of one option, if it is given, and the other options.
-pub(crate) fn take<'a>(
-    text: &'a str,
-    key: &str,
-) -> Result<(Option<&'a str>, String), OptionError> {
+pub(crate) fn take<'a>(text: &'a str, key: &str) -> Result<(Option<&'a str>, String), OptionError> {
     let (taken, others): (Vec<Pair>, Vec<Pair>) =
         pairs(text)?.into_iter().partition(|pair| pair.key == key);
     let others: Vec<String> =

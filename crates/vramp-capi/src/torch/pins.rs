@@ -51,7 +51,9 @@ impl Torch {
                 Err(PinError::NotOwned { .. }) => {}
                 Err(PinError::NotSupported { .. }) => break,
                 Err(PinError::Unusable(why)) => return Err(why.into()),
-                Err(other) => return Err(Failure::new(VRAMP_ERROR_INCONSISTENT, other.to_string())),
+                Err(other) => {
+                    return Err(Failure::new(VRAMP_ERROR_INCONSISTENT, other.to_string()));
+                }
             }
         }
         Ok(())

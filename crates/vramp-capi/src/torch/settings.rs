@@ -1,7 +1,8 @@
 //! Environment variables for PyTorch.
 //!
 //! - `VRAMP_CONF`: options as of `vramp_open`, such as `limit=80GiB,preset=vramp`, and `device`.
-//! - `VRAMP_DEVICE`: `cuda` (the default), or `sim` or `sim:CARD` for tests without a GPU. The option
+//! - `VRAMP_DEVICE`: `cuda` (the default), or `sim` or `sim:CARD` for tests without a GPU; with `sim:CARDxCOUNT` the
+//!   devices are the cards of one machine. The option
 //!   `device` of `VRAMP_CONF` takes precedence.
 //! - The option `graph_pins` of `VRAMP_CONF`: `auto` (the default), `on` or `off`.
 //!
@@ -10,6 +11,7 @@
 use vramp_core::Bytes;
 
 use crate::abi::vramp_status_t::*;
+use crate::device::Device;
 use crate::environment::raw_variable;
 use crate::options::{OptionError, Options, take, take_device};
 use crate::status::{Failure, Result};
@@ -98,12 +100,9 @@ impl Settings {
         !self.device.is_empty()
     }
 
-    /// Returns the name of PyTorch's device `ordinal`.
-    pub fn device(&self, ordinal: usize) -> String {
-        match self.device.as_str() {
-            "" | "cuda" => format!("cuda:{ordinal}"),
-            simulated => simulated.to_owned(),
-        }
+    /// Opens PyTorch's device `ordinal`.
+    pub fn device(&self, ordinal: usize) -> Result<Device> {
+        Ok(Device::numbered(&self.device, ordinal)?)
     }
 }
 
@@ -122,16 +121,17 @@ mod tests {
 
     #[test]
     fn devices_are_gpus_unless_the_simulator_is_selected() {
-        assert_eq!(Settings::of("", "").unwrap().device(3), "cuda:3");
-        assert_eq!(Settings::of("cuda", "").unwrap().device(0), "cuda:0");
-        assert_eq!(Settings::of("sim:a100-80g", "").unwrap().device(3), "sim:a100-80g");
+        let of = |device| Settings::of(device, "").unwrap().device;
+        assert_eq!((of(""), of("cuda")), (String::new(), "cuda".to_owned()));
+        let card = Settings::of("sim:a100-80g", "").unwrap().device(3).unwrap();
+        assert!(card.driver.info().simulated);
     }
 
     #[test]
     fn the_options_may_name_the_device() {
-        let of = |device, conf| Settings::of(device, conf).unwrap().device(3);
+        let of = |device, conf| Settings::of(device, conf).unwrap().device;
         assert_eq!(of("", "limit=1GiB, device = sim:a100-80g,preset=torch"), "sim:a100-80g");
-        assert_eq!(of("sim", "device=cuda"), "cuda:3");
+        assert_eq!(of("sim", "device=cuda"), "cuda");
         let settings = Settings::of("", "preset=torch,torch=[a:b],device=sim");
         assert!(settings.unwrap_err().to_string().contains("torch"));
         let message = Settings::of("", "device=gpu").unwrap_err().to_string();
