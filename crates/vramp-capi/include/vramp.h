@@ -1267,6 +1267,25 @@ vramp_status_t vramp_torch_enable_peer(int device,
                                        int owner);
 
 /*
+ * Returns the option `graph_pins`: 0 for `off`, 1 for `on`, 2 for `auto`.
+ *
+ * What the caller promises:
+ * `mode` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_graph_pins(int *mode);
+
+/*
+ * Keeps the memory of all live blocks of a device at its addresses, also after they are freed, until
+ * vramp_torch_unpin is called for the pool. No driver call.
+ */
+vramp_status_t vramp_torch_pin_live(int device,
+                                    uint64_t pool_first,
+                                    uint64_t pool_second);
+
+/* Ends what vramp_torch_pin_live began for a pool. */
+vramp_status_t vramp_torch_unpin(int device, uint64_t pool_first, uint64_t pool_second);
+
+/*
  * Allocates a segment for PyTorch's own allocator. Waits on the host for earlier work on its memory.
  *
  * What the caller promises:
@@ -1275,6 +1294,17 @@ vramp_status_t vramp_torch_enable_peer(int device,
 vramp_status_t vramp_torch_segment_malloc(int device,
                                           uint64_t size,
                                           void **address);
+
+/*
+ * Allocates a segment of one handle for PyTorch's own allocator: it never moves, and libraries can register and
+ * export it.
+ *
+ * What the caller promises:
+ * `address` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_comm_malloc(int device,
+                                       uint64_t size,
+                                       void **address);
 
 /*
  * Returns the device of a segment. VRAMP_ERROR_UNKNOWN_POINTER if none begins at the address.
@@ -1321,6 +1351,17 @@ vramp_status_t vramp_torch_share_open(int device,
  * destructors call this.
  */
 vramp_status_t vramp_torch_share_close(uint64_t number);
+
+/*
+ * Writes a line of text about a device that is open: how its memory can be shared, and with which devices it is.
+ * Empty if the device is not open. The text ends with a zero, and is cut after `capacity` bytes.
+ *
+ * What the caller promises:
+ * `text` is null or has `capacity` writable bytes.
+ */
+vramp_status_t vramp_torch_sharing_text(int device,
+                                        char *text,
+                                        uint64_t capacity);
 
 /*
  * Counts what PyTorch shares with other processes now.

@@ -8,7 +8,9 @@
 
 use crossbeam_utils::CachePadded;
 use rustc_hash::FxHashMap;
+use vramp_alloc::sharing::range_of;
 use vramp_alloc::{Allocation, DeviceAddr};
+use vramp_core::AddrRange;
 
 use crate::brief_lock::{BriefGuard, BriefLock};
 
@@ -101,6 +103,15 @@ impl Addresses {
     /// Returns the number of blocks. O(64).
     pub fn count(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    /// Returns the addresses of all blocks, in no order. O(n).
+    pub fn ranges(&self) -> Vec<AddrRange> {
+        let mut ranges = Vec::new();
+        for shard in &self.shards {
+            ranges.extend(shard.lock().values().map(range_of));
+        }
+        ranges
     }
 
     /// Calls `f` with the block that begins at `addr`. The block cannot be freed meanwhile.

@@ -15,6 +15,7 @@ use vramp_alloc::{
     AllocError, Allocation, Allocator, Bytes, CloseError, Config, DeviceAddr, FreeError, StreamId,
 };
 
+use vramp_core::AddrRange;
 use vramp_driver::Driver;
 use vramp_host::barrier::prepare;
 
@@ -98,15 +99,16 @@ impl Context {
         fraction: Option<f64>,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Context> {
-        Context::open_limited(Device::open(device)?, options, fraction, variable)
+        Context::open_on(Device::open(device)?, options, fraction, variable)
     }
 
-    /// Opens an allocator on an open device, as [`Context::open`] does.
+    /// Opens an allocator on an open device, with the environment's variables.
     pub fn open_device(device: Device, options: &Options) -> Result<Context> {
-        Context::open_limited(device, options, None, variable)
+        Context::open_on(device, options, None, variable)
     }
 
-    fn open_limited(
+    /// Opens an allocator on a device, as [`Context::open`] does.
+    pub fn open_on(
         device: Device,
         options: &Options,
         fraction: Option<f64>,
@@ -555,6 +557,20 @@ impl Context {
     /// Returns the start and length of the block that contains `addr`. O(n).
     pub fn containing(&self, addr: u64) -> Option<(DeviceAddr, u64)> {
         self.blocks.containing(addr, usize::MAX)
+    }
+
+    /// Returns the addresses of all live blocks, ascending; blocks without a gap are one range. O(n log n).
+    pub fn live_stretches(&self) -> Vec<AddrRange> {
+        let mut ranges = self.blocks.ranges();
+        ranges.sort_unstable_by_key(|range| range.start);
+        let mut stretches: Vec<AddrRange> = Vec::new();
+        for range in ranges {
+            match stretches.last_mut() {
+                Some(last) if last.start + last.len == range.start => last.len += range.len,
+                _ => stretches.push(range),
+            }
+        }
+        stretches
     }
 
     pub fn trim(&self, to: u64) -> Result<()> {

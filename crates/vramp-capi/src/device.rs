@@ -1,15 +1,24 @@
 //! Opens a device by name, and keeps the CUDA driver so that it can adopt streams.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use vramp_cuda::{CudaDriver, OpenError};
 use vramp_driver::Driver;
 
 /// A device that cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub(crate) struct DeviceError(#[from] vramp_alloc::device::OpenError);
+pub(crate) enum DeviceError {
+    #[error(transparent)]
+    Open(#[from] vramp_alloc::device::OpenError),
+    #[error("the simulated machine '{name}' has {cards} cards and no number {ordinal}")]
+    NoSuchCard { name: String, cards: usize, ordinal: usize },
+}
+
+/// Simulated machines that are open: their cards by the name of the machine, and whether they are mapped.
+static MACHINES: Mutex<BTreeMap<(String, bool), Vec<Arc<dyn Driver>>>> =
+    Mutex::new(BTreeMap::new());
 
 /// True if simulated cards that are opened from now on have the host's memory at their addresses.
 static MAPS_SIMULATED: AtomicBool = AtomicBool::new(false);
@@ -77,6 +86,37 @@ impl Device {
         Ok(opened.into_iter().map(device).collect())
     }
 
+    /// Opens card `ordinal` of the device that a setting names. Cards of a simulated machine, `sim:CARDxCOUNT`, are
+    /// those of one machine in the process, so they can access each other; any other simulated card is a machine
+    /// of its own each time.
+    pub fn numbered(name: &str, ordinal: usize) -> Result<Device, DeviceError> {
+        match name {
+            "" | "cuda" => Device::open(&format!("cuda:{ordinal}")),
+            machine if is_machine(machine) => Device::of_machine(machine, ordinal),
+            simulated => Device::open(simulated),
+        }
+    }
+
+    fn of_machine(name: &str, ordinal: usize) -> Result<Device, DeviceError> {
+        let is_mapped = MAPS_SIMULATED.load(Ordering::Relaxed);
+        let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (name.to_owned(), is_mapped);
+        if !machines.contains_key(&key) {
+            let opened = match is_mapped {
+                true => vramp_alloc::device::open_all_mapped(name)?,
+                false => vramp_alloc::device::open_all(name)?,
+            };
+            machines.insert(key.clone(), opened.into_iter().map(|card| card.driver).collect());
+        }
+        let cards = &machines[&key];
+        let driver = cards.get(ordinal).ok_or_else(|| DeviceError::NoSuchCard {
+            name: name.to_owned(),
+            cards: cards.len(),
+            ordinal,
+        })?;
+        Ok(Device { is_mapped, ..Device::of(Arc::clone(driver)) })
+    }
+
     /// Returns a device that is open. It adopts no streams of a caller: each becomes one of its own.
     pub fn of(driver: Arc<dyn Driver>) -> Device {
         Device { driver, card: None, ordinal: None, is_mapped: false }
@@ -95,6 +135,14 @@ impl Device {
         let driver = vramp_alloc::device::open_mapped(name)?.driver;
         Ok(Device { is_mapped: driver.info().simulated, ..Device::of(driver) })
     }
+}
+
+/// Returns true for the name of a simulated machine: `sim:CARDxCOUNT`.
+fn is_machine(name: &str) -> bool {
+    let count = name.strip_prefix("sim:").and_then(|card| card.rsplit_once('x'));
+    count.is_some_and(|(_, count)| {
+        !count.is_empty() && count.bytes().all(|digit| digit.is_ascii_digit())
+    })
 }
 
 /// Returns false if the machine has no driver library or no card that this process may use. True
@@ -121,6 +169,21 @@ mod tests {
         }
         for name in ["", "gpu", "cuda:x", "sim:none", "sim:h200x0", "sim:h200x65"] {
             assert!(Device::open_all(name).is_err(), "'{name}'");
+        }
+    }
+
+    #[test]
+    fn cards_of_a_simulated_machine_are_peers() {
+        let first = Device::numbered("sim:h200x2", 0).unwrap().driver;
+        let second = Device::numbered("sim:h200x2", 1).unwrap().driver;
+        assert_eq!((&first.info().peers[..], &second.info().peers[..]), (&[1][..], &[0][..]));
+        assert!(Arc::ptr_eq(&first, &Device::numbered("sim:h200x2", 0).unwrap().driver));
+        let none = Device::numbered("sim:h200x2", 2).err().unwrap().to_string();
+        assert_eq!(none, "the simulated machine 'sim:h200x2' has 2 cards and no number 2");
+        assert!(Device::numbered("sim:h200", 5).unwrap().driver.info().peers.is_empty());
+        for (name, expected) in [("sim:h200x2", true), ("sim:h200", false), ("sim:h200x2:1", false)]
+        {
+            assert_eq!(is_machine(name), expected, "{name}");
         }
     }
 

@@ -234,11 +234,16 @@ pub(crate) fn arena_config(text: &str) -> Result<ArenaConfig, OptionError> {
 
 /// Splits a device off options: `device=sim:h200,limit=1GiB`. Returns it and the other options.
 pub(crate) fn take_device(text: &str) -> Result<(Option<&str>, String), OptionError> {
-    let (device, others): (Vec<Pair>, Vec<Pair>) =
-        pairs(text)?.into_iter().partition(|pair| pair.key == "device");
+    take(text, "device")
+}
+
+/// Returns the value of one option, if it is given, and the other options.
+pub(crate) fn take<'a>(text: &'a str, key: &str) -> Result<(Option<&'a str>, String), OptionError> {
+    let (taken, others): (Vec<Pair>, Vec<Pair>) =
+        pairs(text)?.into_iter().partition(|pair| pair.key == key);
     let others: Vec<String> =
         others.iter().map(|pair| format!("{}={}", pair.key, pair.value)).collect();
-    Ok((device.first().map(|pair| pair.value), others.join(",")))
+    Ok((taken.first().map(|pair| pair.value), others.join(",")))
 }
 
 /// One option.

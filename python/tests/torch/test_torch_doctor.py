@@ -26,6 +26,7 @@ def test_a_machine_that_works_is_described():
     assert "ok   device           cuda:0" in text
     assert "ok   torch            " in text
     assert "ok   vramp.torch.enable()" in text
+    assert "ok   sharing          other processes: by descriptors" in text
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@
 
 `enable()` compiles an implementation of PyTorch's own allocator class with the machine's C++ compiler,
 once for each version of PyTorch. All of PyTorch works on it: statistics, snapshots, history, memory
-pools, graphs, torch.OutOfMemoryError. Not yet: memory shared with other processes, and direct access
-from other GPUs.
+pools, graphs, torch.OutOfMemoryError, memory shared with other processes, access from other GPUs.
 
-Without a compiler `enable()` uses PyTorch's pluggable allocator, which lacks memory pools, history,
+Without a compiler `enable()` uses PyTorch's pluggable allocator, which lacks memory pools, history, sharing,
 out-of-memory observers, torch.compile(mode="reduce-overhead") and cuDNN's benchmark mode, and raises
 RuntimeError when memory runs out. Statistics work on both. `route()` says which one is in use.
 """
@@ -29,13 +28,14 @@ from typing import Any, Literal
 from .. import Pool, library_path, pool
 from .. import __version__ as _vramp_version
 from .._errors import DeviceError, InUseError, OptionError, UnsupportedError, VrampError
-from . import _build, _settings
+from . import _build, _distributed, _settings
 from ._build import CompileError, NoCompilerError
 
 __all__ = [
     "CompileError",
     "NoCompilerError",
     "audit",
+    "comm_pool",
     "doctor",
     "enable",
     "is_enabled",
@@ -57,6 +57,9 @@ _route: Route | None = None
 # PyTorch keeps only the addresses of these, so they live until the process ends.
 _kept: list[Any] = []
 _pool_allocator: Any = None
+# The compiled file, once it is loaded.
+_extension: Any = None
+_ASK = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
 def enable(route: Literal["auto", "compiled", "pluggable"] = "auto") -> None:
@@ -96,6 +99,27 @@ def is_enabled() -> bool:
 def route() -> Route | None:
     """Returns how PyTorch uses vramp: "compiled", "pluggable", or None before enable()."""
     return _route
+
+
+def comm_pool() -> Any:
+    """Returns a torch.cuda.MemPool for memory that communication libraries register.
+
+        pool = vramp.torch.comm_pool()
+        with torch.cuda.use_mem_pool(pool):
+            gradients = torch.empty(1 << 28, device="cuda")
+        backend.register_mem_pool(pool)          # of torch.distributed's NCCL group
+
+    Its segments are one handle each, stay where they are until the pool is deleted, and other processes and
+    cards can access them. Needs the compiled route of enable().
+    """
+    torch = _torch()
+    if _route != "compiled":
+        raise UnsupportedError("comm_pool() needs enable() with a C++ compiler: `python -m vramp doctor`")
+    _extension.vramp_torch_make_comm_pools(1)
+    try:
+        return torch.cuda.MemPool()
+    finally:
+        _extension.vramp_torch_make_comm_pools(0)
 
 
 def mem_pool() -> Any:
@@ -168,6 +192,9 @@ def doctor() -> list[tuple[str, bool | None, str]]:
             found.append((_settings.variable(), True, text))
     except VrampError as error:
         found.append(("settings", False, str(error)))
+    text = ctypes.create_string_buffer(1024)
+    if _library().vramp_torch_sharing_text(0, text, ctypes.c_uint64(len(text))) == 0 and text.value:
+        found.append(("sharing", True, text.value.decode(errors="replace")))
     return found
 
 
@@ -264,6 +291,7 @@ def _install(torch: Any, wanted: str) -> Route:
 
 
 def _install_compiled(torch: Any) -> None:
+    global _extension
     path = _build.compiled(torch, _vramp_version)
     try:
         extension = ctypes.PyDLL(str(path))
@@ -282,4 +310,7 @@ def _install_compiled(torch: Any) -> None:
     failure: bytes | None = extension.vramp_torch_install(library_path().encode())
     if failure is not None:
         raise InUseError(failure.decode(errors="replace"))
-    _kept.append(extension)
+    ask = _ASK(_distributed.is_of_several)
+    extension.vramp_torch_ask_distributed(ask)
+    _kept.extend((extension, ask))
+    _extension = extension

@@ -17,6 +17,7 @@
 
 pub mod dropin;
 pub mod open;
+pub mod pins;
 mod pools;
 mod segments;
 mod settings;
@@ -38,6 +39,7 @@ use crate::pointers;
 use crate::print::write_line;
 use crate::status::{Failure, Result, catch_failure, check_fork, last_error_text, status_of};
 use open::DeviceOptions;
+use pins::Pins;
 use pools::{PoolId, Pools};
 use segments::Segments;
 use settings::Settings;
@@ -61,6 +63,8 @@ struct Torch {
     pools: [Pools; DEVICES],
     /// Memory that PyTorch's own allocator has, by device.
     segments: [Segments; DEVICES],
+    /// What graphs pin.
+    pins: Pins,
     /// What other processes can open, and what is open of theirs.
     shares: Shares,
     handles: Mutex<[vramp_allocator_t; DEVICES]>,
@@ -76,6 +80,7 @@ impl Torch {
             options: Mutex::new([const { DeviceOptions::NONE }; DEVICES]),
             pools: [const { Pools::new() }; DEVICES],
             segments: [const { Segments::new() }; DEVICES],
+            pins: Pins::new(),
             shares: Shares::new(),
             handles: Mutex::new([vramp_allocator_t { id: 0 }; DEVICES]),
         }

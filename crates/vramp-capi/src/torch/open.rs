@@ -15,7 +15,7 @@ use super::{DEVICES, TORCH, Torch};
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::{self, *};
 use crate::context::{self, Context};
-use crate::device::has_card;
+use crate::device::{Device, has_card};
 use crate::environment::variable;
 use crate::handles;
 use crate::status::{Failure, Result, check_fork, status_of};
@@ -85,9 +85,11 @@ impl Torch {
         }
         let options = &mut options[device];
         let settings = self.read_settings()?;
-        let named = settings.device(device);
-        let name = name.unwrap_or(&named);
-        let context = Context::open(name, &settings.options, options.fraction, variable)?;
+        let opened = match name {
+            Some(name) => Device::open(name)?,
+            None => settings.device(device)?,
+        };
+        let context = Context::open_on(opened, &settings.options, options.fraction, variable)?;
         if options.events > 0 {
             context.record_history(options.events)?;
         }
@@ -279,6 +281,33 @@ mod tests {
         malloc(&torch, 5, 1 << 20);
         assert_eq!(opened(&torch), [5]);
         assert!(torch.memory(5).unwrap().device_total > 0);
+    }
+
+    #[test]
+    fn a_device_is_granted_access_now_or_when_the_other_is_opened() {
+        let torch = Torch::new();
+        torch.settings.set(Settings::of("sim:h200x3", "")).unwrap();
+        malloc(&torch, 0, 1 << 20);
+        torch.enable_peer(1, 0).unwrap();
+        torch.enable_peer(0, 1).unwrap();
+        torch.enable_peer(0, 1).unwrap();
+        assert_eq!(opened(&torch), [0]);
+        malloc(&torch, 1, 1 << 20);
+        let peers = |device| torch.context(device).unwrap().allocator().sharing().peers;
+        assert_eq!((peers(0), peers(1)), (vec![1], vec![0]));
+        let refused = torch.enable_peer(7, 0).unwrap_err();
+        assert_eq!(refused.status, VRAMP_ERROR_OPTION);
+    }
+
+    #[test]
+    fn the_option_peers_excludes_devices_before_they_are_opened() {
+        let torch = Torch::new();
+        torch.settings.set(Settings::of("sim:h200x4", "peers=[1]")).unwrap();
+        torch.enable_peer(1, 0).unwrap();
+        assert_eq!(torch.enable_peer(2, 0).unwrap_err().status, VRAMP_ERROR_OPTION);
+        malloc(&torch, 0, 1 << 20);
+        assert_eq!(torch.enable_peer(2, 0).unwrap_err().status, VRAMP_ERROR_OPTION);
+        assert_eq!(opened(&torch), [0]);
     }
 
     #[test]

@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vramp_alloc::sharing::{Export, ExportError};
-use vramp_alloc::{Allocation, Allocator, Bytes, DeviceAddr, StreamId};
+use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, DeviceAddr, StreamId};
 
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t::{self, *};
@@ -23,12 +23,21 @@ pub(super) struct Segments(Mutex<SegmentTable>);
 struct SegmentTable {
     stream: Option<StreamId>,
     /// By address.
-    live: BTreeMap<u64, Allocation>,
+    live: BTreeMap<u64, Segment>,
+    /// The pool of segments of one handle each, for memory that is registered.
+    comm: Option<Arc<Allocator>>,
+}
+
+#[derive(Debug)]
+struct Segment {
+    block: Allocation,
+    /// True for memory of the comm pool.
+    is_comm: bool,
 }
 
 impl Segments {
     pub(super) const fn new() -> Segments {
-        Segments(Mutex::new(SegmentTable { stream: None, live: BTreeMap::new() }))
+        Segments(Mutex::new(SegmentTable { stream: None, live: BTreeMap::new(), comm: None }))
     }
 
     /// Returns the number of segments.
@@ -46,7 +55,7 @@ impl Segments {
     pub(super) fn containing(&self, addr: u64) -> Option<u64> {
         let table = self.lock();
         let (&start, segment) = table.live.range(..=addr).next_back()?;
-        (addr - start < segment.len().count()).then_some(start)
+        (addr - start < segment.block.len().count()).then_some(start)
     }
 
     /// Exports the segment that begins at an address. `None` if none does.
@@ -55,7 +64,26 @@ impl Segments {
         allocator: &Allocator,
         start: u64,
     ) -> Option<std::result::Result<Export, ExportError>> {
-        self.lock().live.get(&start).map(|segment| allocator.export(segment))
+        let table = self.lock();
+        let segment = table.live.get(&start)?;
+        let comm = table.comm.as_deref().filter(|_| segment.is_comm);
+        Some(comm.unwrap_or(allocator).export(&segment.block))
+    }
+
+    /// Returns the number of exported segments of the comm pool.
+    pub(super) fn exported(&self) -> usize {
+        self.lock().comm.as_ref().map_or(0, |comm| comm.exported())
+    }
+
+    /// Returns the pool of segments of one handle. The first call creates it.
+    fn comm(&self, allocator: &Allocator) -> Result<Arc<Allocator>> {
+        let mut table = self.lock();
+        if let Some(comm) = &table.comm {
+            return Ok(Arc::clone(comm));
+        }
+        let comm = Arc::new(allocator.comm_pool("torch-comm")?);
+        table.comm = Some(Arc::clone(&comm));
+        Ok(comm)
     }
 
     fn lock(&self) -> MutexGuard<'_, SegmentTable> {
@@ -90,7 +118,28 @@ impl Torch {
             return Err(error.into());
         }
         let addr = segment.addr();
+        let segment = Segment { block: segment, is_comm: false };
         self.segments(device).lock().live.insert(addr.number(), segment);
+        Ok(addr)
+    }
+
+    /// Allocates a segment of one handle, whose memory is fresh or unused.
+    pub(super) fn comm_malloc(&self, device: c_int, size: u64) -> Result<DeviceAddr> {
+        let context = self.context(device)?;
+        let segments = self.segments(device);
+        let stream = segments.stream(|| context.create_stream())?;
+        let comm = segments.comm(context.allocator())?;
+        let placed = comm.malloc(Bytes::new(size), stream).or_else(|error| {
+            if !matches!(error, AllocError::OutOfMemory(_)) {
+                return Err(Failure::from(error));
+            }
+            // The device's memory may be idle in the allocator of the tensors.
+            context.trim(0)?;
+            Ok(comm.malloc(Bytes::new(size), stream)?)
+        });
+        let block = placed?;
+        let addr = block.addr();
+        segments.lock().live.insert(addr.number(), Segment { block, is_comm: true });
         Ok(addr)
     }
 
@@ -101,7 +150,9 @@ impl Torch {
             let removed = self.segments(device).lock().live.remove(&addr);
             let Some(segment) = removed else { continue };
             self.shares.withdraw(device, addr);
-            let allocator = context.allocator();
+            let Segment { block: segment, is_comm } = segment;
+            let comm = if is_comm { self.segments(device).lock().comm.clone() } else { None };
+            let allocator = comm.as_deref().unwrap_or(context.allocator());
             let (size, stream) = (segment.requested().count(), segment.stream());
             if may_be_in_use {
                 for user in context.adopted_streams() {
@@ -109,6 +160,10 @@ impl Torch {
                 }
             }
             allocator.free(segment, stream)?;
+            if is_comm {
+                // A segment of another size could not use it.
+                allocator.trim(Bytes::ZERO)?;
+            }
             return Ok(size);
         }
         let text = format!("no segment of any device begins at {addr:#x}");
@@ -135,6 +190,25 @@ pub unsafe extern "C" fn vramp_torch_segment_malloc(
     status_of(|| {
         pointers::check(address, "address")?;
         let placed = TORCH.segment_malloc(device, size)?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(address, placed.number() as *mut c_void, "address") }
+    })
+}
+
+/// Allocates a segment of one handle for PyTorch's own allocator: it never moves, and libraries can register and
+/// export it.
+///
+/// # Safety
+/// `address` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_torch_comm_malloc(
+    device: c_int,
+    size: u64,
+    address: *mut *mut c_void,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(address, "address")?;
+        let placed = TORCH.comm_malloc(device, size)?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(address, placed.number() as *mut c_void, "address") }
     })

@@ -1,16 +1,19 @@
 //! Environment variables for PyTorch.
 //!
 //! - `VRAMP_CONF`: options as of `vramp_open`, such as `limit=80GiB,preset=vramp`, and `device`.
-//! - `VRAMP_DEVICE`: `cuda` (the default), or `sim` or `sim:CARD` for tests without a GPU. The option
+//! - `VRAMP_DEVICE`: `cuda` (the default), or `sim` or `sim:CARD` for tests without a GPU; with `sim:CARDxCOUNT` the
+//!   devices are the cards of one machine. The option
 //!   `device` of `VRAMP_CONF` takes precedence.
+//! - The option `graph_pins` of `VRAMP_CONF`: `auto` (the default), `on` or `off`.
 //!
 //! With a preset of another project that project's own variables count too (`environment.rs`).
 
 use vramp_core::Bytes;
 
 use crate::abi::vramp_status_t::*;
+use crate::device::Device;
 use crate::environment::raw_variable;
-use crate::options::{OptionError, Options, take_device};
+use crate::options::{OptionError, Options, take, take_device};
 use crate::status::{Failure, Result};
 
 /// Settings of all devices, read once.
@@ -18,6 +21,35 @@ use crate::status::{Failure, Result};
 pub(crate) struct Settings {
     device: String,
     pub options: Options,
+    pub graph_pins: GraphPins,
+}
+
+/// When a capture pins the memory that is live at its begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum GraphPins {
+    /// Where the process takes part in a `torch.distributed` group of several.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+impl GraphPins {
+    fn parse(value: Option<&str>) -> Result<GraphPins> {
+        match value {
+            None | Some("auto") => Ok(GraphPins::Auto),
+            Some("on") => Ok(GraphPins::On),
+            Some("off") => Ok(GraphPins::Off),
+            Some(other) => {
+                let text = format!(
+                    "VRAMP_CONF is invalid: graph_pins={other} is invalid: use auto, on or off"
+                );
+                Err(Failure::new(VRAMP_ERROR_OPTION, text))
+            }
+        }
+    }
 }
 
 impl Settings {
@@ -51,6 +83,8 @@ impl Settings {
             let text = format!("{origin}={device} is invalid: use cuda, sim or sim:CARD");
             return Err(Failure::new(VRAMP_ERROR_DEVICE, text));
         }
+        let (pins, others) = take(&others, "graph_pins").map_err(invalid)?;
+        let graph_pins = GraphPins::parse(pins)?;
         let options = Options::parse(&others).map_err(invalid)?;
         // Smaller than a page of any device, so a unit is probably missing.
         if options.config(Bytes::tib(1), None).limit.is_some_and(|limit| limit < Bytes::mib(2)) {
@@ -58,7 +92,7 @@ impl Settings {
                         as 80GiB";
             return Err(Failure::new(VRAMP_ERROR_OPTION, text));
         }
-        Ok(Settings { device, options })
+        Ok(Settings { device, options, graph_pins })
     }
 
     /// Returns true if the environment names a device.
@@ -66,12 +100,9 @@ impl Settings {
         !self.device.is_empty()
     }
 
-    /// Returns the name of PyTorch's device `ordinal`.
-    pub fn device(&self, ordinal: usize) -> String {
-        match self.device.as_str() {
-            "" | "cuda" => format!("cuda:{ordinal}"),
-            simulated => simulated.to_owned(),
-        }
+    /// Opens PyTorch's device `ordinal`.
+    pub fn device(&self, ordinal: usize) -> Result<Device> {
+        Ok(Device::numbered(&self.device, ordinal)?)
     }
 }
 
@@ -90,16 +121,17 @@ mod tests {
 
     #[test]
     fn devices_are_gpus_unless_the_simulator_is_selected() {
-        assert_eq!(Settings::of("", "").unwrap().device(3), "cuda:3");
-        assert_eq!(Settings::of("cuda", "").unwrap().device(0), "cuda:0");
-        assert_eq!(Settings::of("sim:a100-80g", "").unwrap().device(3), "sim:a100-80g");
+        let of = |device| Settings::of(device, "").unwrap().device;
+        assert_eq!((of(""), of("cuda")), (String::new(), "cuda".to_owned()));
+        let card = Settings::of("sim:a100-80g", "").unwrap().device(3).unwrap();
+        assert!(card.driver.info().simulated);
     }
 
     #[test]
     fn the_options_may_name_the_device() {
-        let of = |device, conf| Settings::of(device, conf).unwrap().device(3);
+        let of = |device, conf| Settings::of(device, conf).unwrap().device;
         assert_eq!(of("", "limit=1GiB, device = sim:a100-80g,preset=torch"), "sim:a100-80g");
-        assert_eq!(of("sim", "device=cuda"), "cuda:3");
+        assert_eq!(of("sim", "device=cuda"), "cuda");
         let settings = Settings::of("", "preset=torch,torch=[a:b],device=sim");
         assert!(settings.unwrap_err().to_string().contains("torch"));
         let message = Settings::of("", "device=gpu").unwrap_err().to_string();
@@ -116,5 +148,14 @@ mod tests {
              page, span, torch, sharing, rdma, peers"
         );
         assert!(message("", "limit=80").contains("write a unit"));
+        assert!(message("", "graph_pins=yes").ends_with("use auto, on or off"));
+    }
+
+    #[test]
+    fn graphs_pin_as_chosen() {
+        let of = |conf| Settings::of("sim", conf).unwrap().graph_pins;
+        assert_eq!(of("limit=1GiB"), GraphPins::Auto);
+        assert_eq!(of("graph_pins=on,limit=1GiB"), GraphPins::On);
+        assert_eq!(of("limit=1GiB,graph_pins = off"), GraphPins::Off);
     }
 }

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vramp_alloc::Bytes;
+use vramp_alloc::device::HandleType;
 use vramp_alloc::sharing::{ExportError, OpenMemoryError, OpenedMemory, ServeError, SharedMemory};
 
 use super::{TORCH, Torch, print};
@@ -196,6 +197,27 @@ impl Torch {
         Ok(memory.close()?)
     }
 
+    /// Describes how the memory of an open device can be shared.
+    fn sharing_text(&self, device: c_int) -> Result<String> {
+        let Some(context) = self.opened_on(device)? else { return Ok(String::new()) };
+        let sharing = context.allocator().sharing();
+        let handles = match sharing.handle_type {
+            HandleType::None => "other processes: no",
+            HandleType::PosixFd => "other processes: by descriptors",
+            HandleType::Fabric => "other processes: by fabric handles",
+        };
+        let rdma = if sharing.rdma { "on" } else { "off" };
+        let links = &context.allocator().driver().info().peers;
+        let mut text = format!(
+            "{handles}; network cards (rdma): {rdma}; linked devices: {links:?}, with access now: {:?}",
+            sharing.peers
+        );
+        if let Some(why) = sharing.fallback {
+            text.push_str(&format!("; less than configured: {why}"));
+        }
+        Ok(text)
+    }
+
     /// Grants a card access to the memory that is open for a device.
     pub(super) fn grant_opened(&self, device: c_int, peer: u32) -> Result<()> {
         let opened = lock(&self.shares.opened);
@@ -207,7 +229,10 @@ impl Torch {
     fn shared(&self) -> Result<vramp_torch_shared_t> {
         check_fork()?;
         let published = lock(&self.shares.published).len() as u64;
-        let exported = self.opened().map(|context| context.allocator().exported() as u64).sum();
+        let exported = self.opened_by_device().map(|(device, context)| {
+            (context.allocator().exported() + self.segments(device).exported()) as u64
+        });
+        let exported = exported.sum();
         let opened = lock(&self.shares.opened);
         let bytes: Bytes = opened.live.values().map(|(_, memory)| memory.range().len).sum();
         let (opened, opened_bytes) = (opened.live.len() as u64, bytes.count());
@@ -293,6 +318,32 @@ pub extern "C" fn vramp_torch_share_close(number: u64) -> vramp_status_t {
     })
 }
 
+/// Writes a line of text about a device that is open: how its memory can be shared, and with which devices it is.
+/// Empty if the device is not open. The text ends with a zero, and is cut after `capacity` bytes.
+///
+/// # Safety
+/// `text` is null or has `capacity` writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_torch_sharing_text(
+    device: c_int,
+    text: *mut std::ffi::c_char,
+    capacity: u64,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(text, "text")?;
+        let line = TORCH.sharing_text(device)?;
+        let length = line.len().min((capacity as usize).saturating_sub(1));
+        if capacity > 0 {
+            // SAFETY: `length + 1` bytes are writable by this function's contract, and the line has `length`.
+            unsafe {
+                std::ptr::copy_nonoverlapping(line.as_ptr(), text.cast::<u8>(), length);
+                text.add(length).write(0);
+            }
+        }
+        Ok(())
+    })
+}
+
 /// Counts what PyTorch shares with other processes now.
 ///
 /// # Safety
@@ -305,4 +356,91 @@ pub unsafe extern "C" fn vramp_torch_shared(shared: *mut vramp_torch_shared_t) -
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(shared, counted, "shared") }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::torch::Settings;
+
+    fn torch(conf: &str) -> Torch {
+        let torch = Torch::new();
+        torch.settings.set(Settings::of("sim", conf)).unwrap();
+        torch
+    }
+
+    fn malloc(torch: &Torch, size: u64) -> u64 {
+        // SAFETY: on the simulator any value is a stream.
+        unsafe { torch.malloc_block(size, 0, std::ptr::null_mut()) }.unwrap().address
+    }
+
+    fn bytes(ticket: &vramp_torch_ticket_t) -> &[u8] {
+        &ticket.bytes[..ticket.length as usize]
+    }
+
+    #[test]
+    fn a_block_is_published_once_and_until_it_is_freed() {
+        let torch = torch("");
+        let blocks: Vec<u64> = (0..1000).map(|_| malloc(&torch, 4096)).collect();
+        for &block in &blocks {
+            let first = torch.share(block).unwrap();
+            let inside = torch.share(block + 100).unwrap();
+            assert_eq!(bytes(&first), bytes(&inside));
+            assert_eq!((first.offset, inside.offset), (0, 100));
+        }
+        let shared = torch.shared().unwrap();
+        assert_eq!((shared.published, shared.exported), (1000, 1000));
+        for block in blocks {
+            torch.free_block(block).unwrap();
+        }
+        assert_eq!(torch.shared().unwrap(), vramp_torch_shared_t::default());
+    }
+
+    #[test]
+    fn a_freed_block_is_kept_while_it_is_open() {
+        let torch = torch("");
+        let block = malloc(&torch, 1 << 20);
+        let ticket = torch.share(block).unwrap();
+        let opened = torch.open_shared(0, bytes(&ticket)).unwrap();
+        torch.free_block(block).unwrap();
+        let shared = torch.shared().unwrap();
+        assert_eq!((shared.published, shared.exported, shared.opened), (0, 1, 1));
+        assert_eq!(shared.opened_bytes, opened.size);
+        assert!(torch.open_shared(0, bytes(&ticket)).is_err(), "it was withdrawn");
+        torch.close_shared(opened.number).unwrap();
+        assert_eq!(
+            torch.close_shared(opened.number).unwrap_err().status,
+            VRAMP_ERROR_UNKNOWN_POINTER
+        );
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while torch.shared().unwrap().exported > 0 {
+            assert!(std::time::Instant::now() < deadline, "the block was not released");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn segments_are_shared_as_a_whole() {
+        let torch = torch("");
+        for segment in [torch.segment_malloc(0, 20 << 20), torch.comm_malloc(0, 20 << 20)] {
+            let segment = segment.unwrap().number();
+            let ticket = torch.share(segment + (3 << 20)).unwrap();
+            assert_eq!(ticket.offset, 3 << 20);
+            let opened = torch.open_shared(0, bytes(&ticket)).unwrap();
+            assert!(opened.size >= 20 << 20);
+            torch.close_shared(opened.number).unwrap();
+            torch.segment_free(segment, false).unwrap();
+            assert_eq!(torch.shared().unwrap().published, 0);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_shared_is_refused() {
+        let torch = torch("sharing=none");
+        assert_eq!(torch.share(64).unwrap_err().status, VRAMP_ERROR_UNKNOWN_POINTER);
+        let block = malloc(&torch, 1 << 20);
+        assert_eq!(torch.share(block).unwrap_err().status, VRAMP_ERROR_UNSUPPORTED);
+        assert_eq!(torch.open_shared(0, b"no ticket").unwrap_err().status, VRAMP_ERROR_TEXT);
+        assert!(torch.sharing_text(0).unwrap().starts_with("other processes: no"));
+    }
 }

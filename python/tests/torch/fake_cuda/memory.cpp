@@ -292,6 +292,12 @@ bool Memory::unmap(void* pointer, size_t size) {
     drop(handle);
   }
   unmaps_++;
+  for (auto& [start, length] : watched_) {
+    if (start < address + size && address < start + length) {
+      touched_++;
+      break;
+    }
+  }
   mmap(pointer, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
   return true;
 }
@@ -358,6 +364,12 @@ size_t Memory::calls_of_map() {
 size_t Memory::calls_of_unmap() {
   std::lock_guard lock(mutex_);
   return unmaps_;
+}
+
+size_t Memory::watch(void* pointer, size_t size) {
+  std::lock_guard lock(mutex_);
+  if (size) watched_[reinterpret_cast<uintptr_t>(pointer)] = size;
+  return touched_;
 }
 
 size_t Memory::mapped() {

@@ -69,6 +69,8 @@ class Memory {
   size_t calls_of_map();
   size_t calls_of_unmap();
   size_t mapped();
+  // Watches a range; returns the number of calls of cuMemUnmap that touched watched ranges so far.
+  size_t watch(void* pointer, size_t size);
 
   // Driver: address ranges and physical memory.
   void* reserve(size_t size, size_t align);
@@ -110,7 +112,8 @@ class Memory {
   // Bits of the devices whose memory of cudaMalloc each device may access.
   std::vector<uint64_t> enabled_;
   std::map<uintptr_t, Range> ranges_;
-  std::map<uintptr_t, size_t> host_, reserved_;
+  std::map<uintptr_t, size_t> host_, reserved_, watched_;
+  size_t touched_ = 0;
   std::map<Physical*, bool> handles_;
 };
 

@@ -152,6 +152,7 @@ size_t fake_cuda_frees(int device) { return Memory::instance().frees(device); }
 
 size_t fake_cuda_maps() { return Memory::instance().calls_of_map(); }
 size_t fake_cuda_unmaps() { return Memory::instance().calls_of_unmap(); }
+size_t fake_cuda_watch(void* pointer, size_t size) { return Memory::instance().watch(pointer, size); }
 size_t fake_cuda_mapped() { return Memory::instance().mapped(); }
 int fake_cuda_may_access(int device, void* pointer, size_t size) {
   return Memory::instance().may_access(device, pointer, size);
@@ -438,6 +439,9 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned flags, i
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t* handle) { return cudaStreamCreateWithPriority(handle, 0, 0); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned flags) {
+  return cudaStreamCreateWithPriority(handle, flags, 0);
+}
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   std::lock_guard lock(stream_mutex());
   return streams().created.erase(reinterpret_cast<Stream*>(handle)) ? cudaSuccess

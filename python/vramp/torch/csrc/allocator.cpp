@@ -29,6 +29,16 @@ __attribute__((visibility("default"))) int vramp_torch_self_test() {
   return caught == 2 ? 0 : 1;
 }
 
+// Pools that the thread makes from now on are for memory that libraries register, or are not.
+__attribute__((visibility("default"))) void vramp_torch_make_comm_pools(int on) {
+  vramp::makes_comm_pool = on != 0;
+}
+
+// Sets what says whether the process takes part in a group of several. It is called when a capture begins.
+__attribute__((visibility("default"))) void vramp_torch_ask_distributed(int (*ask)()) {
+  vramp::is_distributed = ask;
+}
+
 // Makes vramp the CUDA allocator of this process, with the functions of the loaded library at this
 // path. Returns null, or why it cannot. The text is valid until the thread's next call.
 __attribute__((visibility("default"))) const char* vramp_torch_install(const char* library) {

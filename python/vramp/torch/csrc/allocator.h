@@ -49,6 +49,8 @@ constexpr size_t kTooLarge = 1152921504606846976ULL;
 class Allocator;
 // The allocator of this process, once it is installed.
 inline Allocator* installed = nullptr;
+// Returns 1 if the process takes part in a group of several. Null until it is set.
+inline int (*is_distributed)() = nullptr;
 
 inline void delete_block(void* address);
 
@@ -210,7 +212,7 @@ class Allocator : public Forwarding {
 
   void beginAllocateToPool(DeviceIndex device, PoolId pool,
                            std::function<bool(cudaStream_t)> filter) override {
-    pools_.begin(shared_.devices.checked(device), pool, std::move(filter));
+    pools_.begin(shared_.devices.checked(device), pool, std::move(filter), pins_for_graphs());
   }
 
   void endAllocateToPool(DeviceIndex device, PoolId pool) override {
@@ -418,6 +420,16 @@ class Allocator : public Forwarding {
   }
 
  private:
+  // Returns true if captures keep memory in its place, for libraries that register what they use. Runs Python.
+  bool pins_for_graphs() const {
+    int mode = 0;
+    if (shared_.vramp.graph_pins(&mode) != VRAMP_OK) {
+      shared_.fail("cannot read VRAMP_CONF");
+    }
+    constexpr int kAuto = 2;
+    return mode == kAuto ? is_distributed != nullptr && is_distributed() != 0 : mode != 0;
+  }
+
   // False if every request goes to the device, as PYTORCH_NO_CUDA_MEMORY_CACHING asks.
   bool is_caching() const {
     return enabled_.load(std::memory_order_relaxed);

@@ -28,6 +28,9 @@ struct OpenPool {
   std::function<bool(cudaStream_t)> filter;
 };
 
+// True on a thread that makes a pool for memory that libraries register.
+inline thread_local bool makes_comm_pool = false;
+
 // A stream, and whether another library made it. PyTorch's own streams last as long as the process; others
 // may be destroyed once the tensors on them are freed. PyTorch's ids of streams have a lowest bit of 1,
 // that of the default stream is 0, and that of an external stream is its address.
@@ -57,6 +60,8 @@ struct Device {
   // Pools that exist in PyTorch's allocator.
   std::set<PoolId> known_pools;
   std::set<PoolId> pools_used_on_oom;
+  // Pools for which memory of vramp is pinned.
+  std::set<PoolId> pinning_pools;
   // Number of threads that search a pool for free memory, if any does.
   std::map<PoolId, int> searches;
   // Number of pools that are open or searched.

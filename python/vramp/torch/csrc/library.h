@@ -24,8 +24,12 @@ struct Library {
   decltype(&::vramp_torch_block_find) block_find;
   decltype(&::vramp_torch_block_record) block_record;
   decltype(&::vramp_torch_segment_malloc) segment_malloc;
+  decltype(&::vramp_torch_comm_malloc) comm_malloc;
   decltype(&::vramp_torch_segment_free) segment_free;
   decltype(&::vramp_torch_segment_device) segment_device;
+  decltype(&::vramp_torch_graph_pins) graph_pins;
+  decltype(&::vramp_torch_pin_live) pin_live;
+  decltype(&::vramp_torch_unpin) unpin;
   decltype(&::vramp_torch_enable_peer) enable_peer;
   decltype(&::vramp_torch_share) share;
   decltype(&::vramp_torch_share_open) share_open;
@@ -55,8 +59,12 @@ struct Library {
     find(handle, "vramp_torch_block_find", block_find);
     find(handle, "vramp_torch_block_record", block_record);
     find(handle, "vramp_torch_segment_malloc", segment_malloc);
+    find(handle, "vramp_torch_comm_malloc", comm_malloc);
     find(handle, "vramp_torch_segment_free", segment_free);
     find(handle, "vramp_torch_segment_device", segment_device);
+    find(handle, "vramp_torch_graph_pins", graph_pins);
+    find(handle, "vramp_torch_pin_live", pin_live);
+    find(handle, "vramp_torch_unpin", unpin);
     find(handle, "vramp_torch_enable_peer", enable_peer);
     find(handle, "vramp_torch_share", share);
     find(handle, "vramp_torch_share_open", share_open);

@@ -30,8 +30,10 @@ class Pools {
   Pools(Shared& shared, Native& native) : shared_(shared), native_(native) {
 #if VRAMP_TORCH >= 211
     source_ = std::make_shared<SegmentSource>(shared);
+    comm_source_ = std::make_shared<SegmentSource>(shared, true);
 #else
     source_ = &source_of_pools_;
+    comm_source_ = &source_of_comm_pools_;
 #endif
   }
 
@@ -39,17 +41,21 @@ class Pools {
     std::lock_guard<std::mutex> lock(device.pools_mutex);
     device.has_pools.store(true, std::memory_order_relaxed);
     if (!allocator && device.known_pools.count(pool) == 0) {
-      allocator = source_;
+      allocator = makes_comm_pool ? comm_source_ : source_;
     }
     shared_.native->createOrIncrefPool(device.index, pool, std::move(allocator));
     device.known_pools.insert(pool);
   }
 
   // Allocations go to the pool from now on, on the streams that `filter` selects. Throws if it is open.
-  void begin(Device& device, PoolId pool, std::function<bool(cudaStream_t)> filter) {
+  // With `pins`, a capture keeps the memory that is live now where it is until the pool has no use.
+  void begin(Device& device, PoolId pool, std::function<bool(cudaStream_t)> filter, bool pins) {
     std::lock_guard<std::mutex> begin_lock(begin_mutex_);
     std::lock_guard<std::mutex> lock(device.pools_mutex);
     device.has_pools.store(true, std::memory_order_relaxed);
+    if (pins && is_for_capture(device, filter)) {
+      pin(device, pool);
+    }
     bool is_new = device.known_pools.insert(pool).second;
     if (is_new) {
       shared_.native->createOrIncrefPool(device.index, pool, source_);
@@ -80,6 +86,7 @@ class Pools {
   void release(Device& device, PoolId pool) {
     std::lock_guard<std::mutex> lock(device.pools_mutex);
     release_native(device, pool);
+    unpin_unused(device, pool);
   }
 
   // Frees the idle memory of a deleted pool.
@@ -161,6 +168,29 @@ class Pools {
   }
 
  private:
+  // Returns true for the filter of a capture, which is about to begin: it selects no stream yet. That of
+  // use_mem_pool selects all streams of its thread.
+  static bool is_for_capture(const Device& device, const std::function<bool(cudaStream_t)>& filter) {
+    return !filter(c10::cuda::getCurrentCUDAStream(device.index).stream());
+  }
+
+  // The lock of the device's pools is held.
+  void pin(Device& device, PoolId pool) {
+    if (shared_.vramp.pin_live(device.index, pool.first, pool.second) != VRAMP_OK) {
+      shared_.fail("cannot keep memory in its place for a graph");
+    }
+    device.pinning_pools.insert(pool);
+  }
+
+  // Ends the pins of pools that have no use. The lock of the device's pools is held.
+  void unpin_unused(Device& device, PoolId pool) {
+    if (C10_LIKELY(device.pinning_pools.count(pool) == 0) || uses_of(device, pool).value_or(0) > 0) {
+      return;
+    }
+    (void)shared_.vramp.unpin(device.index, pool.first, pool.second);
+    device.pinning_pools.erase(pool);
+  }
+
   void forget_deleted_on_all() {
     shared_.devices.each([&](Device& device) {
       if (device.has_pools.load(std::memory_order_relaxed)) {
@@ -267,8 +297,9 @@ class Pools {
   Native& native_;
 #if VRAMP_TORCH < 211
   SegmentSource source_of_pools_{shared_};
+  SegmentSource source_of_comm_pools_{shared_, true};
 #endif
-  PoolAllocator source_;
+  PoolAllocator source_, comm_source_;
   // Held while a pool is opened, and while the memory of a deleted one is freed.
   std::mutex begin_mutex_;
   // Pools that were deleted while a pool was open, whose memory is freed once none is.

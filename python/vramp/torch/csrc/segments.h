@@ -44,7 +44,10 @@ inline bool wait_for_device(const Device& device) {
 // Where PyTorch's own allocator allocates the segments of pools. It makes the two raw calls alone.
 class SegmentSource : public Forwarding {
  public:
-  explicit SegmentSource(Shared& shared) : Forwarding(shared.native), shared_(shared) {}
+  // With `is_comm`, segments are one handle each and never move: for memory that libraries register. They are
+  // counted as memory that is not vramp's, beside its limit.
+  explicit SegmentSource(Shared& shared, bool is_comm = false)
+      : Forwarding(shared.native), shared_(shared), is_comm_(is_comm) {}
 
   // Returns null if no segment is to be had.
   void* raw_alloc(size_t size) override {
@@ -54,9 +57,13 @@ class SegmentSource : public Forwarding {
     }
     Device& device = shared_.devices.at(current_device());
     void* address = nullptr;
-    if (shared_.vramp.segment_malloc(device.index, size, &address) != VRAMP_OK) {
+    auto malloc = is_comm_ ? shared_.vramp.comm_malloc : shared_.vramp.segment_malloc;
+    if (malloc(device.index, size, &address) != VRAMP_OK) {
       segment_failure = shared_.vramp.last_error();
       return nullptr;
+    }
+    if (is_comm_) {
+      return address;
     }
     std::lock_guard<std::recursive_mutex> lock(device.mutex);
     device.segments.add(size);
@@ -74,16 +81,17 @@ class SegmentSource : public Forwarding {
     bool may_be_in_use = !wait_for_device(device);
     uint64_t size = 0;
     vramp_status_t status = shared_.vramp.segment_free(address, may_be_in_use ? 1 : 0, &size);
-    if (status == VRAMP_OK) {
+    if (status == VRAMP_OK && !is_comm_) {
       std::lock_guard<std::recursive_mutex> lock(device.mutex);
       device.segments.remove(size);
-    } else if (status != VRAMP_ERROR_FORKED) {
+    } else if (status != VRAMP_OK && status != VRAMP_ERROR_FORKED) {
       shared_.fail("cannot free a segment");
     }
   }
 
  private:
   Shared& shared_;
+  const bool is_comm_;
 };
 
 } // namespace vramp
