@@ -1062,6 +1062,17 @@ vramp_status_t vramp_torch_share_open(int device,
 vramp_status_t vramp_torch_share_close(uint64_t number);
 
 /*
+ * Writes a line of text about a device that is open: how its memory can be shared, and with which devices it is.
+ * Empty if the device is not open. The text ends with a zero, and is cut after `capacity` bytes.
+ *
+ * What the caller promises:
+ * `text` is null or has `capacity` writable bytes.
+ */
+vramp_status_t vramp_torch_sharing_text(int device,
+                                        char *text,
+                                        uint64_t capacity);
+
+/*
  * Counts what PyTorch shares with other processes now.
  *
  * What the caller promises:
