@@ -131,6 +131,7 @@ print(torch.cuda.memory_reserved(0))
     assert run(text) == ["False", "0", "0"]
 
 
+@pytest.mark.skipif(not VRAMP, reason="PyTorch takes it for the default stream of the tensor's own card")
 def test_a_block_waits_for_the_default_stream_of_another_card():
     text = """
 size = 4 << 20
