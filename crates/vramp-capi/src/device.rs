@@ -16,9 +16,11 @@ pub(crate) enum DeviceError {
     NoSuchCard { name: String, cards: usize, ordinal: usize },
 }
 
-/// Simulated machines that are open: their cards by the name of the machine, and whether they are mapped.
-static MACHINES: Mutex<BTreeMap<(String, bool), Vec<Arc<dyn Driver>>>> =
-    Mutex::new(BTreeMap::new());
+/// Cards of simulated machines, by the name of the machine and whether its cards are mapped.
+type Machines = BTreeMap<(String, bool), Vec<Arc<dyn Driver>>>;
+
+/// The simulated machines that are open.
+static MACHINES: Mutex<Machines> = Mutex::new(BTreeMap::new());
 
 /// True if simulated cards that are opened from now on have the host's memory at their addresses.
 static MAPS_SIMULATED: AtomicBool = AtomicBool::new(false);

@@ -131,6 +131,7 @@ print(torch.cuda.memory_reserved(0))
     assert run(text) == ["False", "0", "0"]
 
 
+@pytest.mark.skipif(not VRAMP, reason="PyTorch takes it for the default stream of the tensor's own card")
 def test_a_block_waits_for_the_default_stream_of_another_card():
     text = """
 size = 4 << 20
@@ -304,3 +305,23 @@ del registered, pool
 gc.collect()
 """
     assert run(text, FAKE_CUDA_MEMORY=str(8 << 30)) == ["1 100 False", "True", "True 1", "True"]
+
+
+@pytest.mark.skipif(not VRAMP, reason="CUDA refuses to open a process's own memory")
+def test_access_holds_for_memory_of_other_processes_before_and_after_it_is_granted():
+    text = """
+from torch.multiprocessing.reductions import reduce_tensor
+def received(*numbers):
+    kept.append(on(0, *numbers))
+    rebuild, arguments = reduce_tensor(kept[-1])
+    return rebuild(*arguments)
+kept = []
+before = received(1, 2)
+print(may_access(1, before))
+before.copy_(on(1, 3, 4))
+after = received(5, 6)
+after.copy_(on(1, 7, 8))
+print(may_access(1, before), may_access(1, after), before.cpu().tolist(), after.cpu().tolist())
+del before, after
+"""
+    assert run(text) == ["False", "True True [3.0, 4.0] [7.0, 8.0]"]

@@ -198,7 +198,7 @@ def test_the_block_outlives_the_producers_free_until_the_consumer_closes_it(othe
 
 
 def test_a_consumer_that_is_killed_disturbs_nothing_else():
-    """PyTorch keeps what the consumer had, in a process of its own here: nobody returns its count."""
+    """PyTorch keeps what the consumer had, in a process of its own here: the count is not returned."""
     text = """
 import os, signal, sharing
 own, other = sharing.Other(), sharing.Other()

@@ -331,15 +331,12 @@ pub unsafe extern "C" fn vramp_torch_sharing_text(
 ) -> vramp_status_t {
     status_of(|| {
         pointers::check(text, "text")?;
-        let line = TORCH.sharing_text(device)?;
-        let length = line.len().min((capacity as usize).saturating_sub(1));
-        if capacity > 0 {
-            // SAFETY: `length + 1` bytes are writable by this function's contract, and the line has `length`.
-            unsafe {
-                std::ptr::copy_nonoverlapping(line.as_ptr(), text.cast::<u8>(), length);
-                text.add(length).write(0);
-            }
-        }
+        let Some(most) = (capacity as usize).checked_sub(1) else { return Ok(()) };
+        let mut line = TORCH.sharing_text(device)?.into_bytes();
+        line.truncate(most);
+        line.push(0);
+        // SAFETY: the line has at most `capacity` bytes, which are writable by this function's contract.
+        unsafe { std::ptr::copy_nonoverlapping(line.as_ptr(), text.cast::<u8>(), line.len()) };
         Ok(())
     })
 }

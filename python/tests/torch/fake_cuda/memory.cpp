@@ -326,6 +326,13 @@ bool Memory::may_access(int device, const void* pointer, size_t size) {
   return true;
 }
 
+bool Memory::may_copy(int device, const void* pointer, size_t size) {
+  int file;
+  void* start;
+  size_t whole;
+  return file_of(pointer, &file, &start, &whole) || may_access(device, pointer, size);
+}
+
 bool Memory::are_peers(int device, int other) const {
   auto is_device = [&](int number) { return 0 <= number && size_t(number) < used_.size(); };
   return has_links_ && device != other && is_device(device) && is_device(other);

@@ -58,6 +58,9 @@ class Memory {
   // Whether a device may access a whole range: its own memory, what cuMemSetAccess granted it, and memory of
   // cudaMalloc of a device whose access was enabled.
   bool may_access(int device, const void* pointer, size_t size);
+  // Whether a copy that a device makes may name a range: what it may access, and memory of cudaMalloc of any
+  // device, which the driver copies through the host if need be.
+  bool may_copy(int device, const void* pointer, size_t size);
 
   // Whether the two devices have a link.
   bool are_peers(int device, int other) const;

@@ -358,7 +358,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyK
   if (to_device >= 0 && from_device >= 0 && to_device != from_device) {
     // The stream's device makes the copy.
     int device = device_of_stream(stream);
-    if (!Memory::instance().may_access(device, to, size) || !Memory::instance().may_access(device, from, size)) {
+    if (!Memory::instance().may_copy(device, to, size) || !Memory::instance().may_copy(device, from, size)) {
       return fail(cudaErrorInvalidValue);
     }
     direct_copies++;
