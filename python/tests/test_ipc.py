@@ -555,6 +555,22 @@ def test_a_wait_sees_signals_and_other_threads_go_on(block: vramp.Allocation) ->
         vramp.ipc.open(ticket, block.pool).close()
         assert ended.get(timeout=SECONDS)
         waiting.join()
+        kept = exported.ticket()
+
+        def wait() -> None:
+            try:
+                ended.put(exported.wait_released())
+            except vramp.ClosedError:
+                ended.put(True)  # it began after the close
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        exported.close()
+        assert ended.get(timeout=SECONDS), "the close ended the ticket"
+        waiting.join()
+        with pytest.raises(vramp.ExportEndedError):
+            vramp.ipc.open(kept, block.pool)
+    with vramp.ipc.export(block) as exported:
         for wrong in (-1, float("nan")):
             with pytest.raises(vramp.RangeError, match="seconds from 0 on"):
                 exported.wait_released(wrong)

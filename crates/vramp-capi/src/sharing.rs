@@ -133,8 +133,8 @@ pub unsafe extern "C" fn vramp_export_is_held(
 }
 
 /// Waits until the export is not held, for `timeout_ms` milliseconds at most. `*released` is 1, or 0 at
-/// the end of that time; it may be null. A close of the export or the allocator does not wait for the call,
-/// and the export ends when the call has returned.
+/// the end of that time; it may be null. A close of the export or the allocator does not wait for the call:
+/// it ends the tickets, and the call returns once nothing is open.
 ///
 /// # Safety
 /// `released` is null or valid for writing.

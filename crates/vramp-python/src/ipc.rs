@@ -67,7 +67,11 @@ impl Exported {
     fn end(&self, py: Python<'_>) {
         let shared = self.lock().take();
         // The end of the last one takes the pool's lock.
-        py.detach(|| drop(shared));
+        py.detach(|| {
+            if let Some(shared) = shared {
+                shared.close();
+            }
+        });
     }
 }
 

@@ -234,6 +234,11 @@ impl SharedMemory {
         self.published.is_held()
     }
 
+    /// Withdraws it as dropping it does, while other threads wait with it. Grants end.
+    pub fn close(&self) {
+        self.published.close();
+    }
+
     /// Waits until no importer has it open and no grant is on its way. Returns false at the deadline.
     pub fn wait_released(&self, deadline: Instant) -> bool {
         self.published.wait_released(deadline)

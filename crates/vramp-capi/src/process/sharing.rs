@@ -68,6 +68,11 @@ impl SharedBlock {
         self.0.is_held()
     }
 
+    /// Closes the export, also while other threads wait for it.
+    pub fn close(&self) {
+        self.0.close();
+    }
+
     /// Waits until it is not held. Returns false at the deadline.
     pub fn wait_released(&self, deadline: Instant) -> bool {
         self.0.wait_released(deadline)

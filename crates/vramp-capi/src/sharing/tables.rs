@@ -84,6 +84,14 @@ impl Shares {
     }
 }
 
+/// The end of the allocator, or of what is left of it: also for exports that threads wait for.
+impl Drop for Shares {
+    fn drop(&mut self) {
+        let tables = self.tables.get_mut().unwrap_or_else(PoisonError::into_inner);
+        tables.exports.values().for_each(|shared| shared.close());
+    }
+}
+
 /// Returns a ticket of an export.
 pub(crate) fn ticket_of(shared: &SharedMemory, keep_until_opened: bool) -> Result<Ticket> {
     match keep_until_opened {
@@ -109,7 +117,7 @@ impl Context {
 
     pub fn close_export(&self, id: u64) -> Result<()> {
         let shared = self.shares.lock().exports.remove(&id);
-        drop(shared.ok_or_else(|| unknown_export(id))?);
+        shared.ok_or_else(|| unknown_export(id))?.close();
         Ok(())
     }
 

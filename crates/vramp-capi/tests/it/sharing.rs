@@ -252,7 +252,7 @@ fn a_wait_does_not_hold_up_a_close() {
     let stream = stream(allocator);
     let block = malloc(allocator, 4 * MIB, stream).unwrap();
     let exported = export(allocator, block).unwrap();
-    let keeps = ticket(allocator, exported, 1);
+    let _keeps = ticket(allocator, exported, 1);
     let waiting = std::thread::spawn(move || {
         let mut released = 0;
         // SAFETY: the result outlives the call.
@@ -260,13 +260,10 @@ fn a_wait_does_not_hold_up_a_close() {
         (status, released)
     });
     assert_eq!(vramp_close(allocator), VRAMP_OK);
-    // The wait ends once the ticket was used.
-    let next = open("");
-    assert!(import(next, &keeps).is_err(), "the memory is gone");
+    // The close ends the ticket, and so the wait.
     let ended = waiting.join().unwrap();
     let began_too_late = ended.0 == VRAMP_ERROR_UNKNOWN_ALLOCATOR;
     assert!(ended == (VRAMP_OK, 1) || began_too_late, "{ended:?}");
-    assert_eq!(vramp_close(next), VRAMP_OK);
 }
 
 #[test]

@@ -341,6 +341,11 @@ impl Published {
         Withdrawn { published: self, is_pending }
     }
 
+    /// Withdraws the export as dropping it does, while other threads wait with this handle. Idempotent.
+    pub fn close(&self) {
+        self.remove();
+    }
+
     /// Returns whether the source's end is still to come.
     fn remove(&self) -> bool {
         if self.shared.is_inherited() {
