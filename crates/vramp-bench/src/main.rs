@@ -141,15 +141,17 @@ fn share(args: &Sharing) -> Result<()> {
         };
         return sharing::serve(&args.device, role);
     }
+    let program = std::env::current_exe()?;
     let device = &args.device;
     println!("device {}", sharing::open(device)?.driver.info().name);
-    let sharing::CyclesReport { cycles, median, left } = sharing::cycles(device, args.cycles)?;
+    let sharing::CyclesReport { cycles, median, left } =
+        sharing::cycles(&program, device, args.cycles)?;
     println!("{cycles} cycles: {:.0} us each, nothing left: {:?}", micros(median), left[1]);
     for size in [Bytes::mib(1), Bytes::gib(1)] {
-        let median = sharing::opening(device, size, 20)?;
+        let median = sharing::opening(&program, device, size, 20)?;
         println!("opening {size} in another process: {:.0} us", micros(median));
     }
-    let killed = sharing::kills(device, args.kills)?;
+    let killed = sharing::kills(&program, device, args.kills)?;
     let [before, after] = killed.used_on_card;
     println!(
         "killed {} importers and {} exporters: {before} in use on the card before, {after} after",

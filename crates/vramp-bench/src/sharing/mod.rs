@@ -6,13 +6,15 @@
 //! 3. [`opening`]: the time to open a large block in the other process.
 //! 4. [`peers`]: the time to grant a second card access, and copies between the cards.
 //!
-//! The child is this program with the argument `importer` (`importer.rs`). It speaks lines: a ticket in
+//! The child is the same program with the argument `--role` (`importer.rs`), so each of these is given
+//! the program's path. It speaks lines: a ticket in
 //! hexadecimal digits and the byte that fills the block, or `end`.
 
 mod importer;
 mod peers;
 mod process;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -160,9 +162,9 @@ pub struct CyclesReport {
 ///
 /// # Errors
 /// A call failed, a byte is wrong, or something is left.
-pub fn cycles(device: &str, cycles: u64) -> Result<CyclesReport> {
+pub fn cycles(program: &Path, device: &str, cycles: u64) -> Result<CyclesReport> {
     let side = Side::open(device)?;
-    let mut child = Child::start(device, Role::Importer)?;
+    let mut child = Child::start(program, device, Role::Importer)?;
     let mut random = Rng::with_seed(1);
     let mut cycle = || -> Result<f64> {
         let (size, byte) = (size(&mut random), random.u8(1..255));
@@ -205,14 +207,14 @@ pub struct KillsReport {
 ///
 /// # Errors
 /// The other side did not go on, or memory is left.
-pub fn kills(device: &str, rounds: u64) -> Result<KillsReport> {
+pub fn kills(program: &Path, device: &str, rounds: u64) -> Result<KillsReport> {
     let side = Side::open(device)?;
     side.come_to_rest()?;
     let mut random = Rng::with_seed(2);
     let mut report = KillsReport::default();
     report.used_on_card[0] = side.left()?.used_on_card;
     for _ in 0..rounds {
-        let mut child = Child::start(device, Role::Importer)?;
+        let mut child = Child::start(program, device, Role::Importer)?;
         for _ in 0..random.u32(0..4) {
             let block = side.block(size(&mut random), 1)?;
             let shared = side.exchange.share(side.allocator.export(&block)?)?;
@@ -233,7 +235,7 @@ pub fn kills(device: &str, rounds: u64) -> Result<KillsReport> {
         report.importers += 1;
     }
     for _ in 0..rounds {
-        let mut child = Child::start(device, Role::Exporter)?;
+        let mut child = Child::start(program, device, Role::Exporter)?;
         let mut open = Vec::new();
         for _ in 0..random.u32(1..4) {
             let (ticket, byte) = child.ticket()?;
@@ -262,9 +264,9 @@ pub fn kills(device: &str, rounds: u64) -> Result<KillsReport> {
 ///
 /// # Errors
 /// A call failed.
-pub fn opening(device: &str, size: Bytes, times: usize) -> Result<Duration> {
+pub fn opening(program: &Path, device: &str, size: Bytes, times: usize) -> Result<Duration> {
     let side = Side::open(device)?;
-    let mut child = Child::start(device, Role::Importer)?;
+    let mut child = Child::start(program, device, Role::Importer)?;
     let block = side.block(size, 1)?;
     let shared = side.exchange.share(side.allocator.export(&block)?)?;
     let mut opens = Vec::new();

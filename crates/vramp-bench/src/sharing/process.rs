@@ -1,6 +1,7 @@
 //! The other process: this program again, with pipes to its standard input and output.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ pub(super) struct Child {
 }
 
 impl Child {
-    pub fn start(device: &str, role: Role) -> Result<Child> {
-        let mut process = Command::new(std::env::current_exe()?)
+    pub fn start(program: &Path, device: &str, role: Role) -> Result<Child> {
+        let mut process = Command::new(program)
             .args(["sharing", "--device", device, "--role", role.name()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
