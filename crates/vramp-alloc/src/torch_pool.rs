@@ -317,15 +317,19 @@ impl CachingPool {
         Ok(())
     }
 
-    /// Returns the handle that holds an address, with its own address and length. `None` for plain
-    /// allocations.
-    pub(crate) fn handle_of(&self, at: DeviceAddr) -> Option<(DeviceAddr, Handle, Bytes)> {
+    /// Returns the handles that a block lies in with their lengths, in address order, and the address of
+    /// the first. `None` for plain allocations. O(segments), and O(log n) for each handle.
+    pub(crate) fn handles_of(
+        &self,
+        block: AddrRange,
+    ) -> Option<(DeviceAddr, Vec<(Handle, Bytes)>)> {
         self.segments.iter().flatten().find_map(|memory| {
             let Memory::Range { range, handles } = memory else { return None };
-            let within =
-                at.checked_offset_from(range.start).filter(|&within| within < range.len)?;
-            let (&offset, &(handle, len)) = handles.range(..=within).next_back()?;
-            Some((range.start + offset, handle, len))
+            let within = block.start.checked_offset_from(range.start);
+            let within = within.filter(|&within| within < range.len)?;
+            let (&first, _) = handles.range(..=within).next_back()?;
+            let held = handles.range(first..within + block.len);
+            Some((range.start + first, held.map(|(_, &handle)| handle).collect()))
         })
     }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use vramp_core::{Bytes, ChunkAt, DeviceAddr, NotPoolMemory, StreamId};
-use vramp_driver::{DriverError, ExportedHandle, HandleType};
+use vramp_driver::{DriverError, ExportedHandle, Handle, HandleType};
 
 use crate::error::Unusable;
 use crate::manager::Manager;
@@ -66,8 +66,8 @@ pub struct Export {
 /// The handles of an export.
 enum Memory {
     Chunks(Vec<ChunkAt>),
-    /// A segment of one handle.
-    Segment(vramp_driver::Handle),
+    /// Handles of a segment, which stay because the block does.
+    Segment(Vec<Handle>),
 }
 
 /// Error of [`Allocator::export`] and [`Export::descriptor`].
@@ -199,11 +199,12 @@ impl Manager {
                 let lens = chunks.iter().map(|chunk| chunk.len).collect();
                 Ok((lens, start, Memory::Chunks(chunks)))
             }
-            Manager::Caching(caching) => match caching.handle_of(allocation.addr()) {
-                Some((start, handle, len))
+            Manager::Caching(caching) => match caching.handles_of(range_of(allocation)) {
+                Some((start, held))
                     if caching.access.properties.handle_type != HandleType::None =>
                 {
-                    Ok((vec![len], start, Memory::Segment(handle)))
+                    let (handles, lens) = held.into_iter().unzip();
+                    Ok((lens, start, Memory::Segment(handles)))
                 }
                 _ => refuse("it is a plain allocation: use the preset vramp, or a comm pool"),
             },
@@ -241,7 +242,7 @@ impl Export {
                 let pool = inner.manager.virtual_pool().expect("the export was made of a pool");
                 pool.exec.handle(chunks[index].chunk)
             }
-            Memory::Segment(handle) => *handle,
+            Memory::Segment(handles) => handles[index],
         };
         // The pin keeps the handle; the call takes long and needs no lock.
         drop(inner);

@@ -719,3 +719,24 @@ fn cycles_leave_nothing() {
     assert_eq!((owner.pinned().0, exchange.published()), (0, 0));
     machine.close();
 }
+
+// --- orders that programs meet ---
+
+#[test]
+fn a_block_in_several_handles_of_an_expandable_segment_is_exported_whole() {
+    let machine = Machine::with(1, Config::preset(Preset::TorchExpandable));
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let before = owner.malloc(MIB(12), stream).unwrap();
+    let block = owner.malloc(MIB(100), stream).unwrap();
+    machine.fill(0, range_of(&block), 3);
+    let export = owner.export(&block).unwrap();
+    assert!(export.description().is_possible(), "{:?}", export.description());
+    assert!(export.description().handles.len() >= 5);
+    let imported = owner.import(export.description(), fetch(&export)).unwrap();
+    machine.holds(0, imported.range(), 3);
+    imported.close().unwrap();
+    owner.free(block, stream).unwrap();
+    drop(export);
+    owner.free(before, stream).unwrap();
+    machine.close();
+}
