@@ -333,9 +333,10 @@ impl CachingPool {
         })
     }
 
-    /// Waits on the host for the work of all open streams.
+    /// Waits on the host for the work of all streams, destroyed ones included.
     fn synchronize_streams(&self) -> DriverResult<()> {
-        self.streams.iter().try_for_each(|(_, &stream)| self.driver.synchronize_stream(stream))
+        self.streams.iter().try_for_each(|(_, &stream)| self.driver.synchronize_stream(stream))?;
+        self.events.wait_for_ends()
     }
 
     /// Returns the ranges that the device may access. `None` if segments are plain allocations.

@@ -12,7 +12,7 @@ use vramp_alloc::sharing::{
 };
 use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamId};
 use vramp_core::AddrRange;
-use vramp_driver::sim::{Contents, FaultPlan, Simulator};
+use vramp_driver::sim::{Contents, FaultPlan, Kernel, Simulator};
 use vramp_driver::{Call, DeviceCopy, ErrorKind};
 
 const MIB: fn(u64) -> Bytes = Bytes::mib;
@@ -739,4 +739,26 @@ fn a_block_in_several_handles_of_an_expandable_segment_is_exported_whole() {
     drop(export);
     owner.free(before, stream).unwrap();
     machine.close();
+}
+
+#[test]
+fn a_trim_of_a_comm_pool_waits_for_the_work_of_a_destroyed_stream() {
+    for destroyed in [false, true] {
+        let machine = Machine::new(1);
+        let owner = &machine.allocators[0];
+        let comm = owner.comm_pool("nccl").unwrap();
+        let stream = owner.create_stream().unwrap();
+        let raw = owner.stream(stream).unwrap();
+        let block = comm.malloc(MIB(40), stream).unwrap();
+        let kernel = Kernel::new("late").writing(range_of(&block)).lasting(50_000_000);
+        machine.cards[0].launch(raw, kernel).unwrap();
+        comm.free(block, stream).unwrap();
+        if destroyed {
+            owner.destroy_stream(stream).unwrap();
+        }
+        comm.trim(Bytes::ZERO).unwrap();
+        machine.check();
+        comm.close().unwrap();
+        machine.close();
+    }
 }
