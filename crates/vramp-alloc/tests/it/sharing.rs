@@ -762,3 +762,20 @@ fn a_trim_of_a_comm_pool_waits_for_the_work_of_a_destroyed_stream() {
         machine.close();
     }
 }
+
+#[test]
+fn a_pool_that_is_created_after_a_card_lost_access_gives_it_none() {
+    let sharing = SharingConfig { peers: Peers::All, ..SharingConfig::default() };
+    let machine = Machine::with(2, Config { sharing, ..Config::default() });
+    let owner = &machine.allocators[0];
+    assert_eq!(owner.sharing().peers, [1]);
+    owner.revoke_access(1).unwrap();
+    let pools = [owner.create_pool("side").unwrap(), owner.comm_pool("comm").unwrap()];
+    for pool in &pools {
+        assert!(pool.sharing().peers.is_empty(), "{:?}", pool.sharing());
+    }
+    for pool in pools {
+        pool.close().unwrap();
+    }
+    machine.close();
+}
