@@ -779,3 +779,35 @@ fn a_pool_that_is_created_after_a_card_lost_access_gives_it_none() {
     }
     machine.close();
 }
+
+#[test]
+fn a_grant_does_not_wait_for_the_exporter_of_an_import() {
+    let machine = Machine::new(2);
+    let [owner, _] = &machine.allocators[..] else { unreachable!("there are two") };
+    let stream = machine.streams[0];
+    let block = owner.malloc(MIB(4), stream).unwrap();
+    machine.fill(0, range_of(&block), 6);
+    let export = owner.export(&block).unwrap();
+    let imported = std::thread::scope(|scope| {
+        let (done, granted) = std::sync::mpsc::channel();
+        let mut done = Some(done);
+        let mut fetch = fetch(&export);
+        owner.import(export.description(), |index| {
+            if let Some(done) = done.take() {
+                scope.spawn(move || done.send(owner.grant_access(1).is_ok()));
+                let granted = granted.recv_timeout(Duration::from_secs(10));
+                assert_eq!(granted, Ok(true), "the grant waits for the import");
+            }
+            fetch(index)
+        })
+    });
+    let imported = imported.unwrap();
+    let target = machine.allocators[1].malloc(MIB(4), machine.streams[1]).unwrap();
+    machine.copy(1, imported.range(), range_of(&target)).unwrap();
+    machine.holds(1, range_of(&target), 6);
+    imported.close().unwrap();
+    drop(export);
+    owner.free(block, stream).unwrap();
+    machine.allocators[1].free(target, machine.streams[1]).unwrap();
+    machine.close();
+}
