@@ -13,7 +13,7 @@ use vramp_alloc::sharing::{
 use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Contents, FaultPlan, Kernel, Simulator};
-use vramp_driver::{Call, DeviceCopy, ErrorKind};
+use vramp_driver::{Call, CaptureMode, DeviceCopy, ErrorKind};
 
 const MIB: fn(u64) -> Bytes = Bytes::mib;
 
@@ -810,4 +810,105 @@ fn a_grant_does_not_wait_for_the_exporter_of_an_import() {
     owner.free(block, stream).unwrap();
     machine.allocators[1].free(target, machine.streams[1]).unwrap();
     machine.close();
+}
+
+#[test]
+fn closing_an_import_spoils_no_capture() {
+    let machine = Machine::new(1);
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let block = owner.malloc(MIB(4), stream).unwrap();
+    let export = owner.export(&block).unwrap();
+    let imported = owner.import(export.description(), fetch(&export)).unwrap();
+    imported.record_use(stream).unwrap();
+    machine.cards[0].begin_capture(machine.raw(0), CaptureMode::Relaxed).unwrap();
+    let error = imported.close().unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Capturing, "{error}");
+    let graph = machine.cards[0].end_capture(machine.raw(0)).expect("nothing spoilt it");
+    machine.cards[0].destroy_graph(graph).unwrap();
+    machine.check();
+}
+
+#[test]
+fn a_trim_of_a_comm_pool_spoils_no_capture() {
+    let machine = Machine::new(1);
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let comm = owner.comm_pool("nccl").unwrap();
+    let block = comm.malloc(MIB(40), stream).unwrap();
+    comm.free(block, stream).unwrap();
+    machine.cards[0].begin_capture(machine.raw(0), CaptureMode::Relaxed).unwrap();
+    let _ = comm.trim(Bytes::ZERO);
+    let graph = machine.cards[0].end_capture(machine.raw(0)).expect("nothing spoilt it");
+    machine.cards[0].destroy_graph(graph).unwrap();
+    comm.trim(Bytes::ZERO).unwrap();
+    assert_eq!(comm.stats().unwrap().reserved, Bytes::ZERO);
+    comm.close().unwrap();
+    machine.close();
+}
+
+#[test]
+fn a_pin_outlives_its_range_in_every_order() {
+    for order in 0..4 {
+        let machine = Machine::new(1);
+        let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+        let range = owner.stable_range(MIB(64), MIB(16)).unwrap();
+        range.back(stream).unwrap();
+        machine.fill(0, range.range(), 7);
+        let part = AddrRange::new(range.range().start + MIB(20), MIB(4));
+        let pinned = owner.pin_range(part).unwrap();
+        if order % 2 == 1 {
+            range.lend(&[]);
+            let _big = owner.malloc(MIB(40), stream).unwrap();
+            owner.audit().unwrap();
+        }
+        if order < 2 {
+            drop(range);
+            owner.audit().unwrap();
+            owner.wait_for_freed_memory().unwrap();
+            owner.trim(Bytes::ZERO).unwrap();
+            machine.holds(0, part, 7);
+            let large = owner.malloc(MIB(300), stream).unwrap();
+            owner.free(large, stream).unwrap();
+            drop(pinned);
+        } else {
+            drop(pinned);
+            range.back(stream).unwrap();
+            drop(range);
+        }
+        owner.audit().unwrap();
+        machine.close();
+    }
+}
+
+#[test]
+fn exports_end_in_every_order() {
+    for order in 0..8 {
+        let machine = Machine::new(1);
+        let owner = machine.allocators[0].create_pool("side").unwrap();
+        let stream = owner.create_stream().unwrap();
+        let block = owner.malloc(MIB(8), stream).unwrap();
+        owner.record_use(&block, machine.streams[0]).unwrap();
+        let live = owner.stats().unwrap().live;
+        let exports = [(); 2].map(|()| owner.export(&block).unwrap());
+        let [first, second] = exports;
+        owner.free(block, stream).unwrap();
+        assert_eq!(owner.stats().unwrap().live, live, "it is in use until the exports end");
+        owner.destroy_stream(stream).unwrap();
+        if order & 1 == 0 {
+            drop(first);
+        } else {
+            std::mem::forget(first);
+        }
+        owner.audit().unwrap();
+        if order & 2 == 0 {
+            drop(second);
+            owner.audit().unwrap();
+            owner.close().unwrap();
+        } else {
+            let kept = owner.close();
+            kept.unwrap();
+            assert!(matches!(second.descriptor(0), Err(ExportError::Unusable(_))));
+            drop(second);
+        }
+        machine.close();
+    }
 }
