@@ -160,6 +160,11 @@ impl Events {
         }
     }
 
+    /// Waits on the host for the work of the streams that were destroyed.
+    pub(crate) fn wait_for_ends(&self) -> DriverResult<()> {
+        self.ends.iter().try_for_each(|end| end.synchronize())
+    }
+
     /// Returns the number of events that were reached so far.
     pub(crate) fn completed(&self) -> u64 {
         self.completed

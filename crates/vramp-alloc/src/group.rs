@@ -234,6 +234,11 @@ impl Group {
         self.member_count.store(members.len(), Ordering::Release);
     }
 
+    /// Returns true if no member has joined, or all have left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.member_count.load(Ordering::Acquire) == 0
+    }
+
     pub(crate) fn members(&self) -> Vec<Arc<Shared>> {
         lock(&self.members).values().filter_map(Weak::upgrade).collect()
     }

@@ -317,26 +317,26 @@ impl CachingPool {
         Ok(())
     }
 
-    /// Returns the handles that hold a range with their lengths, and the address of the first one. `None`
-    /// for plain allocations.
+    /// Returns the handles that a block lies in with their lengths, in address order, and the address of
+    /// the first. `None` for plain allocations. O(segments), and O(log n) for each handle.
     pub(crate) fn handles_of(
         &self,
-        wanted: AddrRange,
+        block: AddrRange,
     ) -> Option<(DeviceAddr, Vec<(Handle, Bytes)>)> {
         self.segments.iter().flatten().find_map(|memory| {
             let Memory::Range { range, handles } = memory else { return None };
-            let within = wanted.start.checked_offset_from(range.start);
+            let within = block.start.checked_offset_from(range.start);
             let within = within.filter(|&within| within < range.len)?;
-            let end = within + wanted.len;
             let (&first, _) = handles.range(..=within).next_back()?;
-            let found = handles.range(first..end).map(|(_, &handle)| handle).collect();
-            Some((range.start + first, found))
+            let held = handles.range(first..within + block.len);
+            Some((range.start + first, held.map(|(_, &handle)| handle).collect()))
         })
     }
 
-    /// Waits on the host for the work of all open streams.
+    /// Waits on the host for the work of all streams, destroyed ones included.
     fn synchronize_streams(&self) -> DriverResult<()> {
-        self.streams.iter().try_for_each(|(_, &stream)| self.driver.synchronize_stream(stream))
+        self.streams.iter().try_for_each(|(_, &stream)| self.driver.synchronize_stream(stream))?;
+        self.events.wait_for_ends()
     }
 
     /// Returns the ranges that the device may access. `None` if segments are plain allocations.

@@ -109,8 +109,11 @@ impl Allocator {
         let mut peers = group.peers();
         let mut manager = Manager::new(&driver, &config)?;
         if let Some(access) = manager.access_mut() {
-            access.add_peers(&peers);
-            peers.clone_from(&access.peers);
+            match group.is_empty() {
+                true => peers.clone_from(&access.peers),
+                // The configured ones may have lost access since.
+                false => access.peers.clone_from(&peers),
+            }
         }
         let page = config.page.unwrap_or(driver.info().limits.page);
         let prefill = config.prefill_bytes(page);

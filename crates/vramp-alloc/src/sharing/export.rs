@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use vramp_core::{Bytes, ChunkAt, DeviceAddr, NotPoolMemory, StreamId};
-use vramp_driver::{DriverError, ExportedHandle, HandleType};
+use vramp_driver::{DriverError, ExportedHandle, Handle, HandleType};
 
 use crate::error::Unusable;
 use crate::manager::Manager;
@@ -66,8 +66,8 @@ pub struct Export {
 /// The handles of an export.
 enum Memory {
     Chunks(Vec<ChunkAt>),
-    /// Handles of a segment. Live blocks keep them.
-    Segment(Vec<vramp_driver::Handle>),
+    /// Handles of a segment, which stay because the block does.
+    Segment(Vec<Handle>),
 }
 
 /// Error of [`Allocator::export`] and [`Export::descriptor`].
@@ -200,10 +200,10 @@ impl Manager {
                 Ok((lens, start, Memory::Chunks(chunks)))
             }
             Manager::Caching(caching) => match caching.handles_of(range_of(allocation)) {
-                Some((start, handles))
+                Some((start, held))
                     if caching.access.properties.handle_type != HandleType::None =>
                 {
-                    let (handles, lens) = handles.into_iter().unzip();
+                    let (handles, lens) = held.into_iter().unzip();
                     Ok((lens, start, Memory::Segment(handles)))
                 }
                 Some(_) => refuse("it was created for one process: set `sharing` to posix-fd"),

@@ -92,8 +92,6 @@ impl Allocator {
                 "a handle of {odd} with pages of {page}"
             )));
         }
-        // Held until all of it is accessible: no card is granted access in between.
-        let peers = self.shared().group.peers();
         let whole =
             AddrRange::new(driver.reserve(description.mapped(), page)?, description.mapped());
         let mut mapping = Mapping { whole, handles: Vec::new(), mapped: Bytes::ZERO };
@@ -105,6 +103,8 @@ impl Allocator {
                 driver.map(whole.start + mapping.mapped, handle)?;
                 mapping.mapped += len;
             }
+            // Not locked earlier: `fetch` may wait long for another process.
+            let peers = self.shared().group.peers();
             Ok(driver.set_access(whole, &peers)?)
         };
         if let Err(error) = map_all() {
@@ -112,7 +112,6 @@ impl Allocator {
             let _ = mapping.release(&**driver);
             return Err(error);
         }
-        drop(peers);
         let range = AddrRange::new(whole.start + description.offset, description.len);
         let (shared, uses) = (Arc::clone(self.shared()), Mutex::default());
         Ok(Imported { shared, mapping: Some(mapping), range, uses })

@@ -160,13 +160,6 @@ impl Access {
         Ok(Access { properties, fallback, peers })
     }
 
-    /// Adds cards that have access to other pools of the group.
-    pub(crate) fn add_peers(&mut self, peers: &[u32]) {
-        self.peers.extend(peers);
-        self.peers.sort_unstable();
-        self.peers.dedup();
-    }
-
     pub(crate) fn state(&self) -> Sharing {
         Sharing {
             handle_type: self.properties.handle_type,

@@ -23,6 +23,7 @@ mod hosted;
 mod hostile;
 mod limits;
 mod random_graphs;
+mod random_sharing;
 mod random_streams;
 mod recut;
 mod rmm_peers;

@@ -12,8 +12,8 @@ use vramp_alloc::sharing::{
 };
 use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamId};
 use vramp_core::AddrRange;
-use vramp_driver::sim::{Contents, FaultPlan, Simulator};
-use vramp_driver::{Call, DeviceCopy, ErrorKind};
+use vramp_driver::sim::{Contents, FaultPlan, Kernel, Simulator};
+use vramp_driver::{Call, CaptureMode, DeviceCopy, ErrorKind};
 
 const MIB: fn(u64) -> Bytes = Bytes::mib;
 
@@ -762,4 +762,197 @@ fn cycles_leave_nothing() {
     assert_eq!((live.handles, live.mappings, live.device_bytes), (0, 0, Bytes::ZERO));
     assert_eq!((owner.pinned().0, exchange.published()), (0, 0));
     machine.close();
+}
+
+// --- orders that programs meet ---
+
+#[test]
+fn a_block_in_several_handles_of_an_expandable_segment_is_exported_whole() {
+    let machine = Machine::with(1, Config::preset(Preset::TorchExpandable));
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let before = owner.malloc(MIB(12), stream).unwrap();
+    let block = owner.malloc(MIB(100), stream).unwrap();
+    machine.fill(0, range_of(&block), 3);
+    let export = owner.export(&block).unwrap();
+    assert!(export.description().is_possible(), "{:?}", export.description());
+    assert!(export.description().handles.len() >= 5);
+    let imported = owner.import(export.description(), fetch(&export)).unwrap();
+    machine.holds(0, imported.range(), 3);
+    imported.close().unwrap();
+    owner.free(block, stream).unwrap();
+    drop(export);
+    owner.free(before, stream).unwrap();
+    machine.close();
+}
+
+#[test]
+fn a_trim_of_a_comm_pool_waits_for_the_work_of_a_destroyed_stream() {
+    for destroyed in [false, true] {
+        let machine = Machine::new(1);
+        let owner = &machine.allocators[0];
+        let comm = owner.comm_pool("nccl").unwrap();
+        let stream = owner.create_stream().unwrap();
+        let raw = owner.stream(stream).unwrap();
+        let block = comm.malloc(MIB(40), stream).unwrap();
+        let kernel = Kernel::new("late").writing(range_of(&block)).lasting(50_000_000);
+        machine.cards[0].launch(raw, kernel).unwrap();
+        comm.free(block, stream).unwrap();
+        if destroyed {
+            owner.destroy_stream(stream).unwrap();
+        }
+        comm.trim(Bytes::ZERO).unwrap();
+        machine.check();
+        comm.close().unwrap();
+        machine.close();
+    }
+}
+
+#[test]
+fn a_pool_that_is_created_after_a_card_lost_access_gives_it_none() {
+    let sharing = SharingConfig { peers: Peers::All, ..SharingConfig::default() };
+    let machine = Machine::with(2, Config { sharing, ..Config::default() });
+    let owner = &machine.allocators[0];
+    assert_eq!(owner.sharing().peers, [1]);
+    owner.revoke_access(1).unwrap();
+    let pools = [owner.create_pool("side").unwrap(), owner.comm_pool("comm").unwrap()];
+    for pool in &pools {
+        assert!(pool.sharing().peers.is_empty(), "{:?}", pool.sharing());
+    }
+    for pool in pools {
+        pool.close().unwrap();
+    }
+    machine.close();
+}
+
+#[test]
+fn a_grant_does_not_wait_for_the_exporter_of_an_import() {
+    let machine = Machine::new(2);
+    let [owner, _] = &machine.allocators[..] else { unreachable!("there are two") };
+    let stream = machine.streams[0];
+    let block = owner.malloc(MIB(4), stream).unwrap();
+    machine.fill(0, range_of(&block), 6);
+    let export = owner.export(&block).unwrap();
+    let imported = std::thread::scope(|scope| {
+        let (done, granted) = std::sync::mpsc::channel();
+        let mut done = Some(done);
+        let mut fetch = fetch(&export);
+        owner.import(export.description(), |index| {
+            if let Some(done) = done.take() {
+                scope.spawn(move || done.send(owner.grant_access(1).is_ok()));
+                let granted = granted.recv_timeout(Duration::from_secs(10));
+                assert_eq!(granted, Ok(true), "the grant waits for the import");
+            }
+            fetch(index)
+        })
+    });
+    let imported = imported.unwrap();
+    let target = machine.allocators[1].malloc(MIB(4), machine.streams[1]).unwrap();
+    machine.copy(1, imported.range(), range_of(&target)).unwrap();
+    machine.holds(1, range_of(&target), 6);
+    imported.close().unwrap();
+    drop(export);
+    owner.free(block, stream).unwrap();
+    machine.allocators[1].free(target, machine.streams[1]).unwrap();
+    machine.close();
+}
+
+#[test]
+fn closing_an_import_spoils_no_capture() {
+    let machine = Machine::new(1);
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let block = owner.malloc(MIB(4), stream).unwrap();
+    let export = owner.export(&block).unwrap();
+    let imported = owner.import(export.description(), fetch(&export)).unwrap();
+    imported.record_use(stream).unwrap();
+    machine.cards[0].begin_capture(machine.raw(0), CaptureMode::Relaxed).unwrap();
+    let error = imported.close().unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Capturing, "{error}");
+    let graph = machine.cards[0].end_capture(machine.raw(0)).expect("nothing spoilt it");
+    machine.cards[0].destroy_graph(graph).unwrap();
+    machine.check();
+}
+
+#[test]
+fn a_trim_of_a_comm_pool_spoils_no_capture() {
+    let machine = Machine::new(1);
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let comm = owner.comm_pool("nccl").unwrap();
+    let block = comm.malloc(MIB(40), stream).unwrap();
+    comm.free(block, stream).unwrap();
+    machine.cards[0].begin_capture(machine.raw(0), CaptureMode::Relaxed).unwrap();
+    let _ = comm.trim(Bytes::ZERO);
+    let graph = machine.cards[0].end_capture(machine.raw(0)).expect("nothing spoilt it");
+    machine.cards[0].destroy_graph(graph).unwrap();
+    comm.trim(Bytes::ZERO).unwrap();
+    assert_eq!(comm.stats().unwrap().reserved, Bytes::ZERO);
+    comm.close().unwrap();
+    machine.close();
+}
+
+#[test]
+fn a_pin_outlives_its_range_in_every_order() {
+    for order in 0..4 {
+        let machine = Machine::new(1);
+        let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+        let range = owner.stable_range(MIB(64), MIB(16)).unwrap();
+        range.back(stream).unwrap();
+        machine.fill(0, range.range(), 7);
+        let part = AddrRange::new(range.range().start + MIB(20), MIB(4));
+        let pinned = owner.pin_range(part).unwrap();
+        if order % 2 == 1 {
+            range.lend(&[]);
+            let _big = owner.malloc(MIB(40), stream).unwrap();
+            owner.audit().unwrap();
+        }
+        if order < 2 {
+            drop(range);
+            owner.audit().unwrap();
+            owner.wait_for_freed_memory().unwrap();
+            owner.trim(Bytes::ZERO).unwrap();
+            machine.holds(0, part, 7);
+            let large = owner.malloc(MIB(300), stream).unwrap();
+            owner.free(large, stream).unwrap();
+            drop(pinned);
+        } else {
+            drop(pinned);
+            range.back(stream).unwrap();
+            drop(range);
+        }
+        owner.audit().unwrap();
+        machine.close();
+    }
+}
+
+#[test]
+fn exports_end_in_every_order() {
+    for order in 0..8 {
+        let machine = Machine::new(1);
+        let owner = machine.allocators[0].create_pool("side").unwrap();
+        let stream = owner.create_stream().unwrap();
+        let block = owner.malloc(MIB(8), stream).unwrap();
+        owner.record_use(&block, machine.streams[0]).unwrap();
+        let live = owner.stats().unwrap().live;
+        let exports = [(); 2].map(|()| owner.export(&block).unwrap());
+        let [first, second] = exports;
+        owner.free(block, stream).unwrap();
+        assert_eq!(owner.stats().unwrap().live, live, "it is in use until the exports end");
+        owner.destroy_stream(stream).unwrap();
+        if order & 1 == 0 {
+            drop(first);
+        } else {
+            std::mem::forget(first);
+        }
+        owner.audit().unwrap();
+        if order & 2 == 0 {
+            drop(second);
+            owner.audit().unwrap();
+            owner.close().unwrap();
+        } else {
+            let kept = owner.close();
+            kept.unwrap();
+            assert!(matches!(second.descriptor(0), Err(ExportError::Unusable(_))));
+            drop(second);
+        }
+        machine.close();
+    }
 }
