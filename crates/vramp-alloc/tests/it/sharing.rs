@@ -912,3 +912,31 @@ fn exports_end_in_every_order() {
         machine.close();
     }
 }
+
+/// The server of an exchange makes descriptors on its own thread.
+#[test]
+fn a_close_waits_for_descriptors_that_are_being_made() {
+    for round in 0..400 {
+        let machine = Machine::new(1);
+        let owner = machine.allocators[0].create_pool("side").unwrap();
+        let block = owner.malloc(MIB(4), machine.streams[0]).unwrap();
+        let export = owner.export(&block).unwrap();
+        let started = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                started.wait();
+                loop {
+                    match export.descriptor(0) {
+                        Ok(_) => {}
+                        Err(ExportError::Unusable(_)) => break,
+                        Err(other) => panic!("round {round}: {other}"),
+                    }
+                }
+            });
+            started.wait();
+            owner.close().unwrap();
+        });
+        drop(export);
+        machine.close();
+    }
+}
