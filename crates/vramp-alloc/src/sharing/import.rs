@@ -22,7 +22,6 @@ use crate::Allocator;
 use crate::error::{Unusable, UseError};
 use crate::shared::Shared;
 use crate::sharing::export::Description;
-use crate::stream_end::StreamWork;
 
 /// Memory of another process. Dropping it closes it.
 #[must_use = "the memory is unmapped when this is dropped"]
@@ -173,14 +172,9 @@ impl Imported {
         let Some(mut mapping) = self.mapping.take() else { return Ok(()) };
         let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
         for stream in uses {
-            let waited = match self.shared.group.work_of(stream) {
-                Some(StreamWork::Open(raw)) => self.shared.driver.synchronize_stream(raw),
-                Some(StreamWork::Ended(end)) => end.synchronize(),
-                Some(StreamWork::Over) | None => Ok(()),
-            };
-            if let Err(error) = waited {
-                // Work may still use it: it stays mapped until the device is dropped.
-                return Err(error);
+            // After a failure work may still use it: it stays mapped until the device is dropped.
+            if let Some(end) = self.shared.group.end_of_work(stream, &self.shared.driver)? {
+                end.synchronize()?;
             }
         }
         mapping.release(&*self.shared.driver)

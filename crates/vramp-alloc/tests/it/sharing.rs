@@ -940,3 +940,50 @@ fn a_close_waits_for_descriptors_that_are_being_made() {
         machine.close();
     }
 }
+
+#[test]
+fn closing_an_import_and_destroying_its_stream_may_run_at_once() {
+    for round in 0..200 {
+        let machine = Machine::new(1);
+        let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+        let block = owner.malloc(MIB(4), stream).unwrap();
+        let export = owner.export(&block).unwrap();
+        let imported = owner.import(export.description(), fetch(&export)).unwrap();
+        let streams: Vec<_> = (0..16).map(|_| owner.create_stream().unwrap()).collect();
+        streams.iter().for_each(|&stream| imported.record_use(stream).unwrap());
+        let started = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                started.wait();
+                streams.iter().rev().for_each(|&stream| owner.destroy_stream(stream).unwrap());
+            });
+            started.wait();
+            imported.close().unwrap_or_else(|error| panic!("round {round}: {error}"));
+        });
+        drop(export);
+        owner.free(block, stream).unwrap();
+        machine.close();
+    }
+}
+
+#[test]
+fn pinned_memory_and_comm_pools_count_against_the_limit() {
+    let machine = Machine::with(1, Config { limit: Some(MIB(128)), ..Config::default() });
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let comm = owner.comm_pool("nccl").unwrap();
+    let in_comm = comm.malloc(MIB(60), stream).unwrap();
+    owner.malloc(MIB(80), stream).unwrap_err();
+    let block = owner.malloc(MIB(64), stream).unwrap();
+    let pinned = owner.pin_range(range_of(&block)).unwrap();
+    owner.free(block, stream).unwrap();
+    comm.malloc(MIB(60), stream).unwrap_err();
+    owner.trim(Bytes::ZERO).unwrap();
+    owner.malloc(MIB(80), stream).unwrap_err();
+    drop(pinned);
+    comm.free(in_comm, stream).unwrap();
+    comm.trim(Bytes::ZERO).unwrap();
+    let large = owner.malloc(MIB(128), stream).unwrap();
+    owner.free(large, stream).unwrap();
+    comm.close().unwrap();
+    machine.close();
+}
