@@ -12,6 +12,7 @@ use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use vramp_core::{Bytes, StreamId, StreamTable};
 use vramp_driver::{Driver, DriverError, Stream};
 
+use crate::exec::captures;
 use crate::shared::Shared;
 use crate::stream_end::{StreamEnd, StreamEnds, StreamWork};
 use crate::sync::ForkMutex;
@@ -160,6 +161,26 @@ impl Group {
     pub(crate) fn work_of(&self, id: StreamId) -> Option<StreamWork> {
         let streams = lock(&self.streams);
         streams.by_id.knows(id).then(|| streams.work_of(id))
+    }
+
+    /// Returns the end of what is queued on a stream so far. `None` if that is over. Two driver calls for
+    /// an open stream, which does not end meanwhile.
+    ///
+    /// # Errors
+    /// The stream captures, or a driver call failed.
+    pub(crate) fn end_of_work(
+        &self,
+        id: StreamId,
+        driver: &Arc<dyn Driver>,
+    ) -> Result<Option<Arc<StreamEnd>>, DriverError> {
+        let streams = lock(&self.streams);
+        match streams.work_of(id) {
+            StreamWork::Open(raw) => {
+                StreamEnd::record(driver, raw)?.map(Some).ok_or_else(|| captures(id))
+            }
+            StreamWork::Ended(end) => Ok(Some(end)),
+            StreamWork::Over => Ok(None),
+        }
     }
 
     /// Returns the ends of destroyed streams whose work is not known to be over.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::Duration;
 
 use vramp_core::{Bytes, DeviceAddr, PoolAddr, StreamId, StreamTable};
@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     /// True while threads contend for the lock: a copy for requests that do not take it.
     contended: AtomicBool,
     memory_freed: Condvar,
+    /// Read while a handle is exported without the lock. A close, which holds the lock, waits for it.
+    pub exporting: RwLock<()>,
     inner: Mutex<Inner>,
     /// A closed and empty state, which takes the place of `inner` in a forked child: a thread of
     /// the parent may have held that one's lock.
@@ -133,6 +135,7 @@ impl Shared {
             captures: AtomicU32::new(0),
             contended: AtomicBool::new(false),
             memory_freed: Condvar::new(),
+            exporting: RwLock::new(()),
             inner: Mutex::new(Inner::new(manager)),
             after_fork: Mutex::new(Inner { closed: true, ..Inner::new(nothing) }),
         });
@@ -510,7 +513,9 @@ impl Inner {
         self.manager.end_captures();
         shared.synchronize()?;
         self.closed = true;
+        let exporting = shared.exporting.write().unwrap_or_else(PoisonError::into_inner);
         let released = self.manager.release_all();
+        drop(exporting);
         shared.note_reserved(self);
         let left = shared.group.leave(shared.number, &*shared.driver);
         released.and(left).map_err(CloseFailure::Closed)

@@ -185,9 +185,10 @@ pub unsafe extern "C" fn vramp_import(
     status_of(|| {
         pointers::check(address, "address")?;
         // SAFETY: required by this function's contract.
-        let ticket = unsafe { pointers::read(ticket, "ticket") }?;
-        let opened = ticket_bytes(&ticket)
-            .and_then(|bytes| handles::with(allocator, |context| context.add_import(bytes)));
+        let opened = unsafe { pointers::read(ticket, "ticket") }.and_then(|ticket| {
+            let bytes = ticket_bytes(&ticket)?;
+            handles::with(allocator, |context| context.add_import(bytes))
+        });
         let found = opened.as_ref().map_or(0, |range| range.start.number());
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(address, found as *mut c_void, "address") }?;

@@ -44,6 +44,7 @@ use std::time::Instant;
 
 use vramp_core::{AddrRange, Bytes, StreamId};
 use vramp_driver::{DriverError, ExportedHandle};
+use vramp_host::fork::is_forked;
 use vramp_ipc::{
     Connections, Offer, OpenError, OpenOptions, Opened, Published, ServeError, Server, Source,
     Ticket, TicketError,
@@ -123,8 +124,11 @@ impl Exchange {
     /// stays exported until the result is dropped and no importer has it open.
     ///
     /// # Errors
-    /// The server could not be started.
+    /// The server could not be started, or the process is a forked child.
     pub fn share(&self, export: Export) -> Result<SharedMemory, ServeError> {
+        if is_forked() {
+            return Err(ServeError::Forked);
+        }
         let exported = Exported::prepared(export, &self.may_prepare);
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let started = match server.take() {
@@ -164,11 +168,14 @@ impl Exchange {
             }
             arrived.pop_front().map(ExportedHandle::PosixFd).ok_or(FetchError::Fewer)
         })?;
-        Ok(OpenedMemory { imported, opened })
+        Ok(OpenedMemory { memory: Some((imported, opened)) })
     }
 
-    /// Returns the number of published exports.
+    /// Returns the number of published exports; 0 in a forked child.
     pub fn published(&self) -> usize {
+        if is_forked() {
+            return 0;
+        }
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         server.as_ref().map_or(0, Server::published)
     }
@@ -246,17 +253,23 @@ impl SharedMemory {
 }
 
 /// Memory of another process, open here. Dropping it closes it.
+///
+/// If the work on it cannot be waited for, it stays mapped until the device is dropped, and the exporter
+/// keeps its block until this process ends.
 #[derive(Debug)]
 pub struct OpenedMemory {
-    // Unmapped before the exporter may reuse it.
-    imported: Imported,
-    opened: Opened,
+    /// `None` once it is closed.
+    memory: Option<(Imported, Opened)>,
 }
 
 impl OpenedMemory {
     /// Returns the addresses of the exporter's block here.
     pub fn range(&self) -> AddrRange {
-        self.imported.range()
+        self.imported().range()
+    }
+
+    fn imported(&self) -> &Imported {
+        &self.memory.as_ref().expect("it is closed when it is dropped").0
     }
 
     /// Grants a card access to the memory: see [`Imported::grant_access`].
@@ -264,7 +277,7 @@ impl OpenedMemory {
     /// # Errors
     /// The driver call failed.
     pub fn grant_access(&self, ordinal: u32) -> Result<(), DriverError> {
-        self.imported.grant_access(ordinal)
+        self.imported().grant_access(ordinal)
     }
 
     /// Notes that work on `stream` uses the memory: see [`Imported::record_use`].
@@ -272,17 +285,31 @@ impl OpenedMemory {
     /// # Errors
     /// The stream is not one of the allocator's, or was destroyed.
     pub fn record_use(&self, stream: StreamId) -> Result<(), UseError> {
-        self.imported.record_use(stream)
+        self.imported().record_use(stream)
     }
 
     /// Waits on the host for the noted work, unmaps the memory, and closes it at the exporter.
     ///
     /// # Errors
-    /// The wait failed, or a driver call. It is closed at the exporter all the same.
-    pub fn close(self) -> Result<(), DriverError> {
-        let closed = self.imported.close();
-        drop(self.opened);
-        closed
+    /// The wait failed, as while a noted stream captures, or a driver call. The exporter keeps its block
+    /// then.
+    pub fn close(mut self) -> Result<(), DriverError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), DriverError> {
+        let Some((imported, opened)) = self.memory.take() else { return Ok(()) };
+        imported.close().inspect_err(|_| {
+            // It may still be mapped, and used by work.
+            std::mem::forget(opened);
+        })
+    }
+}
+
+impl Drop for OpenedMemory {
+    fn drop(&mut self) {
+        // A drop cannot report a failure; `close` does.
+        let _ = self.end();
     }
 }
 

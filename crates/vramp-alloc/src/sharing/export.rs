@@ -13,11 +13,12 @@
 //! only for blocks that were exported at some time.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use vramp_core::{Bytes, ChunkAt, DeviceAddr, NotPoolMemory, StreamId};
 use vramp_driver::{DriverError, ExportedHandle, Handle, HandleType};
+use vramp_host::fork::is_forked;
 
 use crate::error::Unusable;
 use crate::manager::Manager;
@@ -250,14 +251,22 @@ impl Export {
             }
             Memory::Segment(handles) => handles[index],
         };
-        // The pin keeps the handle; the call takes long and needs no lock.
+        // The call takes long and needs no lock: the pin keeps the handle, except from a close.
+        let exporting = self.shared.exporting.read().unwrap_or_else(PoisonError::into_inner);
         drop(inner);
-        Ok(self.shared.driver.export(handle)?)
+        let exported = self.shared.driver.export(handle);
+        drop(exporting);
+        Ok(exported?)
     }
 }
 
 impl Drop for Export {
     fn drop(&mut self) {
+        if is_forked() {
+            // Dropping the device would make calls, and take locks that no thread releases.
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
         let mut guard = self.shared.lock_anyway();
         let inner: &mut Inner = &mut guard;
         if inner.closed {

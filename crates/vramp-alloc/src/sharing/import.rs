@@ -22,7 +22,6 @@ use crate::Allocator;
 use crate::error::{Unusable, UseError};
 use crate::shared::Shared;
 use crate::sharing::export::Description;
-use crate::stream_end::StreamWork;
 
 /// Memory of another process. Dropping it closes it.
 #[must_use = "the memory is unmapped when this is dropped"]
@@ -139,7 +138,8 @@ impl Imported {
     }
 
     /// Notes that work queued on `stream`, so far and from now on, uses the memory: closing waits for
-    /// it. No driver call.
+    /// it. Work that is queued on a stream of the caller's own after the allocator was closed is not waited
+    /// for. No driver call.
     ///
     /// # Errors
     /// The stream is not one of the allocator's, or was destroyed.
@@ -164,7 +164,8 @@ impl Imported {
     /// held during the wait.
     ///
     /// # Errors
-    /// The wait failed, or a driver call. What could be released is.
+    /// The wait failed, as while a noted stream captures, and the memory stays mapped until the device is
+    /// dropped; or a driver call failed, and what could be released is.
     pub fn close(mut self) -> Result<(), DriverError> {
         self.end()
     }
@@ -173,13 +174,10 @@ impl Imported {
         let Some(mut mapping) = self.mapping.take() else { return Ok(()) };
         let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
         for stream in uses {
-            let waited = match self.shared.group.work_of(stream) {
-                Some(StreamWork::Open(raw)) => self.shared.driver.synchronize_stream(raw),
-                Some(StreamWork::Ended(end)) => end.synchronize(),
-                Some(StreamWork::Over) | None => Ok(()),
-            };
             // After a failure work may still use it: it stays mapped until the device is dropped.
-            waited?;
+            if let Some(end) = self.shared.group.end_of_work(stream, &self.shared.driver)? {
+                end.synchronize()?;
+            }
         }
         mapping.release(&*self.shared.driver)
     }
@@ -188,6 +186,8 @@ impl Imported {
 impl Drop for Imported {
     fn drop(&mut self) {
         if is_forked() {
+            // Dropping the device would make calls, and take locks that no thread releases.
+            std::mem::forget(Arc::clone(&self.shared));
             return;
         }
         // A drop cannot report a failure; `close` does.

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, ChunkAt, NotPoolMemory};
+use vramp_host::fork::is_forked;
 
 use crate::error::Unusable;
 use crate::shared::Shared;
@@ -108,6 +109,11 @@ impl PinnedRange {
 
 impl Drop for PinnedRange {
     fn drop(&mut self) {
+        if is_forked() {
+            // Dropping the device would make calls, and take locks that no thread releases.
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
         let mut inner = self.shared.lock_anyway();
         if inner.closed {
             return;

@@ -146,10 +146,10 @@ impl Program {
             _ => drop(self.ranges.pop()),
         }
         let pinned = self.ranges.first().map(StableRange::range);
-        if let Some(range) = pinned.filter(|_| self.random.below(4) == 0) {
-            if let Ok(pin) = self.pools[0].pin_range(range) {
-                drop(pin);
-            }
+        if let Some(range) = pinned.filter(|_| self.random.below(4) == 0)
+            && let Ok(pin) = self.pools[0].pin_range(range)
+        {
+            drop(pin);
         }
     }
 

@@ -703,6 +703,35 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
+/// An import that a captured stream uses cannot be unmapped, so the exporter keeps its block.
+#[test]
+fn memory_that_a_capture_uses_is_not_reported_as_closed() {
+    let machine = Machine::new(1);
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let exchange = Exchange::new();
+    let block = owner.malloc(MIB(4), stream).unwrap();
+    let shared = exchange.share(owner.export(&block).unwrap()).unwrap();
+    for closes in [true, false] {
+        let opened = exchange.open(owner, &shared.ticket().to_bytes()).unwrap();
+        let opens = shared.opens();
+        opened.record_use(stream).unwrap();
+        let raw = machine.raw(0);
+        machine.cards[0].begin_capture(raw, vramp_driver::CaptureMode::Relaxed).unwrap();
+        if closes {
+            opened.close().unwrap_err();
+        } else {
+            drop(opened);
+        }
+        let graph = machine.cards[0].end_capture(raw).unwrap();
+        machine.cards[0].destroy_graph(graph).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(shared.opens(), opens, "the exporter keeps the block");
+    }
+    drop(shared);
+    owner.free(block, stream).unwrap();
+    assert_eq!(owner.exported(), 1);
+}
+
 /// However many exports there are, a bounded number of descriptors is open.
 #[test]
 fn descriptors_do_not_grow_with_the_exports() {
@@ -955,4 +984,79 @@ fn exports_end_in_every_order() {
         }
         machine.close();
     }
+}
+
+/// The server of an exchange makes descriptors on its own thread.
+#[test]
+fn a_close_waits_for_descriptors_that_are_being_made() {
+    for round in 0..400 {
+        let machine = Machine::new(1);
+        let owner = machine.allocators[0].create_pool("side").unwrap();
+        let block = owner.malloc(MIB(4), machine.streams[0]).unwrap();
+        let export = owner.export(&block).unwrap();
+        let started = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                started.wait();
+                loop {
+                    match export.descriptor(0) {
+                        Ok(_) => {}
+                        Err(ExportError::Unusable(_)) => break,
+                        Err(other) => panic!("round {round}: {other}"),
+                    }
+                }
+            });
+            started.wait();
+            owner.close().unwrap();
+        });
+        drop(export);
+        machine.close();
+    }
+}
+
+#[test]
+fn closing_an_import_and_destroying_its_stream_may_run_at_once() {
+    for round in 0..200 {
+        let machine = Machine::new(1);
+        let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+        let block = owner.malloc(MIB(4), stream).unwrap();
+        let export = owner.export(&block).unwrap();
+        let imported = owner.import(export.description(), fetch(&export)).unwrap();
+        let streams: Vec<_> = (0..16).map(|_| owner.create_stream().unwrap()).collect();
+        streams.iter().for_each(|&stream| imported.record_use(stream).unwrap());
+        let started = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                started.wait();
+                streams.iter().rev().for_each(|&stream| owner.destroy_stream(stream).unwrap());
+            });
+            started.wait();
+            imported.close().unwrap_or_else(|error| panic!("round {round}: {error}"));
+        });
+        drop(export);
+        owner.free(block, stream).unwrap();
+        machine.close();
+    }
+}
+
+#[test]
+fn pinned_memory_and_comm_pools_count_against_the_limit() {
+    let machine = Machine::with(1, Config { limit: Some(MIB(128)), ..Config::default() });
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let comm = owner.comm_pool("nccl").unwrap();
+    let in_comm = comm.malloc(MIB(60), stream).unwrap();
+    owner.malloc(MIB(80), stream).unwrap_err();
+    let block = owner.malloc(MIB(64), stream).unwrap();
+    let pinned = owner.pin_range(range_of(&block)).unwrap();
+    owner.free(block, stream).unwrap();
+    comm.malloc(MIB(60), stream).unwrap_err();
+    owner.trim(Bytes::ZERO).unwrap();
+    owner.malloc(MIB(80), stream).unwrap_err();
+    drop(pinned);
+    comm.free(in_comm, stream).unwrap();
+    comm.trim(Bytes::ZERO).unwrap();
+    let large = owner.malloc(MIB(128), stream).unwrap();
+    owner.free(large, stream).unwrap();
+    comm.close().unwrap();
+    machine.close();
 }
