@@ -40,7 +40,7 @@ pub(crate) unsafe fn read<T: Copy>(from: *const T, name: &str) -> Result<T> {
 /// Writes a result that the caller may not want.
 ///
 /// # Safety
-/// As of [`write`].
+/// As of [`write()`].
 pub(crate) unsafe fn write_optional<T>(out: *mut T, value: T) {
     if !out.is_null() {
         // SAFETY: not null, so valid for writing by this function's contract.

@@ -4,7 +4,7 @@
 //!    closes. Afterwards no descriptor, mapping or byte is left.
 //! 2. [`kills`]: one side ends by SIGKILL at any moment; the other goes on, and all memory returns.
 //! 3. [`opening`]: the time to open a large block in the other process.
-//! 4. [`peers`]: the time to grant a second card access, and copies between the cards.
+//! 4. [`peers()`]: the time to grant a second card access, and copies between the cards.
 //!
 //! The child is the same program with the argument `--role` (`importer.rs`), so each of these is given
 //! the program's path. It speaks lines: a ticket in
