@@ -18,6 +18,7 @@ use crate::allocation::Owner;
 use crate::cache::{BLOCK_ALIGN, Cache, CachedBlock, Tag};
 use crate::config::{Config, Preset, Progress};
 use crate::observe::Slot;
+use crate::sharing::{Access, SharingConfig};
 use crate::virtual_pool::VirtualPool;
 
 // --- caches ---
@@ -154,7 +155,9 @@ fn pool() -> (Arc<Mutex<VirtualPool>>, StreamId) {
     let config =
         PoolConfig { page, span, first_span: span, limit: None, policy: Policy::Mixed(mixed) };
     let stream = driver.create_stream().expect("a stream can be made");
-    let mut pool = VirtualPool::new(driver, config, Progress::Events).expect("it is possible");
+    let access = Access::resolve(&*driver, &SharingConfig::default()).expect("it is possible");
+    let pool = VirtualPool::new(driver, access, config, Progress::Events);
+    let mut pool = pool.expect("it is possible");
     let raw = stream;
     let stream = StreamId::new(0);
     pool.add_stream(stream, Some(raw));
