@@ -149,13 +149,18 @@ const SIZE: Bytes = Bytes::kib(4);
 /// A pool on a simulated card, in the allocator's lock, with one stream.
 fn pool() -> (Arc<Mutex<VirtualPool>>, StreamId) {
     use vramp_driver::Driver;
-    let driver: Arc<dyn Driver> = Arc::new(Simulator::builder().build());
+    // On a thread of the system: a model's own stack is too small to build a card on.
+    let built = std::thread::spawn(|| {
+        let driver: Arc<dyn Driver> = Arc::new(Simulator::builder().build());
+        let access = Access::resolve(&*driver, &SharingConfig::default());
+        (driver, access.expect("it is possible"))
+    });
+    let (driver, access) = built.join().expect("a card is built");
     let Config { span, mixed, .. } = Config::preset(Preset::Vramp);
     let page = driver.info().limits.page;
     let config =
         PoolConfig { page, span, first_span: span, limit: None, policy: Policy::Mixed(mixed) };
     let stream = driver.create_stream().expect("a stream can be made");
-    let access = Access::resolve(&*driver, &SharingConfig::default()).expect("it is possible");
     let pool = VirtualPool::new(driver, access, config, Progress::Events);
     let mut pool = pool.expect("it is possible");
     let raw = stream;
