@@ -20,9 +20,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MIB, run_python
 
 import vramp
+
+MIB = 1 << 20
+
+
+def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a fresh interpreter, which must end within a minute. It is not that of `conftest`: the
+    other processes here import this file, and find another one.
+    """
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
+
 
 SECONDS = 60
 """How long a step of another process may take."""
