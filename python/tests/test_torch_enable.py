@@ -179,7 +179,7 @@ for route, error in (("pluggable", vramp.InUseError), ("native", vramp.OptionErr
     except error as caught:
         print(caught)
 import ctypes
-(kept,) = t._kept
+kept, *_ = t._kept
 print(ctypes.c_int.in_dll(kept, "vramp_test_installed").value)
 print(t.doctor()[1])
 print(t.mem_pool().allocator)
@@ -441,7 +441,7 @@ def enable():
 threads = [threading.Thread(target=enable) for _ in range(16)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
-(kept,) = t._kept
+kept, *_ = t._kept
 print(failures, ctypes.c_int.in_dll(kept, "vramp_test_installed").value)
 """
     done = machine.run(code)
@@ -559,11 +559,11 @@ print(t.route())
     machine.fails("import vramp.torch as t; t.mem_pool()", "OptionError", "bypass", **expandable)
 
 
-def test_tensors_on_a_card_are_not_sent_and_the_receiver_learns_it(machine: Machine) -> None:
+def test_the_pluggable_route_sends_no_tensors_on_a_card_and_the_receiver_learns_it(machine: Machine) -> None:
     code = """
 import pickle, torch, vramp, vramp.torch as t
 from multiprocessing.reduction import ForkingPickler
-t.enable()
+t.enable("pluggable")
 for kind in (torch.Tensor, torch.Parameter, torch.UntypedStorage):
     assert type(pickle.loads(ForkingPickler.dumps(kind("cpu")))) is kind
     sent = ForkingPickler.dumps(kind("cuda"))
