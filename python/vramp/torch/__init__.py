@@ -192,9 +192,9 @@ def doctor() -> list[tuple[str, bool | None, str]]:
             found.append((_settings.variable(), True, text))
     except VrampError as error:
         found.append(("settings", False, str(error)))
-    text = ctypes.create_string_buffer(1024)
-    if _library().vramp_torch_sharing_text(0, text, ctypes.c_uint64(len(text))) == 0 and text.value:
-        found.append(("sharing", True, text.value.decode(errors="replace")))
+    said = ctypes.create_string_buffer(1024)
+    if _library().vramp_torch_sharing_text(0, said, ctypes.c_uint64(len(said))) == 0 and said.value:
+        found.append(("sharing", True, said.value.decode(errors="replace")))
     return found
 
 
