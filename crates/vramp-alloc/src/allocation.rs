@@ -64,6 +64,12 @@ impl Allocation {
         self.requested
     }
 
+    /// Returns the number of its pool: [`Allocator::number`](crate::Allocator::number).
+    #[inline]
+    pub fn pool_number(&self) -> u64 {
+        self.allocator
+    }
+
     /// Returns the stream it was allocated for.
     pub fn stream(&self) -> StreamId {
         self.stream

@@ -1,7 +1,7 @@
 //! Devices: opening one by name, the [`Driver`] trait and the types that its calls use.
 //!
-//! [`open`] opens a device once, [`open_all`] all devices of a machine. [`Device`] opens one anew for each run, with costs and memory of the
-//! caller's. [`sim`] is a simulated card. [`CudaDriver`] is a card behind `libcuda`, loaded at run time.
+//! [`open`] opens a device once, [`open_all`] all devices of a machine, [`open_ordinals_mapped`] some of them.
+//! [`Device`] opens one anew for each run, with costs and memory of the caller's. [`sim`] is a simulated card. [`CudaDriver`] is a card behind `libcuda`, loaded at run time.
 
 #[cfg(feature = "sim")]
 mod fresh;
@@ -61,6 +61,16 @@ pub enum OpenError {
     Devices {
         /// Name that was given.
         name: String,
+    },
+    /// A machine has no device of this ordinal.
+    #[error("there is no device {ordinal} of '{name}': its devices are {there:?}")]
+    Ordinal {
+        /// Name of the machine.
+        name: String,
+        /// Ordinal that was given.
+        ordinal: u32,
+        /// Ordinals of the devices that it has.
+        there: Vec<u32>,
     },
     /// A cost file cannot be read.
     #[cfg(feature = "sim")]
@@ -218,6 +228,76 @@ fn open_devices(name: &str, mapped: bool) -> Result<Vec<Opened>, OpenError> {
         },
         Kind::Simulated => simulated_all(name, mapped),
     }
+}
+
+/// Opens the devices with these ordinals of one machine, in this order, and no other card. Where `auto`
+/// finds no card, it simulates a machine that has them. The
+/// addresses of simulated cards are the process's own, with the host's memory.
+///
+/// ```
+/// let devices = vramp_alloc::device::open_ordinals_mapped("sim:h200x4", &[2, 0])?;
+/// assert_eq!([devices[0].driver.info().ordinal, devices[1].driver.info().ordinal], [2, 0]);
+/// # Ok::<(), vramp_alloc::device::OpenError>(())
+/// ```
+///
+/// # Errors
+/// As of [`open`], [`OpenError::HostMemory`], and [`OpenError::Ordinal`] if the machine has no such
+/// device or it is given twice.
+pub fn open_ordinals_mapped(name: &str, ordinals: &[u32]) -> Result<Vec<Opened>, OpenError> {
+    let cards = match Kind::of(name)? {
+        Kind::Card(ordinal) if name.contains(':') => Some(vec![ordinal]),
+        Kind::Card(_) => Some((0..vramp_cuda::devices()?.len() as u32).collect()),
+        Kind::Auto => match vramp_cuda::devices() {
+            Ok(cards) if !cards.is_empty() => Some((0..cards.len() as u32).collect()),
+            _ => None,
+        },
+        Kind::Simulated => None,
+    };
+    let missing = |ordinal, there: &[u32]| OpenError::Ordinal {
+        name: name.to_owned(),
+        ordinal,
+        there: there.to_vec(),
+    };
+    if let Some(cards) = cards {
+        let open_card = |&ordinal: &u32| {
+            if !cards.contains(&ordinal) {
+                return Err(missing(ordinal, &cards));
+            }
+            let driver: Arc<dyn Driver> = Arc::new(CudaDriver::open(ordinal)?);
+            Ok(Opened { driver, fell_back: None })
+        };
+        return ordinals.iter().map(open_card).collect();
+    }
+    let (machine, fell_back) = match Kind::of(name)? {
+        Kind::Auto => {
+            let reason = CudaDriver::open(0).err().map(|error| error.to_string());
+            let count = ordinals.iter().max().map_or(1, |most| most.saturating_add(1));
+            (default_machine(count), reason)
+        }
+        _ => (name.to_owned(), None),
+    };
+    let mut opened: Vec<Option<Opened>> =
+        simulated_all(&machine, true)?.into_iter().map(Some).collect();
+    let there: Vec<u32> =
+        opened.iter().flatten().map(|device| device.driver.info().ordinal).collect();
+    let pick = |&ordinal: &u32| {
+        let place = there.iter().position(|&other| other == ordinal);
+        let device = place.and_then(|place| opened[place].take());
+        let device = device.ok_or_else(|| missing(ordinal, &there))?;
+        Ok(Opened { fell_back: fell_back.clone(), ..device })
+    };
+    ordinals.iter().map(pick).collect()
+}
+
+/// Name of the simulated machine of `auto` with so many cards.
+#[cfg(feature = "sim")]
+fn default_machine(count: u32) -> String {
+    format!("sim:{DEFAULT_CARD}x{count}")
+}
+
+#[cfg(not(feature = "sim"))]
+fn default_machine(_: u32) -> String {
+    "sim".to_owned()
 }
 
 /// What a name stands for.

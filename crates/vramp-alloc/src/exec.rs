@@ -14,6 +14,7 @@ use vramp_driver::{Call, Driver, DriverError, DriverResult, ErrorKind, Handle, S
 
 use crate::completion::Events;
 use crate::sharing::Access;
+use crate::sleep::Asleep;
 
 /// A device, and its handles by the pool's ids.
 pub(crate) struct Executor {
@@ -26,6 +27,8 @@ pub(crate) struct Executor {
     page: Bytes,
     spans: Vec<AddrRange>,
     chunks: Vec<Option<Handle>>,
+    /// Which chunks are not on the card, while the pool sleeps. Their plans wait until it wakes.
+    pub asleep: Option<Asleep>,
 }
 
 impl Executor {
@@ -38,6 +41,7 @@ impl Executor {
             page,
             spans: Vec::new(),
             chunks: Vec::new(),
+            asleep: None,
         }
     }
 
@@ -64,10 +68,7 @@ impl Executor {
             }
             Op::Create { chunk, len } => {
                 let handle = self.driver.create(len, self.access.properties)?;
-                if self.chunks.len() <= chunk.index() {
-                    self.chunks.resize(chunk.index() + 1, None);
-                }
-                self.chunks[chunk.index()] = Some(handle);
+                self.store_handle(chunk, handle);
                 Ok(())
             }
             Op::Map { chunk, at, .. } => self.driver.map(self.addr(at), self.handle(chunk)),
@@ -175,6 +176,30 @@ impl Executor {
         Some(Range { at, len: range.len })
     }
 
+    /// Returns true if the chunk has memory of the device.
+    pub(crate) fn has_handle(&self, chunk: ChunkId) -> bool {
+        self.chunks.get(chunk.index()).is_some_and(Option::is_some)
+    }
+
+    pub(crate) fn store_handle(&mut self, chunk: ChunkId, handle: Handle) {
+        if self.chunks.len() <= chunk.index() {
+            self.chunks.resize(chunk.index() + 1, None);
+        }
+        self.chunks[chunk.index()] = Some(handle);
+    }
+
+    pub(crate) fn forget_handle(&mut self, chunk: ChunkId) {
+        self.chunks[chunk.index()] = None;
+    }
+
+    /// Returns the pool's ranges that are mapped on the device: all of `ranges` unless the pool sleeps.
+    pub(crate) fn mapped(&self, ranges: Vec<Range>) -> Vec<Range> {
+        match &self.asleep {
+            Some(asleep) => asleep.backed(ranges),
+            None => ranges,
+        }
+    }
+
     pub(crate) fn handle(&self, chunk: ChunkId) -> Handle {
         self.chunks[chunk.index()].unwrap_or_else(|| panic!("{chunk} has no handle"))
     }
@@ -201,7 +226,7 @@ impl Executor {
                 first = result;
             }
         };
-        for range in pool.mapped_ranges() {
+        for range in self.mapped(pool.mapped_ranges()) {
             note(self.driver.unmap(self.range(range)));
         }
         for handle in self.chunks.drain(..).flatten() {

@@ -85,6 +85,7 @@
 //! - [`config`], [`device`], [`error`], [`stats`], [`observe`]: settings, the driver and its types,
 //!   errors and the out-of-memory report, statistics, events and shortage handlers;
 //! - [`graph`]: memory for captured CUDA graphs; [`range`]: stable addresses, mapped on demand;
+//! - [`sleep`]: pools whose memory leaves the card, and comes back at the same addresses;
 //! - [`sharing`]: memory of several cards and processes, and registered memory;
 //! - [`torch`]: PyTorch's caching allocator as a state machine; [`inspect`]: the pool's own state;
 //! - `history`: recorded events and snapshots for PyTorch's viewers. Needs the feature `history`,
@@ -119,6 +120,7 @@ pub mod range;
 mod scopes;
 mod shared;
 pub mod sharing;
+pub mod sleep;
 pub mod stats;
 mod stream_end;
 mod stream_ordered;

@@ -21,6 +21,7 @@ use crate::under_a_page::UnderAPage;
 use crate::virtual_pool::{FreeMemory, HeapCell, Refusal, VirtualPool};
 
 /// The manager that places blocks.
+#[expect(clippy::large_enum_variant, reason = "an allocator has one, and never moves it")]
 pub(crate) enum Manager {
     /// The virtual pool. In VPMM the driver's pool serves requests under a page.
     Virtual { pool: VirtualPool, under_a_page: Option<UnderAPage> },
@@ -379,7 +380,7 @@ impl Manager {
     /// Returns the counts of driver work, without that of the driver's pool. No driver call.
     pub(crate) fn known_counters(&self) -> Option<Counters> {
         match self {
-            Manager::Virtual { pool, .. } => Some(pool.pool.counters()),
+            Manager::Virtual { pool, .. } => Some(pool.counters()),
             Manager::Caching(caching) => Some(caching.counters()),
             Manager::Ordered(_) => None,
         }

@@ -43,8 +43,8 @@ pub(crate) struct Shared {
     reserved_peak: AtomicU64,
     /// Requests that wait for memory. While there are any, frees take the lock.
     waiters: AtomicUsize,
-    /// Captures into arenas under way. While there are any, requests take the lock, where their
-    /// capture is looked up.
+    /// Captures into arenas under way, and one more while the pool sleeps. While there are any,
+    /// requests and frees take the lock, where the capture or the sleep is looked up.
     pub captures: AtomicU32,
     /// True while threads contend for the lock: a copy for requests that do not take it.
     contended: AtomicBool,
@@ -79,6 +79,8 @@ pub(crate) struct Inner {
     pub retries: u64,
     /// Requests until the host's memory is probed again.
     until_probe: u32,
+    /// True while the pool sleeps: requests are refused, frees are not.
+    pub asleep: bool,
     pub closed: bool,
 }
 
@@ -149,9 +151,23 @@ impl Shared {
     /// # Errors
     /// The pool is inconsistent or closed, or the process was forked.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Inner>, Unusable> {
+        let inner = self.lock_asleep()?;
+        self.check_awake(&inner)?;
+        Ok(inner)
+    }
+
+    /// Takes the lock as [`Shared::lock`] does, also while the pool sleeps.
+    pub(crate) fn lock_asleep(&self) -> Result<MutexGuard<'_, Inner>, Unusable> {
         let mut inner = self.lock_for_request()?;
         self.return_delayed(&mut inner);
         Ok(inner)
+    }
+
+    fn check_awake(&self, inner: &Inner) -> Result<(), Unusable> {
+        match inner.asleep {
+            true => Err(Unusable::Asleep { pool: self.name.clone() }),
+            false => Ok(()),
+        }
     }
 
     /// Takes the lock as [`Shared::lock`] does, for a malloc or free, which empties the slots of the
@@ -186,7 +202,7 @@ impl Shared {
     /// Takes the lock as [`Shared::lock`] does, for a call that concerns all pools of a group. `None`
     /// if this one was closed meanwhile.
     pub(crate) fn lock_open(&self) -> Result<Option<MutexGuard<'_, Inner>>, Unusable> {
-        match self.lock() {
+        match self.lock_asleep() {
             Err(Unusable::Closed) => Ok(None),
             locked => locked.map(Some),
         }
@@ -208,6 +224,7 @@ impl Shared {
         let limit = self.group.limit();
         let growth = limit.and_then(|_| self.group.share());
         let mut inner = self.lock_for_request()?;
+        self.check_awake(&inner)?;
         if limit.is_some() {
             // Its own share changes only while its lock is held.
             let own = Bytes::new(self.reserved.load(Ordering::Relaxed));
@@ -375,6 +392,7 @@ impl Inner {
             ooms: 0,
             retries: 0,
             until_probe: 0,
+            asleep: false,
             closed: false,
         }
     }

@@ -105,13 +105,15 @@ impl Allocator {
         };
         let found = pool.waiting_memory();
         let waiting = [found.small, found.large];
-        let counters = pool.pool.counters();
+        let counters = pool.counters();
+        // What left the card in a sleep counts as freed until it is back.
+        let total = pool.pool.counters().reserved + counters.released;
         Ok(ReservedMemory {
             reserved: Stat {
                 current: counters.reserved.count(),
                 peak: counters.reserved_peak.count(),
-                allocated: (counters.reserved + counters.released).count(),
-                freed: counters.released.count(),
+                allocated: total.count(),
+                freed: (total - counters.reserved).count(),
             },
             small: found.slabs.count(),
             waiting: waiting.map(|count| count.parts),

@@ -318,19 +318,13 @@ impl CachingPool {
     }
 
     /// Returns the handles that a block lies in with their lengths, in address order, and the address of
-    /// the first. `None` for plain allocations. O(segments), and O(log n) for each handle.
-    pub(crate) fn handles_of(
-        &self,
-        block: AddrRange,
-    ) -> Option<(DeviceAddr, Vec<(Handle, Bytes)>)> {
-        self.segments.iter().flatten().find_map(|memory| {
-            let Memory::Range { range, handles } = memory else { return None };
-            let within = block.start.checked_offset_from(range.start);
-            let within = within.filter(|&within| within < range.len)?;
-            let (&first, _) = handles.range(..=within).next_back()?;
-            let held = handles.range(first..within + block.len);
-            Some((range.start + first, held.map(|(_, &handle)| handle).collect()))
-        })
+    /// the first. `None` for plain allocations. O(log n) for each handle.
+    pub(crate) fn handles_of(&self, id: BlockId) -> Option<(DeviceAddr, Vec<(Handle, Bytes)>)> {
+        let block = self.pool.block(id).ok()?;
+        let Memory::Range { range, handles } = self.memory(block.segment) else { return None };
+        let (&first, _) = handles.range(..=block.offset).next_back()?;
+        let held = handles.range(first..block.offset + block.len);
+        Some((range.start + first, held.map(|(_, &handle)| handle).collect()))
     }
 
     /// Waits on the host for the work of all streams, destroyed ones included.

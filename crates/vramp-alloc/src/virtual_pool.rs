@@ -5,9 +5,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError};
 
 use vramp_core::{
-    ArenaAllocError, Attempt, Block, BlockId, Bytes, Census, Freed, Inconsistency, Leftovers, Mark,
-    PartCount, Plan, Policy, Pool, PoolAddr, PoolConfig, Request, Shortage, Slab, Step, StreamHeap,
-    StreamId, StreamTable,
+    ArenaAllocError, Attempt, Block, BlockId, Bytes, Census, Counters, Freed, Inconsistency,
+    Leftovers, Mark, PartCount, Plan, Policy, Pool, PoolAddr, PoolConfig, Request, Shortage, Slab,
+    Step, StreamHeap, StreamId, StreamTable,
 };
 use vramp_driver::{Driver, DriverError, ErrorKind};
 use vramp_host::HostShortage;
@@ -19,6 +19,7 @@ use crate::completion::Awaited;
 use crate::config::Progress;
 use crate::exec::{Executor, is_capacity_error};
 use crate::sharing::Access;
+use crate::sleep::Asleep;
 use crate::stream_end::StreamEnd;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
@@ -638,7 +639,17 @@ impl VirtualPool {
 
     /// Returns idle memory to the card until no more than `to` is reserved, or nothing more is
     /// idle. Three driver calls and more for each chunk.
+    /// Returns the counts of driver work. What left the card in a sleep is not reserved.
+    pub(crate) fn counters(&self) -> Counters {
+        let counters = self.pool.counters();
+        let asleep = self.exec.asleep.as_ref().map_or(Bytes::ZERO, Asleep::released);
+        Counters { reserved: counters.reserved - asleep, ..counters }
+    }
+
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<(), DriverError> {
+        if self.exec.asleep.is_some() {
+            return Ok(());
+        }
         self.note_ended_captures()?;
         self.lend_idle()?;
         self.find_idle()?;

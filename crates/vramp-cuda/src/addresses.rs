@@ -1,5 +1,5 @@
-//! Table of the device's addresses: reservations with their mappings, plain allocations, and
-//! allocations from the driver's own pool.
+//! Table of the device's addresses: reservations with their mappings, plain allocations,
+//! allocations from the driver's own pool, and adopted memory of other code.
 //!
 //! The table keeps calls away from memory of other code in the process, and checks the rules of
 //! mapping before the driver call, so that a refused call changes nothing. A call that frees
@@ -27,8 +27,14 @@ pub(crate) enum BadRange {
     AlreadyMapped,
     #[error("the range does not consist of whole mappings without gaps")]
     NotWholeMappings,
-    #[error("the range is not inside a reservation or allocation of this device")]
+    #[error(
+        "the range is not inside a reservation, an allocation or adopted memory of this device"
+    )]
     NotOwned,
+    #[error("the range is this device's own in part: adopt memory of one owner at a time")]
+    PartlyOwned,
+    #[error("the range overlaps adopted memory: memory is adopted once")]
+    AlreadyAdopted,
     #[error("the address is not the start of an allocation")]
     NotAllocated,
 }
@@ -42,6 +48,17 @@ pub(crate) struct AddressTable {
     reservations: BTreeMap<u64, (u64, Mappings)>,
     plain: BTreeMap<u64, u64>,
     pooled: BTreeMap<u64, u64>,
+    /// Memory of other code, or of this device, that was adopted. No two ranges overlap.
+    adopted: BTreeMap<u64, u64>,
+}
+
+/// Whose memory a range is that may be adopted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemoryOf {
+    /// Inside a reservation or an allocation of this device.
+    Device,
+    /// No part of it is of this device.
+    Other,
 }
 
 impl AddressTable {
@@ -130,15 +147,56 @@ impl AddressTable {
         self.pooled.remove(&at.number()).map(Bytes::new).ok_or(BadRange::NotAllocated)
     }
 
-    /// Refuses a range that is not inside a reservation or allocation.
+    /// Refuses a range that is not inside a reservation, an allocation or adopted memory.
     pub(crate) fn check_owned(&self, range: AddrRange) -> Result<(), BadRange> {
         let (start, end) = bounds(range)?;
+        match self.is_own(start, end) || is_inside(&self.adopted, start, end) {
+            true => Ok(()),
+            false => Err(BadRange::NotOwned),
+        }
+    }
+
+    fn is_own(&self, start: u64, end: u64) -> bool {
         let reserved = last_at_or_below(&self.reservations, start)
             .is_some_and(|(at, (len, _))| end <= at + len);
-        let allocated = [&self.pooled, &self.plain]
-            .into_iter()
-            .any(|table| last_at_or_below(table, start).is_some_and(|(at, len)| end <= at + len));
-        if reserved || allocated { Ok(()) } else { Err(BadRange::NotOwned) }
+        reserved || [&self.pooled, &self.plain].iter().any(|table| is_inside(table, start, end))
+    }
+
+    // --- adopted memory ---
+
+    /// Refuses a range that may not be adopted by what the table has. O(log n).
+    pub(crate) fn check_adoptable(&self, range: AddrRange) -> Result<MemoryOf, BadRange> {
+        let (start, end) = bounds(range)?;
+        if overlaps(&self.adopted, start, end) {
+            return Err(BadRange::AlreadyAdopted);
+        }
+        if self.is_own(start, end) {
+            return Ok(MemoryOf::Device);
+        }
+        let reserved = self.reservations.range(..end).next_back();
+        let partly_reserved = reserved.is_some_and(|(at, (len, _))| at + len > start);
+        let tables = [&self.pooled, &self.plain];
+        match partly_reserved || tables.iter().any(|table| overlaps(table, start, end)) {
+            true => Err(BadRange::PartlyOwned),
+            false => Ok(MemoryOf::Other),
+        }
+    }
+
+    /// Inserts an adopted range. Undone by [`AddressTable::take_adopted`].
+    pub(crate) fn insert_adopted(&mut self, range: AddrRange) -> Result<(), BadRange> {
+        self.check_adoptable(range)?;
+        self.adopted.insert(range.start.number(), range.len.count());
+        Ok(())
+    }
+
+    /// Removes an adopted range. Returns false if there is none.
+    pub(crate) fn take_adopted(&mut self, range: AddrRange) -> bool {
+        let start = range.start.number();
+        let is_adopted = self.adopted.get(&start) == Some(&range.len.count());
+        if is_adopted {
+            self.adopted.remove(&start);
+        }
+        is_adopted
     }
 
     /// Removes and returns every reservation with its mappings, and every allocation from the pool.
@@ -180,8 +238,13 @@ fn last_at_or_below<V>(map: &BTreeMap<u64, V>, at: u64) -> Option<(&u64, &V)> {
     map.range(..=at).next_back()
 }
 
-fn overlaps(mappings: &Mappings, start: u64, end: u64) -> bool {
-    mappings.range(..end).next_back().is_some_and(|(at, len)| at + len > start)
+/// Returns true if one of the ranges, start to length, has all of `start..end`.
+fn is_inside(ranges: &BTreeMap<u64, u64>, start: u64, end: u64) -> bool {
+    last_at_or_below(ranges, start).is_some_and(|(at, len)| end <= at + len)
+}
+
+fn overlaps(ranges: &BTreeMap<u64, u64>, start: u64, end: u64) -> bool {
+    ranges.range(..end).next_back().is_some_and(|(at, len)| at + len > start)
 }
 
 #[cfg(test)]
@@ -241,6 +304,32 @@ mod tests {
         }
         assert_eq!(table.take_reservation(range(1000, 100)), Ok(()));
         assert_eq!(table.take_reservation(range(1000, 100)), Err(BadRange::NotAReservation));
+    }
+
+    #[test]
+    fn memory_is_adopted_once_and_not_beside_own_memory() {
+        let mut table = table();
+        table.insert_plain(DeviceAddr::new(7000), Bytes::new(64));
+        assert_eq!(table.check_adoptable(range(1000, 100)), Ok(MemoryOf::Device));
+        assert_eq!(table.check_adoptable(range(7000, 64)), Ok(MemoryOf::Device));
+        for partly in [range(999, 2), range(1099, 2), range(900, 300), range(6990, 20)] {
+            assert_eq!(table.check_adoptable(partly), Err(BadRange::PartlyOwned), "{partly}");
+        }
+        assert_eq!(table.check_adoptable(range(9000, 0)), Err(BadRange::NoRange));
+        let whole = range(9000, 100);
+        assert_eq!(table.check_adoptable(whole), Ok(MemoryOf::Other));
+        table.insert_adopted(whole).unwrap();
+        for over in [whole, range(8999, 2), range(9050, 1), range(9099, 9), range(8000, 9000)] {
+            assert_eq!(table.insert_adopted(over), Err(BadRange::AlreadyAdopted), "{over}");
+        }
+        for beside in [range(8990, 10), range(9100, 10)] {
+            table.insert_adopted(beside).unwrap();
+        }
+        assert_eq!(table.check_owned(range(9050, 50)), Ok(()));
+        assert_eq!(table.check_owned(range(9050, 51)), Err(BadRange::NotOwned));
+        assert!(!table.take_adopted(range(9000, 50)) && !table.take_adopted(range(9050, 50)));
+        assert!(table.take_adopted(whole) && !table.take_adopted(whole));
+        assert_eq!(table.check_owned(range(9000, 1)), Err(BadRange::NotOwned));
     }
 
     #[test]

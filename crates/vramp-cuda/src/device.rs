@@ -27,7 +27,7 @@ use crate::sys::{
 use crate::table::{Opaque, Refusal, Table};
 use crate::turns::Turns;
 use crate::uses::Captured;
-use crate::{copy, graph, host, memory, pool, sharing, stream};
+use crate::{adopted, copy, graph, host, memory, pool, sharing, stream};
 
 /// One CUDA card.
 ///
@@ -457,6 +457,14 @@ impl Driver for CudaDriver {
 
     fn free_memory(&self, at: DeviceAddr) -> DriverResult<()> {
         memory::free(self, at)
+    }
+
+    fn adopt_memory(&self, range: AddrRange) -> DriverResult<()> {
+        adopted::adopt(self, range)
+    }
+
+    fn forget_memory(&self, range: AddrRange) -> bool {
+        adopted::forget(self, range)
     }
 
     fn create_stream(&self) -> DriverResult<Stream> {

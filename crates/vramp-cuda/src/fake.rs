@@ -4,6 +4,7 @@
 #![allow(non_snake_case, reason = "the functions have the driver's names")]
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::rc::Rc;
 
@@ -30,8 +31,36 @@ struct State {
     end_refused: u32,
     /// True if all work is complete.
     complete: bool,
+    /// Memory of other code, by its first address.
+    others: BTreeMap<u64, OtherMemory>,
     /// Called in each driver call with its name.
     watch: Option<Rc<dyn Fn(&'static str)>>,
+}
+
+/// Memory that other code allocated: see [`allocate_elsewhere`].
+#[derive(Clone, Copy)]
+pub(crate) struct OtherMemory {
+    /// Accessible bytes from the first address on. The rest of the reservation is not mapped.
+    pub(crate) len: u64,
+    /// Length of each mapping; that of the memory for a plain allocation.
+    pub(crate) step: u64,
+    pub(crate) reserved: u64,
+    pub(crate) kind: CUmemorytype,
+    pub(crate) ordinal: i32,
+    pub(crate) is_managed: bool,
+}
+
+impl OtherMemory {
+    /// A `cudaMalloc` on the first device.
+    pub(crate) fn plain(len: u64) -> OtherMemory {
+        let kind = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        OtherMemory { len, step: len, reserved: len, kind, ordinal: 0, is_managed: false }
+    }
+
+    fn at(state: &State, at: u64) -> Option<(u64, OtherMemory)> {
+        let (&start, &memory) = state.others.range(..=at).next_back()?;
+        (at < start + memory.reserved).then_some((start, memory))
+    }
 }
 
 /// A capture whose last node depends on one other: see [`FIRST`] and [`LAST`].
@@ -119,6 +148,11 @@ pub(crate) fn invalidate_capture() {
     with(|state| state.capture = Capture::Invalidated);
 }
 
+/// Allocates memory as other code does, at `start`.
+pub(crate) fn allocate_elsewhere(start: u64, memory: OtherMemory) {
+    with(|state| state.others.insert(start, memory));
+}
+
 /// Makes every stream report a valid capture, which no call of the device began.
 pub(crate) fn capture_elsewhere() {
     with(|state| state.capture = Capture::Valid);
@@ -195,6 +229,7 @@ macro_rules! fakes {
             $(api.$name = Ok($name);)*
             api.cuGetErrorName = Ok(error_name);
             api.cuEventQuery = Ok(event_query);
+            api.cuMemGetAddressRange_v2 = Ok(address_range);
             api.cuStreamEndCapture = Ok(end_capture);
             api
         }
@@ -228,6 +263,24 @@ unsafe extern "C" fn error_name(code: CUresult, text: *mut *const c_char) -> CUr
     };
     put(text, name.as_ptr());
     CUresult::CUDA_SUCCESS
+}
+
+/// Returns the mapping at an address. Fails for memory of the device itself: it is in its own table.
+unsafe extern "C" fn address_range(
+    start: *mut CUdeviceptr,
+    len: *mut usize,
+    at: CUdeviceptr,
+) -> CUresult {
+    let found = with(|state| OtherMemory::at(state, at));
+    let mapped = found.filter(|(first, memory)| at < first + memory.len);
+    let Some((first, memory)) = mapped else {
+        called("cuMemGetAddressRange_v2", |_| ());
+        return CUresult::CUDA_ERROR_NOT_FOUND;
+    };
+    called("cuMemGetAddressRange_v2", |_| {
+        put(start, first + (at - first) / memory.step * memory.step);
+        put(len, memory.step as usize);
+    })
 }
 
 /// Reports work in flight, unless set to fail or complete.
@@ -264,6 +317,24 @@ fakes! {
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) s { put(free, 1 << 29); put(total, 1 << 30) }
     cuMemAlloc_v2(start: *mut CUdeviceptr, len: usize) s { put(start, fresh(s) as u64) }
     cuMemFree_v2(start: CUdeviceptr) s {}
+    cuPointerGetAttributes(count: c_uint, wanted: *mut CUpointer_attribute, values: *mut *mut c_void, at: CUdeviceptr) s {
+        let found = OtherMemory::at(s, at);
+        // SAFETY: the caller passes arrays of `count` elements.
+        let wanted = unsafe { std::slice::from_raw_parts(wanted, count as usize) };
+        // SAFETY: as above.
+        let values = unsafe { std::slice::from_raw_parts(values, count as usize) };
+        for (&wanted, &value) in wanted.iter().zip(values) {
+            let Some((start, memory)) = found else { continue };
+            match wanted {
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => put(value.cast(), memory.kind),
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put(value.cast(), memory.ordinal),
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED => put(value.cast(), u32::from(memory.is_managed)),
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => put(value.cast(), start),
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => put(value.cast(), memory.reserved),
+                _ => unreachable!("an attribute that the device does not read"),
+            }
+        }
+    }
     cuStreamCreate(stream: *mut CUstream, flags: c_uint) s { put(stream, fresh(s) as CUstream) }
     cuStreamDestroy_v2(stream: CUstream) s {}
     cuStreamSynchronize(stream: CUstream) s {}

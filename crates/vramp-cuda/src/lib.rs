@@ -34,6 +34,7 @@
 //! Deliberately absent: policy, retries, kernels, environment variables.
 
 mod addresses;
+mod adopted;
 mod copy;
 mod device;
 

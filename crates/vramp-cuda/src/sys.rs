@@ -90,6 +90,12 @@ pub struct CUevent_flags_enum(pub ::std::os::raw::c_uint);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct CUdevice_attribute_enum(pub ::std::os::raw::c_uint);
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct CUpointer_attribute_enum(pub ::std::os::raw::c_uint);
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct CUmemorytype_enum(pub ::std::os::raw::c_uint);
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct CUgraphEdgeData_st {
@@ -245,6 +251,14 @@ pub struct Api {
     >,
     pub cuMemFree_v2:
         Result<unsafe extern "C" fn(dptr: CUdeviceptr) -> CUresult, ::libloading::Error>,
+    pub cuMemGetAddressRange_v2: Result<
+        unsafe extern "C" fn(
+            pbase: *mut CUdeviceptr,
+            psize: *mut usize,
+            dptr: CUdeviceptr,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
     pub cuMemFreeHost: Result<
         unsafe extern "C" fn(p: *mut ::std::os::raw::c_void) -> CUresult,
         ::libloading::Error,
@@ -445,6 +459,15 @@ pub struct Api {
             bytesize: usize,
             pool: CUmemoryPool,
             hStream: CUstream,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuPointerGetAttributes: Result<
+        unsafe extern "C" fn(
+            numAttributes: ::std::os::raw::c_uint,
+            attributes: *mut CUpointer_attribute,
+            data: *mut *mut ::std::os::raw::c_void,
+            ptr: CUdeviceptr,
         ) -> CUresult,
         ::libloading::Error,
     >,
@@ -1031,6 +1054,56 @@ impl CUdevice_attribute_enum {
         CUdevice_attribute_enum = CUdevice_attribute_enum(161);
     pub const CU_DEVICE_ATTRIBUTE_MAX: CUdevice_attribute_enum = CUdevice_attribute_enum(162);
 }
+impl CUpointer_attribute_enum {
+    pub const CU_POINTER_ATTRIBUTE_CONTEXT: CUpointer_attribute_enum = CUpointer_attribute_enum(1);
+    pub const CU_POINTER_ATTRIBUTE_MEMORY_TYPE: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(2);
+    pub const CU_POINTER_ATTRIBUTE_DEVICE_POINTER: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(3);
+    pub const CU_POINTER_ATTRIBUTE_HOST_POINTER: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(4);
+    pub const CU_POINTER_ATTRIBUTE_P2P_TOKENS: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(5);
+    pub const CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(6);
+    pub const CU_POINTER_ATTRIBUTE_BUFFER_ID: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(7);
+    pub const CU_POINTER_ATTRIBUTE_IS_MANAGED: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(8);
+    pub const CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(9);
+    pub const CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(10);
+    pub const CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(11);
+    pub const CU_POINTER_ATTRIBUTE_RANGE_SIZE: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(12);
+    pub const CU_POINTER_ATTRIBUTE_MAPPED: CUpointer_attribute_enum = CUpointer_attribute_enum(13);
+    pub const CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(14);
+    pub const CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(15);
+    pub const CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(16);
+    pub const CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(17);
+    pub const CU_POINTER_ATTRIBUTE_MAPPING_SIZE: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(18);
+    pub const CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(19);
+    pub const CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(20);
+    pub const CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(21);
+    pub const CU_POINTER_ATTRIBUTE_LOCALITY_DOMAIN_ORDINAL: CUpointer_attribute_enum =
+        CUpointer_attribute_enum(22);
+}
+impl CUmemorytype_enum {
+    pub const CU_MEMORYTYPE_HOST: CUmemorytype_enum = CUmemorytype_enum(1);
+    pub const CU_MEMORYTYPE_DEVICE: CUmemorytype_enum = CUmemorytype_enum(2);
+    pub const CU_MEMORYTYPE_ARRAY: CUmemorytype_enum = CUmemorytype_enum(3);
+    pub const CU_MEMORYTYPE_UNIFIED: CUmemorytype_enum = CUmemorytype_enum(4);
+}
 impl CUstreamCaptureStatus_enum {
     pub const CU_STREAM_CAPTURE_STATUS_NONE: CUstreamCaptureStatus_enum =
         CUstreamCaptureStatus_enum(0);
@@ -1320,6 +1393,8 @@ impl Api {
         let cuMemGetInfo_v2 = unsafe { __library.get(b"cuMemGetInfo_v2\0") }.map(|sym| *sym);
         let cuMemAlloc_v2 = unsafe { __library.get(b"cuMemAlloc_v2\0") }.map(|sym| *sym);
         let cuMemFree_v2 = unsafe { __library.get(b"cuMemFree_v2\0") }.map(|sym| *sym);
+        let cuMemGetAddressRange_v2 =
+            unsafe { __library.get(b"cuMemGetAddressRange_v2\0") }.map(|sym| *sym);
         let cuMemFreeHost = unsafe { __library.get(b"cuMemFreeHost\0") }.map(|sym| *sym);
         let cuMemHostAlloc = unsafe { __library.get(b"cuMemHostAlloc\0") }.map(|sym| *sym);
         let cuDeviceGetPCIBusId =
@@ -1362,6 +1437,8 @@ impl Api {
         let cuMemPoolDestroy = unsafe { __library.get(b"cuMemPoolDestroy\0") }.map(|sym| *sym);
         let cuMemAllocFromPoolAsync =
             unsafe { __library.get(b"cuMemAllocFromPoolAsync\0") }.map(|sym| *sym);
+        let cuPointerGetAttributes =
+            unsafe { __library.get(b"cuPointerGetAttributes\0") }.map(|sym| *sym);
         let cuStreamCreate = unsafe { __library.get(b"cuStreamCreate\0") }.map(|sym| *sym);
         let cuStreamWaitEvent = unsafe { __library.get(b"cuStreamWaitEvent\0") }.map(|sym| *sym);
         let cuStreamBeginCapture_v2 =
@@ -1411,6 +1488,7 @@ impl Api {
             cuMemGetInfo_v2,
             cuMemAlloc_v2,
             cuMemFree_v2,
+            cuMemGetAddressRange_v2,
             cuMemFreeHost,
             cuMemHostAlloc,
             cuDeviceGetPCIBusId,
@@ -1439,6 +1517,7 @@ impl Api {
             cuMemPoolCreate,
             cuMemPoolDestroy,
             cuMemAllocFromPoolAsync,
+            cuPointerGetAttributes,
             cuStreamCreate,
             cuStreamWaitEvent,
             cuStreamBeginCapture_v2,
@@ -1567,6 +1646,18 @@ impl Api {
     }
     pub unsafe fn cuMemFree_v2(&self, dptr: CUdeviceptr) -> CUresult {
         unsafe { (self.cuMemFree_v2.as_ref().expect("Expected function, got error."))(dptr) }
+    }
+    pub unsafe fn cuMemGetAddressRange_v2(
+        &self,
+        pbase: *mut CUdeviceptr,
+        psize: *mut usize,
+        dptr: CUdeviceptr,
+    ) -> CUresult {
+        unsafe {
+            (self.cuMemGetAddressRange_v2.as_ref().expect("Expected function, got error."))(
+                pbase, psize, dptr,
+            )
+        }
     }
     pub unsafe fn cuMemFreeHost(&self, p: *mut ::std::os::raw::c_void) -> CUresult {
         unsafe { (self.cuMemFreeHost.as_ref().expect("Expected function, got error."))(p) }
@@ -1862,6 +1953,22 @@ impl Api {
             )
         }
     }
+    pub unsafe fn cuPointerGetAttributes(
+        &self,
+        numAttributes: ::std::os::raw::c_uint,
+        attributes: *mut CUpointer_attribute,
+        data: *mut *mut ::std::os::raw::c_void,
+        ptr: CUdeviceptr,
+    ) -> CUresult {
+        unsafe {
+            (self.cuPointerGetAttributes.as_ref().expect("Expected function, got error."))(
+                numAttributes,
+                attributes,
+                data,
+                ptr,
+            )
+        }
+    }
     pub unsafe fn cuStreamCreate(
         &self,
         phStream: *mut CUstream,
@@ -2065,6 +2172,8 @@ pub use self::CUmemAllocationType_enum as CUmemAllocationType;
 pub use self::CUmemLocationType_enum as CUmemLocationType;
 pub use self::CUmemPool_attribute_enum as CUmemPool_attribute;
 pub use self::CUmemRangeHandleType_enum as CUmemRangeHandleType;
+pub use self::CUmemorytype_enum as CUmemorytype;
+pub use self::CUpointer_attribute_enum as CUpointer_attribute;
 pub use self::CUstream_flags_enum as CUstream_flags;
 pub use self::CUstreamCaptureMode_enum as CUstreamCaptureMode;
 pub use self::CUstreamCaptureStatus_enum as CUstreamCaptureStatus;

@@ -35,6 +35,8 @@ pub enum Call {
     AllocMemory,
     /// Free device memory.
     FreeMemory,
+    /// Adopt memory that other code allocated.
+    AdoptMemory,
     /// Create a stream.
     CreateStream,
     /// Destroy a stream.
@@ -107,7 +109,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in declaration order.
-    pub const ALL: [Call; 47] = [
+    pub const ALL: [Call; 48] = [
         Call::Reserve,
         Call::FreeAddresses,
         Call::Create,
@@ -121,6 +123,7 @@ impl Call {
         Call::ExportDmaBuf,
         Call::AllocMemory,
         Call::FreeMemory,
+        Call::AdoptMemory,
         Call::CreateStream,
         Call::DestroyStream,
         Call::SynchronizeStream,
@@ -173,6 +176,7 @@ impl Call {
             Call::ExportDmaBuf => "export-dma-buf",
             Call::AllocMemory => "alloc-memory",
             Call::FreeMemory => "free-memory",
+            Call::AdoptMemory => "adopt-memory",
             Call::CreateStream => "create-stream",
             Call::DestroyStream => "destroy-stream",
             Call::SynchronizeStream => "synchronize-stream",

@@ -133,6 +133,31 @@ pub trait Driver: Send + Sync {
     /// 286 us, by size, and the wait.
     fn free_memory(&self, at: DeviceAddr) -> DriverResult<()>;
 
+    // --- memory of other code ---
+
+    /// Adopts device memory that other code of the process allocated, such as a `cudaMalloc` or a part
+    /// of another library's pool: fills and copies accept it, as they do this device's own, until
+    /// [`Driver::forget_memory`]. It can be neither freed, mapped nor exported here. Memory of this
+    /// device's own may be adopted too. No two adoptions overlap.
+    ///
+    /// `range` lies in one allocation, or in adjacent accessible mappings of one reservation: what a
+    /// card copies in one call. The caller guarantees that it stays allocated until it is forgotten.
+    /// A card does not notice a free: a copy is then an error, or reaches whatever is there later.
+    ///
+    /// None for this device's own memory; for other memory two driver calls, and one more for each
+    /// further mapping. Not measured. O(log n) in reservations, allocations and adoptions.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUse`](crate::ErrorKind::InvalidUse) for a range that is empty, not
+    /// allocated as a whole, managed, the host's or another device's, that is this device's own in
+    /// part, or that overlaps another adoption. [`ErrorKind::NotSupported`](crate::ErrorKind::NotSupported)
+    /// if the driver cannot tell what other memory is.
+    fn adopt_memory(&self, range: AddrRange) -> DriverResult<()>;
+
+    /// Forgets memory exactly as it was passed to [`Driver::adopt_memory`]. Returns false if it is not
+    /// adopted. No driver call; works on a lost device. The work queued on the memory must be complete.
+    fn forget_memory(&self, range: AddrRange) -> bool;
+
     // --- streams and events ---
 
     /// Creates a stream that does not synchronise with the default stream.
@@ -189,6 +214,9 @@ pub trait Driver: Send + Sync {
     // --- work ---
 
     /// Queues a fill of `range` with `byte` on `stream`.
+    ///
+    /// Fills and copies refuse a range that this device does not own ([`Driver::owns`]) with
+    /// [`ErrorKind::InvalidUse`](crate::ErrorKind::InvalidUse).
     fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()>;
 
     /// Queues a copy between device addresses on `stream`. The ranges may not overlap. A card refuses
@@ -319,8 +347,8 @@ pub trait Driver: Send + Sync {
 
     // --- statistics ---
 
-    /// Returns true if all of `range` lies in a reservation or an allocation of this device. No driver
-    /// call.
+    /// Returns true if all of `range` lies in a reservation, an allocation or adopted memory of this
+    /// device. No driver call.
     fn owns(&self, range: AddrRange) -> bool;
 
     /// Returns free and total memory of the card.

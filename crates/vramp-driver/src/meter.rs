@@ -133,6 +133,9 @@ impl<D: Driver> Driver for Metered<D> {
     fn owns(&self, range: AddrRange) -> bool {
         self.device.owns(range)
     }
+    fn forget_memory(&self, range: AddrRange) -> bool {
+        self.device.forget_memory(range)
+    }
     fn now_ns(&self) -> u64 {
         self.device.now_ns()
     }
@@ -156,6 +159,9 @@ impl<D: Driver> Driver for Metered<D> {
     }
     fn set_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
         self.timed(Call::SetAccess, |device| device.set_access(range, peers))
+    }
+    fn adopt_memory(&self, range: AddrRange) -> DriverResult<()> {
+        self.timed(Call::AdoptMemory, |device| device.adopt_memory(range))
     }
     fn revoke_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
         self.timed(Call::RevokeAccess, |device| device.revoke_access(range, peers))

@@ -109,6 +109,8 @@ forward! {
     export_dma_buf(range: AddrRange) -> DriverResult<OwnedFd>;
     alloc_memory(len: Bytes) -> DriverResult<DeviceAddr>;
     free_memory(at: DeviceAddr) -> DriverResult<()>;
+    adopt_memory(range: AddrRange) -> DriverResult<()>;
+    forget_memory(range: AddrRange) -> bool;
     create_stream() -> DriverResult<Stream>;
     destroy_stream(stream: Stream) -> DriverResult<()>;
     synchronize_stream(stream: Stream) -> DriverResult<()>;

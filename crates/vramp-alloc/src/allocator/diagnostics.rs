@@ -1,5 +1,7 @@
 //! Statistics and diagnostics: counts, census, audit, and access to the managers' states.
 
+use std::sync::atomic::Ordering;
+
 use vramp_core::{Bytes, Census, Counters, Inconsistency, Mark, StreamId};
 use vramp_driver::{Call, DriverError};
 use vramp_model::{TorchOp, TorchPool};
@@ -30,6 +32,12 @@ impl Allocator {
             callback_panics: self.shared.observers.panics(),
             ..inner.manager.counters()?
         })
+    }
+
+    /// Returns the physical memory reserved, as of the last call that changed it. No lock and no driver
+    /// call; zero for the driver's pool.
+    pub fn reserved(&self) -> Bytes {
+        Bytes::new(self.shared.reserved.load(Ordering::Relaxed))
     }
 
     /// Returns the live bytes, as requested. No driver call.

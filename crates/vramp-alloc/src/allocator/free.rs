@@ -22,7 +22,7 @@ impl Allocator {
     /// # Errors
     /// [`UseError::Foreign`] and [`UseError::UnknownStream`] change nothing.
     pub fn record_use(&self, allocation: &Allocation, stream: StreamId) -> Result<(), UseError> {
-        let mut inner = self.shared.lock()?;
+        let mut inner = self.shared.lock_asleep()?;
         inner.open_stream(stream).ok_or(UseError::UnknownStream(stream))?;
         if !self.owns(&inner, allocation) {
             return Err(UseError::Foreign(allocation.addr));
@@ -73,7 +73,7 @@ impl Allocator {
         if allocation.allocator == self.shared.number && allocation.stream == stream {
             return Ok(allocation);
         }
-        let inner = self.shared.lock()?;
+        let inner = self.shared.lock_asleep()?;
         if !inner.knows_stream(stream) {
             return Err(FreeError::UnknownStream { stream, allocation });
         }

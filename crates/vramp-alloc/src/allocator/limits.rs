@@ -60,7 +60,7 @@ impl Allocator {
     /// # Errors
     /// A driver call failed. What was returned before it stays returned.
     pub fn trim(&self, to: Bytes) -> Result<(), AllocError> {
-        let mut inner = self.shared.lock()?;
+        let mut inner = self.shared.lock_asleep()?;
         self.shared.refresh(&mut inner);
         let before = inner.manager.reserved();
         let trimmed = inner.manager.trim(to);

@@ -173,6 +173,12 @@ impl Allocator {
         &self.shared.driver
     }
 
+    /// Returns the number of the allocator, which no other one of the process has or had.
+    #[inline]
+    pub fn number(&self) -> u64 {
+        self.shared.number
+    }
+
     /// Returns the allocator's name: `main`, or the one given to [`Allocator::create_pool`].
     pub fn name(&self) -> &str {
         &self.shared.name

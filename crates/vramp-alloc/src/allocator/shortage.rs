@@ -19,6 +19,9 @@ const ROUNDS_MAX: u32 = 64;
 /// in use by younger work then; beside other threads that never ends.
 const WAITS_MAX: u32 = 4;
 
+/// Stands for a patience beyond the range of the clock.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// What was done about the shortage of one request so far.
 pub(crate) struct Relief<'a> {
     rounds: u32,
@@ -139,14 +142,15 @@ impl Shared {
             return Ok(false);
         }
         if relief.rounds <= ROUNDS_MAX && self.observers.run_handlers(shortage) {
-            self.lock()?.retries += 1;
+            self.lock_asleep()?.retries += 1;
             return Ok(true);
         }
         let now = Instant::now();
-        let deadline = *relief.deadline.get_or_insert(now + relief.patience);
+        let end = || now.checked_add(relief.patience).unwrap_or_else(|| now + YEAR);
+        let deadline = *relief.deadline.get_or_insert_with(end);
         let left = deadline.saturating_duration_since(now);
         if left > Duration::ZERO {
-            let mut inner = self.lock()?;
+            let mut inner = self.lock_asleep()?;
             inner.retries += 1;
             relief.waiter.get_or_insert_with(|| self.add_waiter());
             self.wait_for_memory(inner, left);

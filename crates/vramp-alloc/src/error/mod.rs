@@ -29,6 +29,12 @@ pub enum Unusable {
          child with spawn or exec, or create the first allocator after the fork"
     )]
     Forked,
+    /// The pool sleeps: its memory may have left the card.
+    #[error("the pool {pool} is asleep: wake it first")]
+    Asleep {
+        /// Name of the pool.
+        pool: String,
+    },
     /// The allocator was closed, and its memory is gone.
     #[error("the allocator was closed, and its memory is gone: open another one")]
     Closed,

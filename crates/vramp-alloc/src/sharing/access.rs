@@ -18,7 +18,8 @@ use crate::error::{CreateError, Unusable};
 use crate::manager::Manager;
 use crate::shared::Shared;
 
-/// Which other cards can access an allocator's memory.
+/// Which other cards can access an allocator's memory. Plain allocations, those of the preset `torch` and of
+/// the driver's pool, are not concerned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Peers {
     /// None, also not later.
@@ -123,7 +124,8 @@ impl Change {
 impl Allocator {
     /// Grants the card with this ordinal access to all memory of this allocator and of the pools created
     /// from it, now and later. Idempotent. One driver call for each stretch of mapped addresses, about
-    /// 45 us for each handle; memory mapped later is granted in the call that is made anyway.
+    /// 45 us for each handle, while other requests of the pool wait; memory mapped later is granted in the call
+    /// that is made anyway.
     ///
     /// # Errors
     /// It is no peer, the configuration excludes it, or a driver call failed. Access is as before.
@@ -196,7 +198,7 @@ impl Manager {
     fn change_access(&mut self, ordinal: u32, change: Change) -> Result<AccessChange, AccessError> {
         match self {
             Manager::Virtual { pool, .. } => {
-                let ranges = pool.pool.accessible_ranges();
+                let ranges = pool.exec.mapped(pool.pool.accessible_ranges());
                 let ranges = ranges.into_iter().map(|range| pool.exec.range(range)).collect();
                 let driver = Arc::clone(&pool.exec.driver);
                 change_ranges(&*driver, ranges, &mut pool.exec.access.peers, ordinal, change)

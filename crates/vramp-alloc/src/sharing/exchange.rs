@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use vramp_core::{AddrRange, Bytes, StreamId};
+use vramp_core::{AddrRange, StreamId};
 use vramp_driver::{DriverError, ExportedHandle};
 use vramp_host::fork::is_forked;
 use vramp_ipc::{
@@ -52,8 +52,9 @@ use vramp_ipc::{
 
 use crate::Allocator;
 use crate::error::UseError;
-use crate::sharing::export::{Description, Export, ExportError};
+use crate::sharing::export::{Export, ExportError};
 use crate::sharing::import::{ImportError, Imported};
+use crate::sharing::wire::{decode, encode};
 
 /// Most descriptors that an exchange keeps ready for importers.
 pub const READY_MAX: usize = 256;
@@ -402,70 +403,4 @@ fn fabric_of(export: &Export) -> Result<Vec<[u8; 64]>, ExportError> {
         ExportedHandle::PosixFd(_) => unreachable!("all handles of an allocator are of one type"),
     });
     handles.collect()
-}
-
-/// First byte of a description: its version.
-const VERSION: u8 = 1;
-
-/// Writes version, whether handles are fabric ones, offset, length, and for each handle its length and
-/// its bytes if it is a fabric one. Integers are little-endian.
-fn encode(description: &Description, fabric: &[[u8; 64]]) -> Vec<u8> {
-    let mut bytes = vec![VERSION, u8::from(!fabric.is_empty())];
-    for number in [description.offset, description.len] {
-        bytes.extend(number.count().to_le_bytes());
-    }
-    for (index, len) in description.handles.iter().enumerate() {
-        bytes.extend(len.count().to_le_bytes());
-        if let Some(handle) = fabric.get(index) {
-            bytes.extend(handle);
-        }
-    }
-    bytes
-}
-
-fn decode(bytes: &[u8]) -> Option<(Description, Vec<[u8; 64]>)> {
-    let (&[version, is_fabric], mut rest) = bytes.split_first_chunk::<2>()?;
-    if version != VERSION || is_fabric > 1 {
-        return None;
-    }
-    let number = |rest: &mut &[u8]| {
-        let (number, left) = rest.split_first_chunk::<8>()?;
-        *rest = left;
-        Some(Bytes::new(u64::from_le_bytes(*number)))
-    };
-    let (offset, len) = (number(&mut rest)?, number(&mut rest)?);
-    let (mut handles, mut fabric) = (Vec::new(), Vec::new());
-    while !rest.is_empty() {
-        handles.push(number(&mut rest)?);
-        if is_fabric == 1 {
-            let (handle, left) = rest.split_first_chunk::<64>()?;
-            fabric.push(*handle);
-            rest = left;
-        }
-    }
-    Some((Description { handles, offset, len }, fabric))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_description_survives_the_way_and_garbage_is_refused() {
-        let description = Description {
-            handles: vec![Bytes::mib(2), Bytes::mib(32)],
-            offset: Bytes::new(512),
-            len: Bytes::mib(30),
-        };
-        for fabric in [vec![], vec![[7; 64], [9; 64]]] {
-            let bytes = encode(&description, &fabric);
-            assert_eq!(decode(&bytes), Some((description.clone(), fabric)));
-            for cut in 1..8 {
-                assert_eq!(decode(&bytes[..bytes.len() - cut]), None);
-            }
-        }
-        assert_eq!(decode(&[]), None);
-        assert_eq!(decode(&[2, 0]), None);
-        assert_eq!(decode(&[1, 2]), None);
-    }
 }

@@ -200,16 +200,20 @@ impl Manager {
                 let lens = chunks.iter().map(|chunk| chunk.len).collect();
                 Ok((lens, start, Memory::Chunks(chunks)))
             }
-            Manager::Caching(caching) => match caching.handles_of(range_of(allocation)) {
-                Some((start, held))
-                    if caching.access.properties.handle_type != HandleType::None =>
-                {
-                    let (handles, lens) = held.into_iter().unzip();
-                    Ok((lens, start, Memory::Segment(handles)))
+            Manager::Caching(caching) => {
+                match allocation.id().and_then(|id| caching.handles_of(id)) {
+                    Some((start, held))
+                        if caching.access.properties.handle_type != HandleType::None =>
+                    {
+                        let (handles, lens) = held.into_iter().unzip();
+                        Ok((lens, start, Memory::Segment(handles)))
+                    }
+                    Some(_) => refuse("it was created for one process: set `sharing` to posix-fd"),
+                    None => {
+                        refuse("it is a plain allocation: use the preset vramp, or a comm pool")
+                    }
                 }
-                Some(_) => refuse("it was created for one process: set `sharing` to posix-fd"),
-                None => refuse("it is a plain allocation: use the preset vramp, or a comm pool"),
-            },
+            }
             Manager::Ordered(_) => {
                 refuse("it is memory of the driver's pool: use the preset vramp")
             }

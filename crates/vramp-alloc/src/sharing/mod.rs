@@ -9,7 +9,7 @@
 //!   [`Allocator::export_dma_buf`];
 //! - `export.rs`: an allocation for other processes, [`Allocator::export`];
 //! - `import.rs`: memory of another process, [`Allocator::import`];
-//! - `exchange.rs`: the way from one process to another, [`Exchange`].
+//! - `exchange.rs`: the way from one process to another, [`Exchange`]; `wire.rs`: what is sent.
 //!
 //! ```
 //! use vramp_alloc::{Allocator, Bytes, Config};
@@ -36,6 +36,7 @@ mod exchange;
 mod export;
 mod import;
 mod pins;
+mod wire;
 
 use vramp_driver::{Driver, DriverError, HandleType, MemoryLocation, MemoryProperties};
 

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use vramp_core::{AddrRange, Bytes, ChunkAt, NotPoolMemory};
+use vramp_core::{AddrRange, Bytes, ChunkAt, DeviceAddr, NotPoolMemory};
 use vramp_host::fork::is_forked;
 
 use crate::error::Unusable;
@@ -89,6 +89,16 @@ impl Allocator {
             return (0, Bytes::ZERO);
         }
         inner.manager.virtual_pool().map_or((0, Bytes::ZERO), |pool| pool.pool.pinned())
+    }
+
+    /// Returns the addresses of the pinned handles, sorted within each reservation. O(pinned handles).
+    pub fn pinned_handles(&self) -> Vec<DeviceAddr> {
+        let inner = self.shared().lock_anyway();
+        if inner.closed {
+            return Vec::new();
+        }
+        let Some(pool) = inner.manager.virtual_pool() else { return Vec::new() };
+        pool.pool.pinned_handles().map(|at| pool.exec.addr(at)).collect()
     }
 }
 

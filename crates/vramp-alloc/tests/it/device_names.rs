@@ -2,7 +2,7 @@
 
 use vramp_alloc::device::{
     AddrRange, Device, DeviceOptions, Driver, MemoryProperties, OpenError, open, open_all,
-    open_all_mapped, open_mapped,
+    open_all_mapped, open_mapped, open_ordinals_mapped,
 };
 use vramp_core::Bytes;
 
@@ -74,4 +74,22 @@ fn devices_of_one_call_share_addresses_and_those_of_two_do_not() {
     second.synchronize_stream(stream).expect("the fill is legal");
     let others = open_all("sim:h200x2").expect("a machine");
     assert!(others.iter().all(|opened| !opened.driver.owns(ours)));
+}
+
+#[test]
+fn devices_are_opened_by_ordinal_in_the_order_asked_for() {
+    let ids = |name: &str, ordinals: &[u32]| -> Vec<String> {
+        let opened = open_ordinals_mapped(name, ordinals).expect("the machine has them");
+        opened.iter().map(|opened| opened.driver.info().id.clone()).collect()
+    };
+    assert_eq!(ids("sim:h200x4", &[3, 1]), ["sim:h200x4:3", "sim:h200x4:1"]);
+    assert_eq!(ids("sim:h200x4:3", &[3]), ["sim:h200x4:3"]);
+    assert_eq!(ids("sim", &[]), Vec::<String>::new());
+    for (name, ordinals) in
+        [("sim:h200x2", [0, 2]), ("sim:h200x2", [1, 1]), ("sim:h200x2:1", [1, 0])]
+    {
+        let error = open_ordinals_mapped(name, &ordinals).err().expect("there is no such device");
+        let OpenError::Ordinal { ordinal, .. } = error else { panic!("{error}") };
+        assert_eq!(ordinal, ordinals[1]);
+    }
 }

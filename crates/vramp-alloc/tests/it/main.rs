@@ -29,6 +29,7 @@ mod recut;
 mod rmm_peers;
 mod sharing;
 mod shortage;
+mod sleeping;
 mod stable;
 mod statistics;
 mod thread_ends;

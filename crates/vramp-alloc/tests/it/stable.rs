@@ -57,6 +57,20 @@ fn what_nobody_took_comes_back_without_a_driver_call_and_with_its_bytes() {
 }
 
 #[test]
+fn ranges_that_are_used_once_leave_few_mappings() {
+    let rig = rig();
+    for _ in 0..5000 {
+        let range = rig.allocator.stable_range(MIB(2), MIB(2)).unwrap();
+        range.back(rig.stream).unwrap();
+        rig.fill(range.range(), 1);
+    }
+    let live = rig.sim.live();
+    assert!(live.mappings < 1100, "{live:?}");
+    rig.allocator.audit().unwrap();
+    assert!(rig.sim.hazards().is_empty());
+}
+
+#[test]
 fn only_the_handles_that_nothing_kept_touches_are_lent() {
     let rig = rig();
     let range = rig.allocator.stable_range(MIB(64), MIB(16)).unwrap();

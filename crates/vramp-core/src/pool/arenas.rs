@@ -16,7 +16,7 @@
 //!
 //! Deliberately absent: blocks within the arena, and which lease may use it (`crate::arena`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Bytes;
 use crate::ids::{ArenaId, Mark, PoolAddr};
@@ -74,6 +74,10 @@ pub(crate) struct ArenaRanges {
     by_address: BTreeMap<PoolAddr, ArenaId>,
     /// The regions that arenas lend, by address.
     lent: BTreeMap<PoolAddr, RegionKey>,
+    /// The same by length.
+    lent_by_len: BTreeSet<(Bytes, PoolAddr)>,
+    /// Bytes of these regions.
+    lent_bytes: Bytes,
     /// Number of arenas ever made: an id is never used again.
     made: u32,
 }
@@ -128,12 +132,26 @@ impl ArenaRanges {
         (at < self.get(arena).end()).then_some(arena)
     }
 
-    pub(crate) fn add_lent(&mut self, at: PoolAddr, key: RegionKey) {
+    pub(crate) fn add_lent(&mut self, at: PoolAddr, len: Bytes, key: RegionKey) {
         self.lent.insert(at, key);
+        self.lent_by_len.insert((len, at));
+        self.lent_bytes += len;
     }
 
-    pub(crate) fn remove_lent(&mut self, at: PoolAddr) {
-        self.lent.remove(&at);
+    pub(crate) fn remove_lent(&mut self, at: PoolAddr, len: Bytes) {
+        let was_there = self.lent.remove(&at).is_some() && self.lent_by_len.remove(&(len, at));
+        assert!(was_there, "no lent region of {len} at {at:?} is indexed");
+        self.lent_bytes -= len;
+    }
+
+    /// Bytes of the regions that arenas lend.
+    pub(crate) fn lent_bytes(&self) -> Bytes {
+        self.lent_bytes
+    }
+
+    /// Length of the longest region that an arena lends.
+    pub(crate) fn longest_lent(&self) -> Option<Bytes> {
+        self.lent_by_len.last().map(|&(len, _)| len)
     }
 
     /// The regions that arenas lend, in address order.

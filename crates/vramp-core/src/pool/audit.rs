@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use crate::Bytes;
-use crate::ids::PoolAddr;
+use crate::ids::{Epoch, PoolAddr};
 use crate::pool::block::Slab;
 use crate::pool::chunks::Mapped;
 use crate::pool::free_chunks::FreeChunk;
 use crate::pool::index::{Hole, RegionKey};
-use crate::pool::regions::{Kind, Region};
+use crate::pool::regions::{Free, Kind, Region};
 use crate::pool::streams::IDLE;
 use crate::pool::view::View;
 
@@ -107,7 +107,9 @@ impl View<'_> {
         }
         for key in self.arenas.lent() {
             let region = self.regions.get(key);
-            let lent = matches!(&region.kind, Kind::Free(free) if free.lent_by.is_some());
+            let is_over = |free: &Free| free.parts.iter().all(|part| part.epoch == Epoch::START);
+            let is_lent = |free: &Free| free.lent_by.is_some() && is_over(free);
+            let lent = matches!(&region.kind, Kind::Free(free) if is_lent(free));
             if !lent || self.lent_at(region.at) != Some(key) {
                 return Err(format!("region {key} at {:?} is indexed as lent", region.at));
             }
@@ -296,6 +298,8 @@ impl View<'_> {
         let in_use = |kind: &Kind| matches!(kind, Kind::Used(_) | Kind::Arena { .. });
         let used = self.regions.iter().filter(|(_, region)| in_use(&region.kind));
         let used: Bytes = used.map(|(_, region)| region.len).sum();
+        let free = self.regions.iter().filter(|(_, region)| matches!(region.kind, Kind::Free(_)));
+        let longest = free.map(|(_, region)| region.len).max().unwrap_or_default();
         let pairs = [
             ("addresses", census.addresses, {
                 let unusable = census.quarantined_addresses;
@@ -306,6 +310,10 @@ impl View<'_> {
             ("reserved counter", census.reserved, reserved),
             ("live counter", census.requested, self.counters.live),
             ("used counter", used, self.used),
+            ("free counters", census.free, self.free_bytes()),
+            ("waiting counter", census.waiting, self.waiting_bytes),
+            ("lent counter", census.lent, self.arenas.lent_bytes()),
+            ("longest free region", longest, self.longest_free()),
         ];
         for (name, left, right) in pairs {
             if left != right {

@@ -158,6 +158,17 @@ impl View<'_> {
         ranges
     }
 
+    /// Ranges whose contents matter: blocks, slabs, and memory of arenas.
+    pub(crate) fn contents(self) -> Vec<Range> {
+        let mut ranges: Vec<Range> = Vec::new();
+        for (_, region) in self.regions.iter() {
+            if matches!(region.kind, Kind::Used(_) | Kind::Arena { .. }) {
+                Range::new(region.at, region.len).append(&mut ranges);
+            }
+        }
+        ranges
+    }
+
     pub(crate) fn shares(self) -> Vec<Share> {
         let none =
             |stream| Share { stream, used: Bytes::ZERO, free: Bytes::ZERO, waiting: Bytes::ZERO };

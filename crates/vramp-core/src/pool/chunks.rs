@@ -198,9 +198,20 @@ impl Chunks {
         self.pinned.range(at..at + len).next().is_some()
     }
 
+    /// Length of the chunk whose home begins at `home`.
+    pub(crate) fn len_at(&self, home: PoolAddr) -> Bytes {
+        let id = self.homes.get(&home).unwrap_or_else(|| panic!("no chunk is at home at {home:?}"));
+        self.get(*id).len
+    }
+
     /// Number and bytes of pinned chunks.
     pub(crate) fn pinned(&self) -> (u64, Bytes) {
         (self.pinned.len() as u64, self.pinned_bytes)
+    }
+
+    /// Homes of pinned chunks, in address order.
+    pub(crate) fn pinned_homes(&self) -> impl Iterator<Item = PoolAddr> {
+        self.pinned.iter().copied()
     }
 
     /// Length of the smallest chunk: no shorter region holds a whole one.
@@ -215,6 +226,11 @@ impl Chunks {
 
     pub(crate) fn bytes(&self) -> Bytes {
         self.bytes
+    }
+
+    /// Chunks with a home, in the order of their addresses.
+    pub(crate) fn homes(&self) -> impl Iterator<Item = Mapped> {
+        self.homes.iter().map(|(&home, &chunk)| Mapped { chunk, home, len: self.get(chunk).len })
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ChunkId, &Chunk)> {

@@ -130,6 +130,11 @@ impl FreeIndex {
         self.bytes
     }
 
+    /// Length of the longest region.
+    pub(crate) fn longest(&self) -> Option<Bytes> {
+        self.by_size.last().map(|&(len, _, _)| len)
+    }
+
     /// Every region, smallest first.
     pub(crate) fn iter(
         &self,

@@ -208,6 +208,11 @@ impl Streams {
         &self.idle.free
     }
 
+    /// The free memory of each owner, and that of no stream. O(streams that have not left).
+    pub(crate) fn free_indexes(&self) -> impl Iterator<Item = &FreeIndex> {
+        self.table.iter().map(|(_, stream)| &stream.free).chain([&self.idle.free])
+    }
+
     pub(crate) fn contains(&self, id: StreamId) -> bool {
         self.table.knows(id)
     }

@@ -32,6 +32,8 @@ pub(crate) struct View<'a> {
     pub retired: &'a BTreeMap<PoolAddr, RegionKey>,
     /// Freed regions that wait for other streams than their owner.
     pub waiting: &'a WaitQueue<RegionKey>,
+    /// Bytes of these regions.
+    pub waiting_bytes: Bytes,
     /// Freed pieces of heaps that wait for other streams.
     pub heap_waits: &'a HeapWaits,
     /// Bytes in blocks, slabs and arenas.

@@ -7,6 +7,7 @@ mod order;
 mod paper;
 mod pins;
 mod random;
+mod shortage;
 mod streams;
 mod trim;
 mod vpmm;

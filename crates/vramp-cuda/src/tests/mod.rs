@@ -1,6 +1,7 @@
 //! Every call of the device on the fake libcuda: which calls reach the driver, and the state after a
 //! failure.
 
+mod adopted;
 mod turns;
 mod uses;
 

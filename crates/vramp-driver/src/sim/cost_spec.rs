@@ -26,11 +26,12 @@ const BY_MIB: [Call; 3] = [Call::AllocHost, Call::RegisterHost, Call::FreeHost];
 
 /// Calls that a file may leave out, with the H200's microseconds: files were written before the driver
 /// had them.
-const OPTIONAL: [(Call, f64); 5] = [
+const OPTIONAL: [(Call, f64); 6] = [
     (Call::RevokeAccess, 24.0),
     (Call::Export, 185.0),
     (Call::Import, 33.0),
     (Call::ExportDmaBuf, 185.0),
+    (Call::AdoptMemory, 1.0),
     (Call::CopyPeer, 2.0),
 ];
 

@@ -11,7 +11,8 @@ use super::cost::Rates;
 use super::devices::DeviceSet;
 use super::hazard::{Body, Part};
 use super::log::LoggedCall;
-use super::peers::{check_across, check_end, check_properties, check_sides, peer_set};
+use super::memory::Allocator;
+use super::peers::{check_across, check_owned, check_properties, check_sides, peer_set};
 use super::pool::pool_of;
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
@@ -196,7 +197,7 @@ impl Driver for Simulator {
     fn alloc_memory(&self, len: Bytes) -> DriverResult<DeviceAddr> {
         self.call(log(Call::AllocMemory).len(len), |state| {
             state.captures.refuse_unsafe()?;
-            let at = state.memory.alloc(state.current, len)?;
+            let at = state.memory.alloc(state.current, len, Allocator::Device)?;
             state.spend_on_handle(Call::AllocMemory, len);
             Ok(at)
         })
@@ -204,15 +205,28 @@ impl Driver for Simulator {
 
     fn free_memory(&self, at: DeviceAddr) -> DriverResult<()> {
         self.call(log(Call::FreeMemory).at(at), |state| {
-            state.memory.allocation(state.current, at)?;
+            state.memory.allocation(state.current, at, Allocator::Device)?;
             state.captures.refuse_unsafe()?;
             state.wait_for_everything()?;
             state.report_unmapped(AddrRange::new(at, Bytes::new(1)));
-            let len = state.memory.free_allocation(state.current, at)?;
+            let len = state.memory.free_allocation(state.current, at, Allocator::Device)?;
             state.forget_destroyed();
             state.spend_on_handle(Call::FreeMemory, len);
             Ok(())
         })
+    }
+
+    fn adopt_memory(&self, range: AddrRange) -> DriverResult<()> {
+        self.call(log_range(Call::AdoptMemory, range), |state| {
+            let is_own = state.owner(range) == Some(state.current);
+            state.memory.adopt(state.current, range, is_own)?;
+            state.spend(Call::AdoptMemory);
+            Ok(())
+        })
+    }
+
+    fn forget_memory(&self, range: AddrRange) -> bool {
+        self.lock().memory.forget(self.device, range)
     }
 
     fn create_stream(&self) -> DriverResult<Stream> {
@@ -332,7 +346,7 @@ impl Driver for Simulator {
 
     fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()> {
         self.call(log_range(Call::Fill, range).on(stream), |state| {
-            check_end(range)?;
+            check_owned(state, range)?;
             state.takes_work(stream)?;
             state.spend(Call::Fill);
             let kernel = Kernel::new("fill").writing(range);
@@ -345,6 +359,8 @@ impl Driver for Simulator {
         let to = AddrRange::new(copy.to, copy.len);
         self.call(log_range(Call::Copy, to).on(stream), |state| {
             let (from, to) = check_sides(copy)?;
+            check_owned(state, from)?;
+            check_owned(state, to)?;
             state.takes_work(stream)?;
             check_across(state, from)?;
             check_across(state, to)?;
@@ -370,7 +386,7 @@ impl Driver for Simulator {
     fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()> {
         let range = AddrRange::new(to, from.len);
         self.call(log_range(Call::CopyToDevice, range).on(stream), |state| {
-            check_end(range)?;
+            check_owned(state, range)?;
             state.takes_work(stream)?;
             state.host.check(state.current, from.buffer, from.offset, from.len)?;
             state.spend(Call::CopyToDevice);
@@ -385,7 +401,7 @@ impl Driver for Simulator {
     fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> DriverResult<()> {
         let range = AddrRange::new(from, to.len);
         self.call(log_range(Call::CopyToHost, range).on(stream), |state| {
-            check_end(range)?;
+            check_owned(state, range)?;
             state.takes_work(stream)?;
             state.host.check(state.current, to.buffer, to.offset, to.len)?;
             state.spend(Call::CopyToHost);

@@ -3,7 +3,8 @@
 //! 1. A *reservation* takes addresses out of the holes and is freed whole.
 //! 2. A *handle* is physical memory. The caller releases it; it is destroyed with its last mapping.
 //! 3. A *mapping* maps one whole handle inside one reservation. It is accessible after set-access.
-//! 4. A plain *allocation* is all three in one. The calls on the parts refuse it.
+//! 4. A plain *allocation* is all three in one. The calls on the parts refuse it. One of other code is
+//!    not the device's: fills and copies take it only once it is *adopted*.
 //!
 //! All devices of a machine share the addresses. Each reservation and each handle belongs to the
 //! device that made it; a mapping names the devices that may access it. Memory is counted on the card
@@ -12,6 +13,7 @@
 //! Deliberately absent: time, streams and costs.
 
 mod access;
+mod adopted;
 mod cards;
 
 use std::collections::{BTreeMap, HashMap};
@@ -26,6 +28,7 @@ use super::refusal::{Outcome, Refusal};
 use super::sharing::Exports;
 use crate::{Handle, HandleType, MemoryLocation, MemoryProperties};
 pub(super) use access::{By, Inaccessible};
+use adopted::Adoptions;
 use cards::Card;
 
 /// First address that can be reserved.
@@ -39,8 +42,9 @@ pub(super) struct Memory {
     holes: BTreeMap<u64, u64>,
     /// Reserved addresses by start.
     reservations: BTreeMap<u64, Reservation>,
-    /// Plain allocations: start to length in whole pages. Each has one mapping.
-    allocations: BTreeMap<u64, u64>,
+    /// Plain allocations by start. Each has one mapping.
+    allocations: BTreeMap<u64, Allocation>,
+    adopted: Adoptions,
     mappings: BTreeMap<u64, Mapping>,
     pub(super) physical: HashMap<u64, Physical>,
     handles_made: u64,
@@ -57,6 +61,22 @@ pub(super) struct Memory {
 struct Reservation {
     len: u64,
     device: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Allocation {
+    /// In whole pages.
+    len: u64,
+    by: Allocator,
+}
+
+/// The code that made a plain allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Allocator {
+    /// The device, by a call of the trait.
+    Device,
+    /// Other code of the process.
+    Other,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -127,6 +147,7 @@ impl Memory {
             holes: BTreeMap::from([(FIRST_ADDRESS, address_space.count())]),
             reservations: BTreeMap::new(),
             allocations: BTreeMap::new(),
+            adopted: Adoptions::default(),
             mappings: BTreeMap::new(),
             physical: HashMap::new(),
             handles_made: 0,
@@ -233,7 +254,7 @@ impl Memory {
     // --- plain allocations ---
 
     /// Allocates whole pages that are accessible at once.
-    pub fn alloc(&mut self, device: usize, len: Bytes) -> Outcome<DeviceAddr> {
+    pub fn alloc(&mut self, device: usize, len: Bytes, by: Allocator) -> Outcome<DeviceAddr> {
         let whole = len.checked_round_up(Bytes::new(self.page)).filter(|len| !len.is_zero());
         let whole = whole.ok_or_else(|| Refusal::invalid(format!("{len} is not a valid size")))?;
         self.charge(device, whole)?;
@@ -265,15 +286,17 @@ impl Memory {
             rdma: false,
         };
         self.mappings.insert(at, mapping);
-        self.allocations.insert(at, whole.count());
+        self.allocations.insert(at, Allocation { len: whole.count(), by });
         self.cards[device].allocations += 1;
         Ok(DeviceAddr::new(at))
     }
 
     /// Returns the length of an allocation.
-    pub fn allocation(&self, device: usize, at: DeviceAddr) -> Outcome<Bytes> {
-        let len = self.allocations.get(&at.number()).copied().map(Bytes::new);
-        len.filter(|_| self.allocated_by(at.number()) == Some(device))
+    pub fn allocation(&self, device: usize, at: DeviceAddr, by: Allocator) -> Outcome<Bytes> {
+        let known = self.allocations.get(&at.number());
+        known
+            .filter(|known| known.by == by && self.allocated_by(at.number()) == Some(device))
+            .map(|known| Bytes::new(known.len))
             .ok_or_else(|| Refusal::invalid(format!("{at} is not the start of an allocation")))
     }
 
@@ -282,8 +305,13 @@ impl Memory {
     }
 
     /// Frees an allocation and returns its length.
-    pub fn free_allocation(&mut self, device: usize, at: DeviceAddr) -> Outcome<Bytes> {
-        let len = self.allocation(device, at)?;
+    pub fn free_allocation(
+        &mut self,
+        device: usize,
+        at: DeviceAddr,
+        by: Allocator,
+    ) -> Outcome<Bytes> {
+        let len = self.allocation(device, at, by)?;
         self.make_hole(at.number(), len.count())?;
         self.allocations.remove(&at.number());
         self.cards[device].allocations -= 1;

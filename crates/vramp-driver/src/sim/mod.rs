@@ -48,6 +48,7 @@ mod cost;
 mod cost_spec;
 mod devices;
 mod driver;
+mod elsewhere;
 mod fault;
 mod graph;
 mod hazard;
@@ -67,7 +68,7 @@ mod work;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vramp_core::{AddrRange, Bytes};
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 pub use builder::SimulatorBuilder;
 pub use bytes::Contents;
@@ -139,8 +140,10 @@ pub struct LiveObjects {
     pub host_buffers: usize,
     /// Bytes in pinned host buffers.
     pub host_bytes: Bytes,
-    /// Plain allocations. They count neither as handles nor as mappings.
+    /// Plain allocations, also of other code. They count neither as handles nor as mappings.
     pub allocations: usize,
+    /// Adopted ranges.
+    pub adoptions: usize,
     /// Allocations from the device's own pool.
     pub pool_allocations: usize,
     /// Bytes allocated from the device's own pool.
@@ -203,6 +206,28 @@ impl Simulator {
     /// Advances the host clock by `ns` nanoseconds.
     pub fn advance(&self, ns: u64) {
         self.lock().advance(ns);
+    }
+
+    // --- other code of the process ---
+
+    /// Allocates memory as other code of the process does, by a `cudaMalloc` of its own. The device does
+    /// not own it until it adopts it.
+    ///
+    /// Not a call of the trait: it is neither counted nor logged, takes no time, and no fault is injected.
+    ///
+    /// # Errors
+    /// As of [`Driver::alloc_memory`](crate::Driver::alloc_memory).
+    pub fn alloc_elsewhere(&self, len: Bytes) -> DriverResult<DeviceAddr> {
+        self.lock().alloc_elsewhere(self.device, len)
+    }
+
+    /// Frees what [`Simulator::alloc_elsewhere`] returned, as `cudaFree` does: it waits for all work of
+    /// the device.
+    ///
+    /// # Errors
+    /// As of [`Driver::free_memory`](crate::Driver::free_memory).
+    pub fn free_elsewhere(&self, at: DeviceAddr) -> DriverResult<()> {
+        self.lock().free_elsewhere(self.device, at)
     }
 
     // --- libraries and network cards ---

@@ -82,7 +82,22 @@ pub(super) fn check_across(state: &State, range: AddrRange) -> Outcome<()> {
     Ok(())
 }
 
-pub(super) fn check_end(range: AddrRange) -> Outcome<()> {
+/// Refuses a range that no device of the machine owns, as cards do when work is queued. That of another
+/// device: see [`check_across`].
+pub(super) fn check_owned(state: &State, range: AddrRange) -> Outcome<()> {
+    check_end(range)?;
+    if range.len.is_zero() {
+        return Err(Refusal::invalid("the range is empty"));
+    }
+    match state.owner(range) {
+        Some(_) => Ok(()),
+        None => Err(Refusal::invalid(format!(
+            "{range} is not inside a reservation, an allocation or adopted memory of this device"
+        ))),
+    }
+}
+
+fn check_end(range: AddrRange) -> Outcome<()> {
     match range.checked_end() {
         Some(_) => Ok(()),
         None => Err(Refusal::invalid(format!("{range} ends beyond the address space"))),

@@ -367,6 +367,7 @@ impl State {
             host_buffers: self.host.live(device),
             host_bytes: self.host.held(device),
             allocations: memory.allocations(device),
+            adoptions: memory.adoptions(device),
             pool_allocations,
             pool_bytes,
         }

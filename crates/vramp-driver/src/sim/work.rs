@@ -329,3 +329,22 @@ pub(super) fn host_buffer_part(buffer: u64, offset: Bytes, len: Bytes, writes: b
         writes,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Driver;
+    use crate::sim::{Contents, Simulator};
+
+    #[test]
+    fn a_copy_for_whose_bytes_the_host_has_no_memory_is_refused_when_it_is_queued() {
+        let device = Simulator::builder().contents(Contents::Stored).build();
+        let stream = device.create_stream().unwrap();
+        // More than a process has addresses, on any machine, and than one reservation can have.
+        let from = AddrRange::new(DeviceAddr::new(1 << 60), Bytes::tib(128 << 10));
+        let effect = Effect::Copy { from, to: DeviceAddr::new(1 << 61) };
+        let refused = device.lock().queue(stream, Kernel::new("copy"), effect);
+        assert_eq!(refused.unwrap_err().code, 2);
+        device.synchronize_stream(stream).unwrap();
+    }
+}

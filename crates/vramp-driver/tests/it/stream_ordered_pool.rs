@@ -100,14 +100,16 @@ fn memory_of_another_stream_is_reused_behind_its_work() {
 }
 
 #[test]
-fn touching_freed_pool_memory_loses_the_device() {
+fn freed_pool_memory_is_refused_to_fills_and_lost_to_kernels() {
     let device = Simulator::builder().build();
     let stream = device.create_stream().unwrap();
     let at = device.malloc_async(stream, MIB(2)).unwrap();
     device.fill(stream, AddrRange::new(at, MIB(2)), 1).unwrap();
     device.free_async(stream, at).unwrap();
     device.synchronize_stream(stream).unwrap();
-    device.fill(stream, AddrRange::new(at, MIB(2)), 1).unwrap();
+    let freed = AddrRange::new(at, MIB(2));
+    assert_eq!(device.fill(stream, freed, 1).unwrap_err().kind, ErrorKind::InvalidUse);
+    device.launch(stream, Kernel::new("late").writing(freed)).unwrap();
     assert!(device.synchronize_stream(stream).unwrap_err().is_device_lost());
     assert!(device.device_loss().unwrap().explanation.contains("stream-ordered pool"));
 }

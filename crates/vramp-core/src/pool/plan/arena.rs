@@ -157,6 +157,9 @@ impl View<'_> {
     }
 
     fn build_arena(self, arena: ArenaId, bare: &Bare, attempt: &Attempt, mixed: &Mixed) -> Build {
+        if let Some(plan) = self.unmap_some_retired() {
+            return Build::ClearFirst(plan);
+        }
         let stream = attempt.request.stream;
         let left = bare.regions.iter().filter_map(|&key| match self.regions.get(key).kind {
             Kind::Retired { chunk, .. } => Some(chunk),

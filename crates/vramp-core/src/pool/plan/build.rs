@@ -176,7 +176,8 @@ impl<'a> View<'a> {
         (!best.placed.is_zero()).then(|| self.plan_candidate(best, target, &sources))
     }
 
-    fn unmap_some_retired(self) -> Option<Plan> {
+    /// A plan that unmaps some retired mappings, if there are more than are worth keeping.
+    pub(in crate::pool) fn unmap_some_retired(self) -> Option<Plan> {
         (self.retired.len() > RETIRED_MAX)
             .then(|| self.unmap_retired(Some(RETIRED_BATCH)))
             .flatten()

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::Bytes;
-use crate::ids::{ArenaId, ChunkId, Mark};
+use crate::ids::{ArenaId, ChunkId, Mark, StreamId};
 use crate::pool::chunks::Mapped;
 use crate::pool::free_chunks::FreeChunk;
 use crate::pool::index::RegionKey;
@@ -105,29 +105,33 @@ impl<'a> View<'a> {
     }
 
     /// The marks for which an event has to be recorded before all free memory and every old mapping
-    /// can be known to be idle.
+    /// can be known to be idle. O(free regions of streams, waiting regions and old mappings): memory in
+    /// use, and what arenas lend, is not looked at.
     pub(in crate::pool) fn unrecorded(self) -> Vec<Mark> {
         let mut wanted: BTreeSet<Mark> = self.heap_waits.latest_marks().collect();
         wanted.extend(self.waiting.latest_marks());
-        for (_, region) in self.regions.iter() {
-            match &region.kind {
-                Kind::Free(free) => wanted.extend(free.marks()),
-                Kind::Waiting { owner, epoch } => {
-                    wanted.insert(Mark { stream: *owner, epoch: *epoch });
-                }
-                Kind::Retired { mark, .. } => {
-                    wanted.insert(*mark);
-                }
-                Kind::Hole
-                | Kind::Used(_)
-                | Kind::Arena { .. }
-                | Kind::Gap { .. }
-                | Kind::Hosted { .. }
-                | Kind::Quarantined => {}
-            }
+        wanted.extend(self.streams.iter().filter_map(|(id, _)| self.present_of_free(id)));
+        let waiting = self.waiting.iter().map(|entry| entry.item);
+        for key in waiting.chain(self.retired.values().copied()) {
+            self.looked_at.add(1);
+            wanted.extend(match self.regions.get(key).kind {
+                Kind::Waiting { owner, epoch } => Some(Mark { stream: owner, epoch }),
+                Kind::Retired { mark, .. } => Some(mark),
+                _ => None,
+            });
         }
         wanted.retain(|&mark| self.can_be_recorded(mark));
         wanted.into_iter().collect()
+    }
+
+    /// The mark of what a stream frees now, if free memory has it. Lent memory never does: all work on
+    /// it was over when it was lent.
+    fn present_of_free(self, stream: StreamId) -> Option<Mark> {
+        let known = self.streams.get(stream);
+        let present = Mark { stream, epoch: known.current };
+        let mut free = known.free.iter().inspect(|_| self.looked_at.add(1));
+        let has_it = free.any(|(_, _, key)| self.free_of(key).marks().any(|mark| mark == present));
+        has_it.then_some(present)
     }
 
     /// True if no event covers the mark, and one can be recorded.

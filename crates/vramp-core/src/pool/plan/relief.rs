@@ -2,9 +2,9 @@
 
 use crate::Bytes;
 use crate::ids::ChunkId;
+use crate::pool::index::FreeIndex;
 use crate::pool::ops::Plan;
 use crate::pool::plan::build::Build;
-use crate::pool::regions::Kind;
 use crate::pool::request::{Attempt, Relief, Request, Rung, Shortage, Step, Want};
 use crate::pool::view::View;
 
@@ -87,25 +87,33 @@ impl View<'_> {
         self.release_shortest().filter(|&(chunk, _)| attempt.recut != Some(chunk))
     }
 
-    /// Why the request cannot be served, as the pool stands now.
+    /// Why the request cannot be served, as the pool stands now. O(streams), and O(log n) for each
+    /// pinned chunk.
     pub(in crate::pool) fn shortage(self, attempt: &Attempt) -> Shortage {
-        let census = self.census();
         let Request { size, stream } = attempt.request;
+        // For the free memory and for the longest region of it.
+        self.looked_at.add(2 * self.streams.len());
         let exceeds = |limit: &Bytes| *limit < self.charged().saturating_add(size);
         Shortage {
             requested: size,
             reserved: self.chunks.bytes(),
-            used: census.used + census.slab_free + census.arenas,
-            free: census.free,
-            largest: self.movable_bytes(stream).max(self.largest_free()),
-            waiting: census.waiting,
+            used: self.used,
+            free: self.free_bytes(),
+            largest: self.movable_bytes(stream).max(self.longest_free()),
+            waiting: self.waiting_bytes,
             limit: self.config.limit.filter(exceeds),
             block_for: (!matches!(attempt.want, Want::Arena { .. })).then_some(stream),
         }
     }
 
-    fn largest_free(self) -> Bytes {
-        let free = self.regions.iter().filter(|(_, r)| matches!(r.kind, Kind::Free(_)));
-        free.map(|(_, region)| region.len).max().unwrap_or_default()
+    /// Bytes of free memory that no arena lends. O(streams).
+    pub(in crate::pool) fn free_bytes(self) -> Bytes {
+        self.streams.free_indexes().map(FreeIndex::bytes).sum()
+    }
+
+    /// Length of the longest free region, lent ones included. O(streams).
+    pub(in crate::pool) fn longest_free(self) -> Bytes {
+        let free = self.streams.free_indexes().filter_map(FreeIndex::longest);
+        free.chain(self.arenas.longest_lent()).max().unwrap_or_default()
     }
 }

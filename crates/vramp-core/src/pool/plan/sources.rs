@@ -144,9 +144,22 @@ impl<'a> Sources<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Bytes of all wholly free chunks that `stream` may move.
+    /// Bytes of all wholly free chunks that `stream` may move. O(lengths of chunks), and O(log n) for
+    /// each pinned chunk.
     pub(in crate::pool) fn movable_bytes(self, stream: StreamId) -> Bytes {
-        self.sources(stream).bytes()
+        let listed = [stream, IDLE].into_iter().flat_map(|owner| self.free_chunks.counts(owner));
+        let listed: Bytes = listed.map(|(len, count)| len * count).sum();
+        listed + self.arenas.lent_bytes() - self.pinned_lent_bytes()
+    }
+
+    /// Bytes of pinned chunks in memory that arenas lend.
+    fn pinned_lent_bytes(self) -> Bytes {
+        if self.arenas.lent_bytes().is_zero() {
+            return Bytes::ZERO;
+        }
+        let pinned = self.chunks.pinned_homes().inspect(|_| self.looked_at.add(1));
+        let lent = pinned.filter(|&home| self.lent_at(home).is_some());
+        lent.map(|home| self.chunks.len_at(home)).sum()
     }
 
     /// The wholly free chunks that `stream` may move: its own, idle ones, and those that arenas lend.

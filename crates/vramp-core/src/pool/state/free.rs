@@ -24,7 +24,9 @@ impl Pool {
         if marks.is_empty() {
             self.make_free(key, stream, epoch);
         } else {
-            self.regions.get_mut(key).kind = Kind::Waiting { owner: stream, epoch };
+            let region = self.regions.get_mut(key);
+            region.kind = Kind::Waiting { owner: stream, epoch };
+            self.waiting_bytes += region.len;
             self.waiting.push(key, stream, marks);
         }
     }
@@ -35,6 +37,7 @@ impl Pool {
         self.looked_at.add(ready.looked_at);
         for (_, Waiting { item, marks, .. }) in ready.entries {
             let (owner, freed_in) = self.waiting_of(item);
+            self.waiting_bytes -= self.regions.get(item).len;
             let over = marks.iter().all(|&mark| self.streams.is_over(mark));
             // Where the owner's wait came after the free only the present epoch covers it.
             let epoch = if over { freed_in } else { self.streams.now(owner).epoch };
@@ -61,6 +64,7 @@ impl Pool {
         let present = self.streams.now(stream).epoch;
         for &age in waiting {
             let region = self.waiting.remove(age).item;
+            self.waiting_bytes -= self.regions.get(region).len;
             self.make_free(region, stream, present);
         }
     }
@@ -160,7 +164,7 @@ impl Pool {
             &Free { owner, lent_by: None, .. } => {
                 self.streams.free_mut(owner).insert(at, len, key);
             }
-            _ => self.arenas.add_lent(at, key),
+            _ => self.arenas.add_lent(at, len, key),
         }
         self.list_to_become_idle(key);
     }
@@ -173,7 +177,7 @@ impl Pool {
                 self.streams.free_mut(owner).remove(at, len, key);
                 self.streams.leave_if_done(owner);
             }
-            _ => self.arenas.remove_lent(at),
+            _ => self.arenas.remove_lent(at, len),
         }
     }
 }

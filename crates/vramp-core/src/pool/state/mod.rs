@@ -59,6 +59,8 @@ pub struct Pool {
     retired: BTreeMap<PoolAddr, RegionKey>,
     /// Freed regions that wait for other streams than their owner.
     waiting: WaitQueue<RegionKey>,
+    /// Bytes of these regions.
+    waiting_bytes: Bytes,
     /// Freed pieces of heaps that do.
     heap_waits: HeapWaits,
     /// Number of slabs in heaps.
@@ -102,6 +104,7 @@ impl Pool {
             arenas: ArenaRanges::default(),
             retired: BTreeMap::new(),
             waiting: WaitQueue::default(),
+            waiting_bytes: Bytes::ZERO,
             heap_waits: HeapWaits::default(),
             slabs: 0,
             used: Bytes::ZERO,
@@ -136,6 +139,7 @@ impl Pool {
             arenas: &self.arenas,
             retired: &self.retired,
             waiting: &self.waiting,
+            waiting_bytes: self.waiting_bytes,
             heap_waits: &self.heap_waits,
             used: self.used,
             used_peak: self.used_peak,

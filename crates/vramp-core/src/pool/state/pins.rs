@@ -11,7 +11,7 @@
 
 use super::Pool;
 use crate::Bytes;
-use crate::ids::ArenaId;
+use crate::ids::{ArenaId, PoolAddr};
 use crate::pool::chunks::Mapped;
 use crate::pool::ops::Range;
 use crate::pool::pinned::{ChunkAt, NotPoolMemory};
@@ -78,5 +78,10 @@ impl Pool {
     /// Returns the number of pinned chunks and their bytes. O(1).
     pub fn pinned(&self) -> (u64, Bytes) {
         self.chunks.pinned()
+    }
+
+    /// Returns the addresses of pinned chunks, sorted. O(1) for each.
+    pub fn pinned_handles(&self) -> impl Iterator<Item = PoolAddr> {
+        self.chunks.pinned_homes()
     }
 }

@@ -76,7 +76,8 @@ impl Pool {
         }
     }
 
-    /// Returns why a request cannot be served, as the pool stands now. O(n).
+    /// Returns why a request cannot be served, as the pool stands now. O(free regions that
+    /// changed since the last request, streams, pinned chunks).
     pub fn shortage(&mut self, attempt: &Attempt) -> Shortage {
         self.refresh_free_chunks();
         self.view().shortage(attempt)

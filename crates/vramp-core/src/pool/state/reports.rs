@@ -12,6 +12,7 @@ use crate::pool::config::PoolConfig;
 use crate::pool::counters::Counters;
 use crate::pool::free_parts::{FreeParts, PartCount};
 use crate::pool::ops::Range;
+use crate::pool::pinned::ChunkAt;
 
 impl Pool {
     /// The pool's configuration.
@@ -86,6 +87,20 @@ impl Pool {
     /// All mapped addresses, homes and retired mappings alike, neighbours joined. O(n).
     pub fn mapped_ranges(&self) -> Vec<Range> {
         self.view().mapped_ranges()
+    }
+
+    /// Returns the ranges whose contents matter, in address order, neighbours joined: blocks, slabs, and
+    /// memory of arenas. O(regions).
+    pub fn contents(&self) -> Vec<Range> {
+        self.view().contents()
+    }
+
+    /// Returns every usable chunk at its home, in address order, and whether it is pinned. O(chunks).
+    pub fn homes(&self) -> impl Iterator<Item = (ChunkAt, bool)> {
+        self.chunks.homes().map(|mapped| {
+            let at = ChunkAt { chunk: mapped.chunk, at: mapped.home, len: mapped.len };
+            (at, self.chunks.is_pinned(mapped.chunk))
+        })
     }
 
     /// Returns the ranges that the device may access, in address order, each as long as possible: blocks,

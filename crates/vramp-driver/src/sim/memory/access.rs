@@ -2,7 +2,7 @@
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
-use super::Memory;
+use super::{Allocator, Memory};
 use crate::sim::bytes::Content;
 use crate::sim::devices::DeviceSet;
 use crate::sim::refusal::Outcome;
@@ -148,7 +148,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the device that all of `range` belongs to, as a reservation or a plain allocation.
+    /// Returns the device that all of `range` belongs to, as a reservation, a plain allocation or
+    /// adopted memory.
     pub fn owner(&self, range: AddrRange) -> Option<usize> {
         let (start, end) = (range.start.number(), range.checked_end()?.number());
         let reserved = self.reservations.range(..=start).next_back();
@@ -157,8 +158,12 @@ impl Memory {
         {
             return Some(reserved.device);
         }
-        let (at, len) = self.allocations.range(..=start).next_back()?;
-        (end <= at + len).then(|| self.allocated_by(*at)).flatten()
+        let (at, allocation) = self.allocations.range(..=start).next_back()?;
+        match allocation.by {
+            Allocator::Device if end <= at + allocation.len => self.allocated_by(*at),
+            Allocator::Device => None,
+            Allocator::Other => self.adopted.owner(start, end),
+        }
     }
 
     /// Returns true if a part of `range` is on another card than `device`'s, or in addresses of

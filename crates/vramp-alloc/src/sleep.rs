@@ -1,0 +1,452 @@
+//! Sleep: the memory of a pool leaves the card, and comes back at the same addresses.
+//!
+//! A pool that sleeps keeps its addresses, its blocks and its streams. Only physical memory is given to
+//! the card, handle by handle:
+//!
+//! 1. [`Allocator::begin_sleep`] refuses requests from then on, waits for the work of the pool's streams,
+//!    returns idle memory to the card, and returns a [`Sleep`]: which [chunks](Sleep::chunks) remain, and
+//!    which part of them has [contents](Sleep::contents).
+//! 2. The owner copies contents away, and [releases](Sleep::release) chunks as their copies arrive.
+//! 3. [`Sleep::back`] backs chunks with new memory at their old addresses, and the owner copies the
+//!    contents there.
+//! 4. [`Sleep::wake`] serves requests again.
+//!
+//! Frees are served all the time, and so is a close. The memory of a sleeping pool counts neither as
+//! reserved nor against the limit of its group; [`Allocator::trim`] does nothing.
+//!
+//! A kernel or a graph that touches a chunk that was released is an error of the device
+//! (`CUDA_ERROR_ILLEGAL_ADDRESS`), which ends the process's context: nothing can refuse it before.
+//!
+//! # Cost and growth
+//!
+//! | step | driver calls | host |
+//! |---|---|---|
+//! | `begin_sleep` | two for each stream with work, and those of a trim | O(regions + chunks) |
+//! | `release` | an unmap for each contiguous run, a release for each chunk | O(log chunks + run) |
+//! | `back` | a create and a map for each chunk, a set-access for each contiguous run | the same |
+//! | `wake` | none | O(1) |
+//!
+//! A sleeping pool keeps 48 bytes for each chunk. Malloc and free of an awake pool cost nothing more.
+//!
+//! Deliberately absent: copies, and which pools sleep.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use vramp_core::{AddrRange, Bytes, ChunkAt, Range as PoolRange, Shortage, StreamId};
+use vramp_driver::DriverError;
+
+use crate::allocator::{Allocator, Relief};
+use crate::config::Preset;
+use crate::error::{AllocError, Unusable};
+use crate::exec::{Executor, is_capacity_error};
+use crate::observe::Event;
+use crate::shared::{CloseFailure, Shared};
+
+/// Why a pool cannot sleep. It is awake and as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SleepError {
+    /// The pool is closed, asleep, or was left unusable.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+    /// A stream captures a graph: a wait for its work would invalidate the capture.
+    #[error("{stream} captures a graph: end the capture before the pool sleeps")]
+    Captures {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// Something outside holds memory of the pool physically.
+    #[error(
+        "{bytes} of the pool are pinned, by exports to other processes or by registrations: close those \
+         before the pool sleeps"
+    )]
+    Pinned {
+        /// Bytes of the pinned chunks.
+        bytes: Bytes,
+    },
+    /// The preset has no memory that can leave its addresses.
+    #[error(
+        "a pool with the preset {preset} cannot sleep: use the preset vramp on a device with virtual \
+             memory management"
+    )]
+    NotSupported {
+        /// Name of the preset.
+        preset: &'static str,
+    },
+    /// A driver call failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+/// A chunk of a sleeping pool.
+#[derive(Clone, Copy, Debug)]
+struct Sleeper {
+    at: ChunkAt,
+    /// True while memory backs it.
+    backed: bool,
+}
+
+/// Chunks of a sleeping pool, as the pool's executor knows them.
+#[derive(Debug, Default)]
+pub(crate) struct Asleep {
+    chunks: Vec<Sleeper>,
+    /// Bytes of the chunks that no memory backs.
+    released: Bytes,
+}
+
+impl Asleep {
+    /// Returns the bytes that are the pool's but not on the card.
+    pub(crate) fn released(&self) -> Bytes {
+        self.released
+    }
+
+    /// Returns `ranges` without the chunks that no memory backs. O(chunks).
+    pub(crate) fn backed(&self, ranges: Vec<PoolRange>) -> Vec<PoolRange> {
+        let mut gone =
+            self.chunks.iter().filter(|chunk| !chunk.backed).map(|chunk| chunk.at).peekable();
+        let mut backed = Vec::new();
+        for range in ranges {
+            let (mut from, end) = (range.at, range.at + range.len);
+            while let Some(chunk) = gone.next_if(|chunk| chunk.at < end) {
+                if from < chunk.at {
+                    backed.push(PoolRange { at: from, len: chunk.at - from });
+                }
+                from = from.max(chunk.at + chunk.len);
+            }
+            if from < end {
+                backed.push(PoolRange { at: from, len: end - from });
+            }
+        }
+        backed
+    }
+}
+
+/// Runs of neighbours in `chunks`: what one call can unmap, or give access to.
+fn runs(chunks: &[Sleeper]) -> impl Iterator<Item = &[Sleeper]> {
+    chunks.chunk_by(|left, right| left.at.at + left.at.len == right.at.at)
+}
+
+fn whole(run: &[Sleeper]) -> PoolRange {
+    let (first, last) = (run[0].at, run[run.len() - 1].at);
+    PoolRange { at: first.at, len: last.at + last.len - first.at }
+}
+
+impl Executor {
+    /// Unmaps and releases a run of chunks. Those released before a failure stay released.
+    fn release_run(&mut self, run: &[Sleeper]) -> Result<(), DriverError> {
+        self.driver.unmap(self.range(whole(run)))?;
+        for (index, chunk) in run.iter().enumerate() {
+            if let Err(error) = self.driver.release(self.handle(chunk.at.chunk)) {
+                // Nothing was lost yet: the memory of the rest is mapped again.
+                for chunk in &run[index..] {
+                    self.driver.map(self.addr(chunk.at.at), self.handle(chunk.at.chunk))?;
+                }
+                self.driver.set_access(self.range(whole(&run[index..])), &self.access.peers)?;
+                return Err(error);
+            }
+            self.forget_handle(chunk.at.chunk);
+        }
+        Ok(())
+    }
+
+    /// Backs a run of chunks with new memory, or none of it.
+    fn back_run(&mut self, run: &[Sleeper]) -> Result<(), DriverError> {
+        let mut mapped = 0;
+        let backed = run.iter().try_for_each(|chunk| {
+            let handle = self.driver.create(chunk.at.len, self.access.properties)?;
+            self.store_handle(chunk.at.chunk, handle);
+            self.driver.map(self.addr(chunk.at.at), handle).inspect_err(|_| {
+                if self.driver.release(handle).is_ok() {
+                    self.forget_handle(chunk.at.chunk);
+                }
+            })?;
+            mapped += 1;
+            Ok(())
+        });
+        let backed = backed
+            .and_then(|()| self.driver.set_access(self.range(whole(run)), &self.access.peers));
+        if backed.is_err() && mapped > 0 {
+            // A failure here leaves memory that the close releases.
+            let run = &run[..mapped];
+            if self.driver.unmap(self.range(whole(run))).is_ok() {
+                for chunk in run {
+                    if self.driver.release(self.handle(chunk.at.chunk)).is_ok() {
+                        self.forget_handle(chunk.at.chunk);
+                    }
+                }
+            }
+        }
+        backed
+    }
+}
+
+/// A pool that serves no requests, and whose memory may leave the card. See [the module](self).
+///
+/// Dropped, it leaves the pool as it is: a pool whose memory is gone can only be closed.
+pub struct Sleep {
+    shared: Arc<Shared>,
+    chunks: Vec<AddrRange>,
+    contents: Vec<AddrRange>,
+    patience: std::time::Duration,
+}
+
+impl Allocator {
+    /// Refuses requests from now on, with [`Unusable::Asleep`]; waits on the host for all work that is
+    /// queued on the streams of the group; and returns the pool's idle memory to the card. Cost: see
+    /// [the module](self).
+    ///
+    /// Work on other streams that uses the memory must be over.
+    ///
+    /// # Errors
+    /// [`SleepError`]; the pool is awake and as before.
+    pub fn begin_sleep(&self) -> Result<Sleep, SleepError> {
+        let shared = self.shared();
+        let preset = self.preset();
+        {
+            let mut inner = shared.lock()?;
+            let pool = inner.manager.virtual_pool_mut();
+            if preset != Preset::Vramp || pool.is_none() {
+                return Err(SleepError::NotSupported { preset: preset.name() });
+            }
+            inner.asleep = true;
+            // From now on requests and frees take the lock.
+            shared.captures.fetch_add(1, Ordering::Relaxed);
+        }
+        self.settle_before_sleep().inspect_err(|_| shared.stay_awake())
+    }
+
+    fn settle_before_sleep(&self) -> Result<Sleep, SleepError> {
+        let shared = self.shared();
+        self.wait_for_work()?;
+        let mut inner = shared.lock_asleep()?;
+        let trimmed = inner.manager.trim(Bytes::ZERO);
+        let pool = inner.manager.virtual_pool_mut().expect("it was checked above");
+        let pinned = pool.pool.homes().filter(|&(_, is_pinned)| is_pinned);
+        let pinned: Bytes = pinned.map(|(at, _)| at.len).sum();
+        let homes = pool.pool.homes().map(|(at, _)| Sleeper { at, backed: true });
+        let chunks: Vec<Sleeper> = homes.collect();
+        let contents = pool.pool.contents().into_iter().map(|range| pool.exec.range(range));
+        let contents: Vec<AddrRange> = contents.collect();
+        let ranges =
+            chunks.iter().map(|chunk| AddrRange::new(pool.exec.addr(chunk.at.at), chunk.at.len));
+        let ranges: Vec<AddrRange> = ranges.collect();
+        shared.note_reserved(&inner);
+        trimmed?;
+        if !pinned.is_zero() {
+            return Err(SleepError::Pinned { bytes: pinned });
+        }
+        let pool = inner.manager.virtual_pool_mut().expect("it was checked above");
+        pool.exec.asleep = Some(Asleep { chunks, released: Bytes::ZERO });
+        drop(inner);
+        Ok(Sleep {
+            shared: Arc::clone(shared),
+            chunks: ranges,
+            contents,
+            patience: self.patience(),
+        })
+    }
+
+    /// Waits as [`Allocator::begin_sleep`] does, and returns what a sleep that began now would list as
+    /// [contents](Sleep::contents). Requests are served meanwhile.
+    ///
+    /// # Errors
+    /// As of [`Allocator::begin_sleep`].
+    pub fn contents(&self) -> Result<Vec<AddrRange>, SleepError> {
+        let shared = self.shared();
+        self.wait_for_work()?;
+        let mut inner = shared.lock()?;
+        let preset = self.preset().name();
+        let pool = inner.manager.virtual_pool_mut().ok_or(SleepError::NotSupported { preset })?;
+        pool.gather();
+        let contents = pool.pool.contents().into_iter().map(|range| pool.exec.range(range));
+        Ok(contents.collect())
+    }
+
+    fn wait_for_work(&self) -> Result<(), SleepError> {
+        let shared = self.shared();
+        if let Some(&stream) = shared.capturing_streams()?.first() {
+            return Err(SleepError::Captures { stream });
+        }
+        shared.synchronize().map_err(|failure| match failure {
+            CloseFailure::Capturing(stream) => SleepError::Captures { stream },
+            CloseFailure::NotSynchronized(error) | CloseFailure::Closed(error) => error.into(),
+        })
+    }
+
+    /// Returns true from [`Allocator::begin_sleep`] to [`Sleep::wake`]. Takes the lock.
+    pub fn is_asleep(&self) -> bool {
+        let inner = self.shared().lock_anyway();
+        !inner.closed && inner.asleep
+    }
+}
+
+impl Shared {
+    fn stay_awake(&self) {
+        let mut inner = self.lock_anyway();
+        if inner.asleep && !inner.closed {
+            inner.asleep = false;
+            if let Some(pool) = inner.manager.virtual_pool_mut() {
+                pool.exec.asleep = None;
+            }
+            self.captures.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Sleep {
+    /// Returns the addresses of the pool's memory in ascending order, one range for each handle.
+    pub fn chunks(&self) -> &[AddrRange] {
+        &self.chunks
+    }
+
+    /// Returns what was allocated when the sleep began, in ascending order, neighbours joined: blocks,
+    /// whole slabs of small blocks, and the memory of graph arenas.
+    pub fn contents(&self) -> &[AddrRange] {
+        &self.contents
+    }
+
+    /// Gives the memory of chunks, by index, to the card. Their contents are lost. Chunks that no memory
+    /// backs are left out.
+    ///
+    /// # Errors
+    /// A driver call failed, or the pool was closed. [`Sleep::is_backed`] tells what was released.
+    ///
+    /// # Panics
+    /// If the indexes are not those of chunks.
+    pub fn release(&self, which: Range<usize>) -> Result<(), AllocError> {
+        self.change(which, true, |exec, run| exec.release_run(run))
+    }
+
+    /// Backs chunks, by index, with memory of the card at their addresses. Its contents are undefined.
+    /// Chunks that memory backs are left out. Calls shortage handlers and waits as a malloc does.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`], or a driver call failed. [`Sleep::is_backed`] tells what is backed.
+    ///
+    /// # Panics
+    /// If the indexes are not those of chunks.
+    pub fn back(&self, which: Range<usize>) -> Result<(), AllocError> {
+        let mut relief = Relief::new(self.patience);
+        loop {
+            let missing = self.missing(which.clone());
+            let (shortage, call) = match self.try_back(which.clone(), missing) {
+                Err(AllocError::Driver(error)) if is_capacity_error(&error) => {
+                    (self.shortage(missing, None), Some(error))
+                }
+                Err(AllocError::OutOfMemory(report)) => (report.shortage.clone(), None),
+                done => return done,
+            };
+            self.shared.observers.notify(&Event::Short(&shortage));
+            if !self.shared.relieve(&mut relief, &shortage)? {
+                let report = Box::new(self.shared.report(shortage, call, StreamId::new(0)));
+                self.shared.observers.notify(&Event::OutOfMemory(&report));
+                return Err(AllocError::OutOfMemory(report));
+            }
+        }
+    }
+
+    fn try_back(&self, which: Range<usize>, missing: Bytes) -> Result<(), AllocError> {
+        let group = &self.shared.group;
+        let limit = group.limit();
+        let _growth = limit.and_then(|_| group.share());
+        if let Some(limit) = limit.filter(|&limit| limit < group.reserved().saturating_add(missing))
+        {
+            let shortage = self.shortage(missing, Some(limit));
+            return Err(AllocError::OutOfMemory(Box::new(self.shared.report(
+                shortage,
+                None,
+                StreamId::new(0),
+            ))));
+        }
+        self.change(which, false, |exec, run| exec.back_run(run))
+    }
+
+    fn shortage(&self, requested: Bytes, limit: Option<Bytes>) -> Shortage {
+        let reserved = Bytes::new(self.shared.reserved.load(Ordering::Relaxed));
+        let (used, free, largest, waiting) = (reserved, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        Shortage { requested, reserved, used, free, largest, waiting, limit, block_for: None }
+    }
+
+    /// Bytes of chunks that no memory backs.
+    fn missing(&self, which: Range<usize>) -> Bytes {
+        let gone = which.filter(|&index| !self.is_backed(index));
+        gone.map(|index| self.chunks[index].len).sum()
+    }
+
+    /// Returns true if memory backs the chunk. False once the pool is closed.
+    ///
+    /// # Panics
+    /// If there is no chunk with that index.
+    pub fn is_backed(&self, index: usize) -> bool {
+        assert!(index < self.chunks.len(), "there is no chunk {index} of {}", self.chunks.len());
+        let inner = self.shared.lock_anyway();
+        let asleep = inner.manager.virtual_pool().and_then(|pool| pool.exec.asleep.as_ref());
+        !inner.closed && asleep.is_none_or(|asleep| asleep.chunks[index].backed)
+    }
+
+    /// Returns the bytes that are on the card.
+    pub fn backed(&self) -> Bytes {
+        let all: Bytes = self.chunks.iter().map(|chunk| chunk.len).sum();
+        let inner = self.shared.lock_anyway();
+        let asleep = inner.manager.virtual_pool().and_then(|pool| pool.exec.asleep.as_ref());
+        all - asleep.map_or(Bytes::ZERO, |asleep| asleep.released)
+    }
+
+    fn change(
+        &self,
+        which: Range<usize>,
+        release: bool,
+        call: impl Fn(&mut Executor, &[Sleeper]) -> Result<(), DriverError>,
+    ) -> Result<(), AllocError> {
+        let mut inner = self.shared.lock_asleep()?;
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool sleeps");
+        let mut asleep = pool.exec.asleep.take().expect("it sleeps until it wakes");
+        let wanted = asleep.chunks[which.clone()].iter().filter(|chunk| chunk.backed == release);
+        let wanted: Vec<Sleeper> = wanted.copied().collect();
+        let mut done = Ok(());
+        for run in runs(&wanted) {
+            done = call(&mut pool.exec, run);
+            if done.is_err() {
+                break;
+            }
+        }
+        for chunk in &mut asleep.chunks[which] {
+            let backed = pool.exec.has_handle(chunk.at.chunk);
+            match (chunk.backed, backed) {
+                (true, false) => asleep.released += chunk.at.len,
+                (false, true) => asleep.released -= chunk.at.len,
+                _ => {}
+            }
+            chunk.backed = backed;
+        }
+        pool.exec.asleep = Some(asleep);
+        self.shared.note_reserved(&inner);
+        Ok(done?)
+    }
+
+    /// Serves requests again, at no driver call.
+    ///
+    /// # Errors
+    /// Returns the sleep if some chunk is not backed, or the pool was closed.
+    pub fn wake(self) -> Result<(), Sleep> {
+        {
+            let inner = self.shared.lock_anyway();
+            let asleep = inner.manager.virtual_pool().and_then(|pool| pool.exec.asleep.as_ref());
+            if inner.closed || asleep.is_some_and(|asleep| !asleep.released.is_zero()) {
+                drop(inner);
+                return Err(self);
+            }
+        }
+        self.shared.stay_awake();
+        self.shared.notify_waiters();
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Sleep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "sleep of the pool {} in {} chunks", self.shared.name, self.chunks.len())
+    }
+}
