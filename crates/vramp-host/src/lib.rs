@@ -14,6 +14,7 @@
 //! - [`barrier`] orders a fast path and a rare one, at the cost of the rare one.
 //! - [`peer`] returns the process at the other end of a Unix socket.
 //! - [`fork`] tells a forked child that locks and devices of its parent are out of its reach.
+//!   [`PrivateFd`] is a descriptor that forked children do not have.
 //!
 //! ```
 //! use std::sync::{Arc, mpsc};
@@ -55,6 +56,7 @@ pub mod fork;
 mod mapped;
 mod memory;
 pub mod peer;
+mod private;
 mod reserve;
 mod shared;
 pub mod topology;
@@ -66,6 +68,7 @@ pub use disk::{
 };
 pub use mapped::{MapError, MappedMemory};
 pub use memory::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutOfBounds, PageKind};
+pub use private::PrivateFd;
 pub use reserve::{
     HostReserve, HostShortage, check_host, check_host_for, is_host_short, reserve_allocations,
 };

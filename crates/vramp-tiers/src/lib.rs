@@ -47,7 +47,8 @@
 //!
 //! 1. [`ReservationManager::request`] takes a [`Strategy`] and an amount; the builder adds
 //!    priority, owner and deadline. It finishes with [`now`](RequestBuilder::now): all bytes or an
-//!    error; [`wait`](RequestBuilder::wait): all bytes, in order; or
+//!    error; [`wait`](RequestBuilder::wait): all bytes, in order;
+//!    [`enqueue`](RequestBuilder::enqueue): the same for a task, which polls instead of waiting; or
 //!    [`up_to`](RequestBuilder::up_to): as many as there are.
 //! 2. While a request waits, its thread calls the spillers of the space ([`spill`]). It is woken
 //!    once, with its reservation or with the reason why there is none.
@@ -64,12 +65,14 @@
 //! | [`reserve`] | requests, reservations, charges, and their errors |
 //! | [`space`] | levels, pressure and statistics of a space |
 //! | [`spill`] | spillers |
+//! | [`reclaim`] | memory that a reservation paid for and needs back |
 //! | [`tracked`] | an allocator whose memory is charged to reservations |
 //! | [`streams`], [`links`], [`notify`] | stream pools, transfer rates, notification channels |
 //! | [`config`] | spaces read from TOML, or derived from the machine |
 //! | [`host`], [`disk`] | pinned memory of a host space, files of a disk space |
 //! | [`peer`] | free memory of another card, for data of this one |
 //! | [`movers`] | transfers between a device, the host and disks |
+//! | [`regions`] | memory that leaves the card by name, and comes back at the same addresses |
 //! | [`ledger`] | the same budgets and wait queue as a pure state machine |
 //!
 //! Cost: a request that is served at once takes the lock once, and so do its release, and each
@@ -87,6 +90,7 @@ pub mod host;
 pub mod ledger;
 pub mod movers;
 pub mod peer;
+pub mod regions;
 mod sync;
 
 pub use disk::DiskStore;
@@ -98,7 +102,7 @@ pub use ledger::shell::reservation::Reservation;
 pub use ledger::shell::space::MemorySpace;
 pub use ledger::shell::tracked::TrackedAllocator;
 pub use ledger::shell::wait::{CancelToken, Deadline, RequestBuilder};
-pub use ledger::shell::{notify, spill, streams, tracked};
+pub use ledger::shell::{notify, reclaim, spill, streams, tracked};
 pub use movers::Mover;
 pub use peer::PeerStore;
 pub use vramp_core::Bytes;
@@ -115,10 +119,13 @@ pub mod reserve {
     pub use crate::ledger::shell::error::{
         MergeRejected, MergeRejection, Refusal, ReserveError, SpaceFull, StuckOwner,
     };
+    pub use crate::ledger::shell::growth::GrowthRequest;
     pub use crate::ledger::shell::manager::{DeadlockCheck, ManagerConfig, ReservationManager};
     pub use crate::ledger::shell::reservation::Reservation;
     pub use crate::ledger::shell::retry::RetryPolicy;
-    pub use crate::ledger::shell::wait::{CancelToken, Deadline, RequestBuilder};
+    pub use crate::ledger::shell::wait::{
+        CancelToken, Deadline, Enqueued, QueuedReservation, RequestBuilder, ReservationPoll,
+    };
     pub use vramp_core::Inconsistency;
 }
 

@@ -174,7 +174,7 @@ impl<'a> TiersBuilder<'a> {
         let disks = self.disks.iter().zip(0..).map(|((directory, capacity), index)| {
             DiskSpaceConfig::new(index, directory.clone(), *capacity, self.disk_levels)
         });
-        let config = TiersConfig { gpus, hosts, disks: disks.collect() };
+        let config = TiersConfig { device: None, gpus, hosts, disks: disks.collect() };
         config.check()?;
         Ok(config)
     }

@@ -52,6 +52,10 @@ pub use vramp_host::{NumaNode, topology};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TiersConfig {
+    /// Machine whose GPUs these are, as `vramp_alloc::open` names it: `cuda`, `sim:h200`,
+    /// `sim:h200x2`. `None` for `auto`: the cards of this machine, or simulated ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// GPUs.
     #[serde(default, rename = "gpu", skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuSpaceConfig>,

@@ -73,6 +73,9 @@ pub enum DiskConfigError {
     /// The depth is zero, or more than the engines accept.
     #[error("a depth of {0}: use 1 to 64")]
     Depth(usize),
+    /// The number of threads is zero or too high.
+    #[error("{0} threads: use 1 to 64")]
+    Threads(usize),
     /// A share exceeds 1000 thousandths.
     #[error("compression with {0} thousandths: use 0 to 1000")]
     PerMille(u16),

@@ -6,7 +6,7 @@ use crate::ledger::core::{ChargeError, SpaceId};
 use vramp_core::Bytes;
 use vramp_host::{DiskError, HostMemoryError, IoUnavailable, OsCode};
 
-use super::DiskConfigError;
+use super::{DiskConfigError, StoreError};
 use crate::ledger::shell::error::SpaceFull;
 
 /// Why an operation of a store failed. After a failed write nothing is charged or stored. A failed
@@ -34,7 +34,8 @@ pub enum DiskTierError {
     /// The bytes read differ from the bytes written. Restore the data from its source.
     #[error(
         "{}: {len} at {offset} have checksum {found:#010x} and were written with \
-         {expected:#010x}: the disk or another process changed them",
+         {expected:#010x}: the disk or another process changed them; write them anew from \
+         their source, all at once",
         .file.display()
     )]
     Corrupt {
@@ -61,6 +62,31 @@ pub enum DiskTierError {
         compressed: Bytes,
         /// Error of the decompressor.
         why: String,
+    },
+    /// The program's own store failed.
+    #[error("{operation} of object {key} failed in the program's store: {error}")]
+    Object {
+        /// `put`, `get` or `delete`.
+        operation: &'static str,
+        /// Key of the object.
+        key: u64,
+        /// Error of the store.
+        error: StoreError,
+    },
+    /// The program's own store returned other bytes than it was given.
+    #[error(
+        "object {key} of {len} has checksum {found:#010x} and was put with {expected:#010x}: its \
+         store changed it"
+    )]
+    CorruptObject {
+        /// Key of the object.
+        key: u64,
+        /// Length of the object.
+        len: Bytes,
+        /// Checksum of what was written.
+        expected: u32,
+        /// Checksum of what was read.
+        found: u32,
     },
     /// The space cannot be charged.
     #[error(transparent)]
@@ -101,4 +127,16 @@ pub enum DiskTierError {
         /// Bytes to transfer.
         len: Bytes,
     },
+}
+
+impl DiskTierError {
+    /// Returns true if the stored bytes are damaged, so that reading again does not help.
+    pub fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            DiskTierError::Corrupt { .. }
+                | DiskTierError::CorruptObject { .. }
+                | DiskTierError::Undecodable { .. }
+        )
+    }
 }

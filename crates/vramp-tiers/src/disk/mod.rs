@@ -1,4 +1,5 @@
-//! A store of bytes in files of one directory, charged to a space of the tier Disk.
+//! A store of bytes in files of one directory, or in an [`ObjectStore`] of the program, charged to a
+//! space of the tier Disk.
 //!
 //! ```
 //! use vramp_tiers::disk::{ChargeTo, DiskConfig, DiskStore};
@@ -53,6 +54,9 @@
 //! when no extent is free. With [`DiskConfig::compression`] workers compress what a sample finds
 //! worth it; such bytes are charged by their compressed length.
 //!
+//! With [`DiskStore::with_objects`] each write is one object: copied once, `put` by a thread of the
+//! store, verified when it is read, and deleted when [`StoredBytes`] is dropped.
+//!
 //! # Errors
 //!
 //! [`DiskTierError`]. A write that fails is charged nothing and keeps nothing. A read that fails
@@ -69,20 +73,24 @@ mod config;
 mod core;
 mod error;
 mod header;
+mod object_store;
+mod objects;
 mod raw;
 mod shared;
 mod spans;
 mod stats;
 mod store;
+mod stored;
 mod sweep;
 mod transfer;
 
 pub use config::{Checksum, DiskConfig, DiskConfigError, FileNames};
 pub use core::compression::CompressionConfig;
 pub use error::DiskTierError;
-pub use shared::StoredBytes;
+pub use object_store::{ObjectStore, ObjectStoreConfig, StoreError, StoreErrorKind};
 pub use stats::{CompressionStats, DiskStats, TransferStats};
 pub use store::{ChargeTo, DiskStore};
+pub use stored::StoredBytes;
 pub use sweep::SweepReport;
 pub use transfer::DiskTransfer;
 pub(in crate::disk) use vramp_host::DISK_BLOCK;

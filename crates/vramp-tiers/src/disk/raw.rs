@@ -8,7 +8,7 @@ use vramp_core::Bytes;
 use vramp_host::{Direction, DiskError, DiskErrorKind, FileTransfer, HostSpan, submit_transfers};
 
 use super::error::DiskTierError;
-use super::shared::{AllocationId, DiskAllocation, Shared, StoredBytes, StoredExtent};
+use super::shared::{AllocationId, DiskAllocation, FileBytes, Shared, StoredExtent};
 use super::spans::{FileRange, IoPiece, SpanList, blocks};
 
 /// A piece that was transferred, with the checksum of its data.
@@ -160,6 +160,8 @@ impl RawTransfer {
     /// an allocation: crediting its charge may run callbacks of any length.
     fn finish(&self) -> (Option<Arc<DiskAllocation>>, Result<Vec<FinishedPiece>, DiskTierError>) {
         let mut state = self.joined();
+        // It stays ended once the failure, which kept these from beginning, is taken.
+        state.pending.clear();
         let allocation = state.allocation.take();
         let finished = std::mem::take(&mut state.finished);
         let ended = match state.failed.take() {
@@ -179,12 +181,12 @@ impl RawTransfer {
     ///
     /// # Errors
     /// The disk failed or is full, or the write was cancelled. Extents and charge are returned.
-    pub fn stored(&self) -> Result<StoredBytes, DiskTierError> {
+    pub fn stored(&self) -> Result<FileBytes, DiskTierError> {
         let (allocation, ended) = self.finish();
         self.count(ended.as_ref().err());
         let extents = joined(&ended?);
         let allocation = allocation.expect("a transfer is waited for once");
-        Ok(StoredBytes { allocation, extents, frames: None, len: self.len() })
+        Ok(FileBytes { allocation, extents, frames: None, len: self.len() })
     }
 
     /// Waits until all bytes are read, and verifies their checksums. Called once.
@@ -379,21 +381,7 @@ impl RawTransfer {
     pub fn count(&self, failed: Option<&DiskTierError>) {
         let total_ns = self.lock().total_ns;
         let counters = &mut self.shared.state().counters;
-        if let Some(error) = failed {
-            counters.count_error(error);
-        }
-        let stats = match self.direction {
-            Direction::Write => &mut counters.writes,
-            Direction::Read => &mut counters.reads,
-        };
-        match failed {
-            Some(_) => stats.failed += 1,
-            None => {
-                stats.transfers += 1;
-                stats.bytes += self.spans.len();
-                stats.total_ns = stats.total_ns.saturating_add(total_ns);
-            }
-        }
+        counters.count(self.direction, self.spans.len(), total_ns, failed);
     }
 
     /// Compares the checksums of what was read with those of what was written.

@@ -23,7 +23,7 @@ use crate::ledger::shell::space::MemorySpace;
 /// File names to try before creating a file fails.
 const NAMES_TRIED: u32 = 8;
 
-/// State shared by a store, its transfers and its [`StoredBytes`].
+/// State shared by a store, its transfers and its [`FileBytes`].
 pub(super) struct Shared {
     pub dir: PathBuf,
     pub config: DiskConfig,
@@ -316,40 +316,11 @@ pub(super) struct StoredExtent {
     pub sum: Option<u32>,
 }
 
-/// Bytes on the disk of a [`DiskStore`](super::DiskStore). Dropping this frees them.
-#[must_use = "the bytes are freed when this is dropped"]
-pub struct StoredBytes {
-    pub(super) allocation: Arc<DiskAllocation>,
-    pub(super) extents: Vec<StoredExtent>,
+/// Bytes in the extents of one write.
+pub(super) struct FileBytes {
+    pub allocation: Arc<DiskAllocation>,
+    pub extents: Vec<StoredExtent>,
     /// `Some` if at least one frame is compressed.
-    pub(super) frames: Option<Arc<Frames>>,
-    pub(super) len: Bytes,
-}
-
-impl StoredBytes {
-    /// Returns the length of what was written.
-    pub fn len(&self) -> Bytes {
-        self.len
-    }
-
-    /// Returns true for zero bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len.is_zero()
-    }
-
-    /// Returns the charged bytes: whole blocks of 4 KiB, as many as are used on the disk.
-    pub fn charged(&self) -> Bytes {
-        self.allocation.charge.bytes()
-    }
-
-    /// Returns the number of extents.
-    pub fn extents(&self) -> usize {
-        self.extents.len()
-    }
-}
-
-impl std::fmt::Debug for StoredBytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} in {} extents", self.len, self.extents.len())
-    }
+    pub frames: Option<Arc<Frames>>,
+    pub len: Bytes,
 }

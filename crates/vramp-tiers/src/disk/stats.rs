@@ -2,9 +2,9 @@
 
 use crate::extents::ExtentCensus;
 use vramp_core::Bytes;
-use vramp_host::DiskErrorKind;
+use vramp_host::{Direction, DiskErrorKind};
 
-use super::DiskTierError;
+use super::{DiskTierError, StoreErrorKind};
 
 /// Transfers in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct TransferStats {
 /// Activity of a store since it was opened, and its present contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskStats {
-    /// Name of the I/O engine.
+    /// Name of the I/O engine; `objects` with a store of the program.
     pub engine: &'static str,
     /// True with direct I/O. False if the filesystem goes through the page cache.
     pub direct: bool,
@@ -38,6 +38,8 @@ pub struct DiskStats {
     pub full_errors: u64,
     /// Extents that failed verification when read.
     pub corrupt_extents: u64,
+    /// Failed calls of [`ObjectStore::delete`](super::ObjectStore::delete).
+    pub failed_deletes: u64,
     /// Savings and cost of compression.
     pub compression: CompressionStats,
     /// Files and their extents, added up.
@@ -77,10 +79,37 @@ pub(super) struct Counters {
 }
 
 impl Counters {
+    /// Counts a transfer that has ended.
+    pub fn count(
+        &mut self,
+        direction: Direction,
+        bytes: Bytes,
+        total_ns: u64,
+        failed: Option<&DiskTierError>,
+    ) {
+        let stats = match direction {
+            Direction::Write => &mut self.writes,
+            Direction::Read => &mut self.reads,
+        };
+        let Some(error) = failed else {
+            stats.transfers += 1;
+            stats.bytes += bytes;
+            stats.total_ns = stats.total_ns.saturating_add(total_ns);
+            return;
+        };
+        stats.failed += 1;
+        self.count_error(error);
+    }
+
     pub fn count_error(&mut self, error: &DiskTierError) {
         match error {
             DiskTierError::Disk(disk) if disk.kind == DiskErrorKind::Full => self.full_errors += 1,
-            DiskTierError::Corrupt { .. } => self.corrupt_extents += 1,
+            DiskTierError::Object { error, .. } if error.kind == StoreErrorKind::Full => {
+                self.full_errors += 1;
+            }
+            DiskTierError::Corrupt { .. } | DiskTierError::CorruptObject { .. } => {
+                self.corrupt_extents += 1;
+            }
             _ => {}
         }
     }

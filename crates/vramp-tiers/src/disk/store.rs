@@ -16,10 +16,13 @@ use super::config::DiskConfig;
 use super::core::growth::worker_threads;
 use super::error::DiskTierError;
 use super::header::OwnerId;
+use super::object_store::{ObjectStore, ObjectStoreConfig};
+use super::objects::Objects;
 use super::raw::RawTransfer;
-use super::shared::{Shared, StoredBytes};
+use super::shared::{FileBytes, Shared};
 use super::spans::{FileRange, SpanList, cut};
 use super::stats::DiskStats;
+use super::stored::{Stored, StoredBytes};
 use super::sweep::{SweepReport, sweep};
 use super::transfer::DiskTransfer;
 use crate::ledger::shell::charge::Charge;
@@ -36,10 +39,20 @@ pub enum ChargeTo<'a> {
     Reservation(&'a Reservation, &'a dyn LimitRule),
 }
 
-/// Files in one directory that store bytes for this process. No file outlives the process.
+/// Files in one directory that store bytes for this process, or a store of the program's own. No file
+/// outlives the process.
 ///
 /// The store is `Sync`. Its transfers share one I/O engine and its depth.
 pub struct DiskStore {
+    backend: Backend,
+}
+
+enum Backend {
+    Files(Files),
+    Objects(Arc<Objects>),
+}
+
+struct Files {
     shared: Arc<Shared>,
     swept: SweepReport,
     fell_back: Option<IoUnavailable>,
@@ -60,9 +73,9 @@ impl DiskStore {
     ) -> Result<DiskStore, DiskTierError> {
         config.check(space.levels().granule)?;
         let opened = open_io(config.io, config.depth)?;
-        let mut store = DiskStore::open_with(dir, config, space, opened.io)?;
-        store.fell_back = opened.fell_back;
-        Ok(store)
+        let mut files = Files::open(dir.as_ref(), config, space, opened.io)?;
+        files.fell_back = opened.fell_back;
+        Ok(DiskStore { backend: Backend::Files(files) })
     }
 
     /// Opens a store that uses `io`, which other stores may share. `config.io` and `config.depth`
@@ -76,29 +89,24 @@ impl DiskStore {
         space: &MemorySpace,
         io: Arc<dyn BlockIo>,
     ) -> Result<DiskStore, DiskTierError> {
+        let files = Files::open(dir.as_ref(), config, space, io)?;
+        Ok(DiskStore { backend: Backend::Files(files) })
+    }
+
+    /// Returns a store that keeps its bytes in `objects`, charged to `space`: the space's capacity
+    /// bounds what is stored there. Starts [`ObjectStoreConfig::threads`] threads.
+    ///
+    /// # Errors
+    /// The options are invalid, the space is not of the tier Disk, or no thread can be started.
+    pub fn with_objects(
+        objects: Arc<dyn ObjectStore>,
+        config: ObjectStoreConfig,
+        space: &MemorySpace,
+    ) -> Result<DiskStore, DiskTierError> {
         config.check(space.levels().granule)?;
-        if space.id().tier != Tier::Disk {
-            return Err(DiskTierError::NotADisk(space.id()));
-        }
-        let dir = dir.as_ref();
-        let no_directory = |error: &std::io::Error| DiskTierError::NoDirectory {
-            path: dir.into(),
-            code: OsCode::of(error),
-        };
-        let swept = sweep(dir).map_err(|error| no_directory(&error))?;
-        // The current directory may change later.
-        let dir = std::path::absolute(dir).map_err(|error| no_directory(&error))?;
-        let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-        let count = worker_threads(cores, config.compression.is_some());
-        let workers = ThreadPool::new("vramp-sums", count);
-        let workers = workers
-            .map_err(|error| IoUnavailable { engine: "threads", code: OsCode::of(&error) })?;
-        let nonce = RandomState::new().build_hasher().finish();
-        let owner = OwnerId { pid: std::process::id(), nonce };
-        let shared = Shared::new(dir, config, space.clone(), io, workers, owner);
-        // An empty file, dropped at once, shows whether the directory supports direct I/O.
-        let direct = shared.make_file(Bytes::ZERO)?.is_direct();
-        Ok(DiskStore { shared: Arc::new(shared), swept, fell_back: None, direct })
+        check_tier(space)?;
+        let objects = Objects::new(objects, config, space.clone())?;
+        Ok(DiskStore { backend: Backend::Objects(Arc::new(objects)) })
     }
 
     /// Starts to write the bytes of `spans`, concatenated.
@@ -113,29 +121,16 @@ impl DiskStore {
     ) -> Result<DiskTransfer<StoredBytes>, DiskTierError> {
         let spans = SpanList::new(spans);
         let charge = self.charge(spans.len(), payer)?;
-        if let Some(compressor) = &self.shared.compressor
-            && spans.len() > DISK_BLOCK
-        {
-            return Ok(DiskTransfer::new(CompressedWrite::begin(
-                &self.shared,
-                compressor,
-                spans,
-                charge,
-            )));
+        match &self.backend {
+            Backend::Files(files) => files.begin_write(spans, charge),
+            Backend::Objects(objects) => Ok(DiskTransfer::new(objects.begin_write(spans, charge))),
         }
-        let allocation = Arc::new(self.shared.allocate(spans.len(), charge)?);
-        let places = self.shared.places(&allocation, spans.len());
-        let pieces = cut(&spans, &places, self.shared.config.piece);
-        let summed = self.shared.verifies();
-        let raw =
-            RawTransfer::begin(allocation, Direction::Write, spans, Vec::new(), pieces, summed);
-        Ok(DiskTransfer::new(raw))
     }
 
     fn charge(&self, len: Bytes, payer: ChargeTo<'_>) -> Result<Charge, DiskTierError> {
         // Saturates beyond the last block that 64 bits can count; no memory is that large.
         let bytes = len.checked_round_up(DISK_BLOCK).unwrap_or(len);
-        let space = &self.shared.space;
+        let space = self.space();
         Ok(match payer {
             ChargeTo::Space => space.charge(bytes)?,
             ChargeTo::Reservation(reservation, rule) => {
@@ -158,24 +153,22 @@ impl DiskStore {
         stored: &StoredBytes,
         spans: &[HostSpan],
     ) -> Result<DiskTransfer<()>, DiskTierError> {
-        if !Arc::ptr_eq(&stored.allocation.shared, &self.shared) {
-            return Err(DiskTierError::OtherStore);
-        }
         let spans = SpanList::new(spans);
-        if spans.len() != stored.len() {
-            return Err(DiskTierError::Length { stored: stored.len(), given: spans.len() });
+        let check_length = || match spans.len() == stored.len() {
+            true => Ok(()),
+            false => Err(DiskTierError::Length { stored: stored.len(), given: spans.len() }),
+        };
+        match (&self.backend, &stored.0) {
+            (Backend::Files(files), Stored::Files(bytes)) if files.has(bytes) => {
+                check_length()?;
+                files.begin_read(bytes, spans)
+            }
+            (Backend::Objects(objects), Stored::Object(bytes)) if objects.has(bytes) => {
+                check_length()?;
+                Ok(DiskTransfer::new(objects.begin_read(bytes, spans)))
+            }
+            _ => Err(DiskTierError::OtherStore),
         }
-        if let (Some(frames), Some(compressor)) = (&stored.frames, &self.shared.compressor) {
-            let read = CompressedRead::begin(stored, frames, spans, compressor)?;
-            return Ok(DiskTransfer::new(read));
-        }
-        let places: Vec<FileRange> =
-            stored.extents.iter().map(|extent| extent.place.clone()).collect();
-        let pieces = cut(&spans, &places, self.shared.config.piece);
-        let (allocation, expected) = (Arc::clone(&stored.allocation), stored.extents.clone());
-        let summed = self.shared.verifies();
-        let raw = RawTransfer::begin(allocation, Direction::Read, spans, expected, pieces, summed);
-        Ok(DiskTransfer::new(raw))
     }
 
     /// Writes, and waits until all bytes are written.
@@ -198,37 +191,156 @@ impl DiskStore {
         self.begin_read(stored, spans)?.wait()
     }
 
-    /// Removes files without used extents and frees buffers kept for compression. Returns the bytes
-    /// freed on the disk.
+    /// Removes files without used extents and frees buffers kept for compression or objects. Returns
+    /// the bytes freed on the disk.
     pub fn trim(&self) -> Bytes {
+        match &self.backend {
+            Backend::Files(files) => files.trim(),
+            Backend::Objects(objects) => {
+                objects.trim();
+                Bytes::ZERO
+            }
+        }
+    }
+
+    /// Returns the directory of the files; `None` for a store of the program.
+    pub fn dir(&self) -> Option<&Path> {
+        self.files().map(|files| &*files.shared.dir)
+    }
+
+    fn files(&self) -> Option<&Files> {
+        match &self.backend {
+            Backend::Files(files) => Some(files),
+            Backend::Objects(_) => None,
+        }
+    }
+
+    /// Returns the space that is charged.
+    pub fn space(&self) -> &MemorySpace {
+        match &self.backend {
+            Backend::Files(files) => &files.shared.space,
+            Backend::Objects(objects) => &objects.space,
+        }
+    }
+
+    /// Returns what the sweep found when the store was opened.
+    pub fn swept(&self) -> SweepReport {
+        self.files().map(|files| files.swept).unwrap_or_default()
+    }
+
+    /// Returns why [`Auto`](vramp_host::IoChoice::Auto) did not choose io_uring.
+    pub fn fell_back(&self) -> Option<&IoUnavailable> {
+        self.files()?.fell_back.as_ref()
+    }
+
+    /// Returns statistics. O(extents).
+    pub fn stats(&self) -> DiskStats {
+        match &self.backend {
+            Backend::Files(files) => files.stats(),
+            Backend::Objects(objects) => objects.stats(),
+        }
+    }
+
+    /// Checks that allocations agree with extents, files and space. O(n log n).
+    ///
+    /// # Errors
+    /// Describes the first disagreement.
+    pub fn audit(&self) -> Result<(), String> {
+        match &self.backend {
+            Backend::Files(files) => files.shared.audit(),
+            Backend::Objects(objects) => objects.audit(),
+        }
+    }
+}
+
+fn check_tier(space: &MemorySpace) -> Result<(), DiskTierError> {
+    match space.id().tier {
+        Tier::Disk => Ok(()),
+        _ => Err(DiskTierError::NotADisk(space.id())),
+    }
+}
+
+impl Files {
+    fn open(
+        dir: &Path,
+        config: DiskConfig,
+        space: &MemorySpace,
+        io: Arc<dyn BlockIo>,
+    ) -> Result<Files, DiskTierError> {
+        config.check(space.levels().granule)?;
+        check_tier(space)?;
+        let no_directory = |error: &std::io::Error| DiskTierError::NoDirectory {
+            path: dir.into(),
+            code: OsCode::of(error),
+        };
+        let swept = sweep(dir).map_err(|error| no_directory(&error))?;
+        // The current directory may change later.
+        let dir = std::path::absolute(dir).map_err(|error| no_directory(&error))?;
+        let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
+        let count = worker_threads(cores, config.compression.is_some());
+        let workers = ThreadPool::new("vramp-sums", count);
+        let workers = workers
+            .map_err(|error| IoUnavailable { engine: "threads", code: OsCode::of(&error) })?;
+        let nonce = RandomState::new().build_hasher().finish();
+        let owner = OwnerId { pid: std::process::id(), nonce };
+        let shared = Shared::new(dir, config, space.clone(), io, workers, owner);
+        // An empty file, dropped at once, shows whether the directory supports direct I/O.
+        let direct = shared.make_file(Bytes::ZERO)?.is_direct();
+        space.set_directory(&shared.dir);
+        Ok(Files { shared: Arc::new(shared), swept, fell_back: None, direct })
+    }
+
+    fn begin_write(
+        &self,
+        spans: SpanList,
+        charge: Charge,
+    ) -> Result<DiskTransfer<StoredBytes>, DiskTierError> {
+        let Files { shared, .. } = self;
+        if let Some(compressor) = &shared.compressor
+            && spans.len() > DISK_BLOCK
+        {
+            let write = CompressedWrite::begin(shared, compressor, spans, charge);
+            return Ok(DiskTransfer::new(write));
+        }
+        let allocation = Arc::new(shared.allocate(spans.len(), charge)?);
+        let places = shared.places(&allocation, spans.len());
+        let pieces = cut(&spans, &places, shared.config.piece);
+        let summed = shared.verifies();
+        let raw =
+            RawTransfer::begin(allocation, Direction::Write, spans, Vec::new(), pieces, summed);
+        Ok(DiskTransfer::new(raw))
+    }
+
+    fn has(&self, stored: &FileBytes) -> bool {
+        Arc::ptr_eq(&stored.allocation.shared, &self.shared)
+    }
+
+    fn begin_read(
+        &self,
+        stored: &FileBytes,
+        spans: SpanList,
+    ) -> Result<DiskTransfer<()>, DiskTierError> {
+        if let (Some(frames), Some(compressor)) = (&stored.frames, &self.shared.compressor) {
+            let read = CompressedRead::begin(stored, frames, spans, compressor)?;
+            return Ok(DiskTransfer::new(read));
+        }
+        let places: Vec<FileRange> =
+            stored.extents.iter().map(|extent| extent.place.clone()).collect();
+        let pieces = cut(&spans, &places, self.shared.config.piece);
+        let (allocation, expected) = (Arc::clone(&stored.allocation), stored.extents.clone());
+        let summed = self.shared.verifies();
+        let raw = RawTransfer::begin(allocation, Direction::Read, spans, expected, pieces, summed);
+        Ok(DiskTransfer::new(raw))
+    }
+
+    fn trim(&self) -> Bytes {
         if let Some(compressor) = &self.shared.compressor {
             compressor.trim();
         }
         self.shared.trim()
     }
 
-    /// Returns the directory of the files.
-    pub fn dir(&self) -> &Path {
-        &self.shared.dir
-    }
-
-    /// Returns the space that is charged.
-    pub fn space(&self) -> &MemorySpace {
-        &self.shared.space
-    }
-
-    /// Returns what the sweep found when the store was opened.
-    pub fn swept(&self) -> SweepReport {
-        self.swept
-    }
-
-    /// Returns why [`Auto`](vramp_host::IoChoice::Auto) did not choose io_uring.
-    pub fn fell_back(&self) -> Option<&IoUnavailable> {
-        self.fell_back.as_ref()
-    }
-
-    /// Returns statistics. O(extents).
-    pub fn stats(&self) -> DiskStats {
+    fn stats(&self) -> DiskStats {
         let state = self.shared.state();
         let counters = &state.counters;
         DiskStats {
@@ -240,21 +352,14 @@ impl DiskStore {
             media_errors: counters.media_errors,
             full_errors: counters.full_errors,
             corrupt_extents: counters.corrupt_extents,
+            failed_deletes: 0,
             compression: self.shared.compressor.as_ref().map(|own| own.stats()).unwrap_or_default(),
             extents: state.extents.census(),
         }
     }
-
-    /// Checks that allocations agree with extents, files and space. O(n log n).
-    ///
-    /// # Errors
-    /// Describes the first disagreement.
-    pub fn audit(&self) -> Result<(), String> {
-        self.shared.audit()
-    }
 }
 
-impl Drop for DiskStore {
+impl Drop for Files {
     fn drop(&mut self) {
         // Transfers in flight continue in unlinked files.
         self.shared.unlink();
@@ -263,7 +368,11 @@ impl Drop for DiskStore {
 
 impl std::fmt::Debug for DiskStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let used = self.shared.state().extents.used();
-        write!(f, "{used} stored in {} by {}", self.shared.dir.display(), self.shared.io.name())
+        let stats = self.stats();
+        write!(f, "{} stored ", stats.extents.used)?;
+        match self.dir() {
+            Some(dir) => write!(f, "in {} by {}", dir.display(), stats.engine),
+            None => f.write_str("in the program's store"),
+        }
     }
 }

@@ -7,8 +7,9 @@ use vramp_host::Direction;
 
 use super::compress::{CompressedRead, CompressedWrite};
 use super::error::DiskTierError;
+use super::objects::ObjectTransfer;
 use super::raw::RawTransfer;
-use super::shared::StoredBytes;
+use super::stored::{Stored, StoredBytes};
 
 /// A write or read in flight. The memory must not change until a write has ended, and has no
 /// defined contents until a read has ended.
@@ -127,7 +128,7 @@ impl RunningTransfer for Arc<RawTransfer> {
 
 impl TransferOf<StoredBytes> for Arc<RawTransfer> {
     fn wait(&self) -> Result<StoredBytes, DiskTierError> {
-        self.stored()
+        self.stored().map(|bytes| StoredBytes(Stored::Files(bytes)))
     }
 }
 
@@ -167,7 +168,7 @@ impl RunningTransfer for Arc<CompressedWrite> {
 
 impl TransferOf<StoredBytes> for Arc<CompressedWrite> {
     fn wait(&self) -> Result<StoredBytes, DiskTierError> {
-        CompressedWrite::wait(self)
+        CompressedWrite::wait(self).map(|bytes| StoredBytes(Stored::Files(bytes)))
     }
 }
 
@@ -200,5 +201,43 @@ impl RunningTransfer for CompressedRead {
 impl TransferOf<()> for CompressedRead {
     fn wait(&self) -> Result<(), DiskTierError> {
         CompressedRead::wait(self)
+    }
+}
+
+impl RunningTransfer for Arc<ObjectTransfer> {
+    fn direction(&self) -> Direction {
+        ObjectTransfer::direction(self)
+    }
+
+    fn len(&self) -> Bytes {
+        ObjectTransfer::len(self)
+    }
+
+    fn moved(&self) -> Bytes {
+        ObjectTransfer::moved(self)
+    }
+
+    fn has_ended(&self) -> bool {
+        ObjectTransfer::has_ended(self)
+    }
+
+    fn cancel(&self) {
+        ObjectTransfer::cancel(self);
+    }
+
+    fn release(&self) {
+        ObjectTransfer::release(self);
+    }
+}
+
+impl TransferOf<StoredBytes> for Arc<ObjectTransfer> {
+    fn wait(&self) -> Result<StoredBytes, DiskTierError> {
+        self.stored().map(|bytes| StoredBytes(Stored::Object(bytes)))
+    }
+}
+
+impl TransferOf<()> for Arc<ObjectTransfer> {
+    fn wait(&self) -> Result<(), DiskTierError> {
+        self.verified()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::extents::Extent;
+use crate::extents::{Extent, ExtentList};
 use vramp_alloc::Driver;
 use vramp_core::Bytes;
 use vramp_driver::{HostSlice, Stream};
@@ -11,7 +11,7 @@ use vramp_host::{HostMemory, HostSpan, OutOfBounds};
 use super::pool::{HostPoolError, Shared, span_of};
 use super::returns::{Returned, Uses};
 use crate::ledger::shell::charge::Charge;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// A run of adjacent blocks, with the memory they lie in.
 #[derive(Clone)]
@@ -23,7 +23,7 @@ pub(super) struct Part {
 /// Whole blocks of pinned host memory. Offsets count through all of them, in whatever runs they
 /// lie.
 ///
-/// Dropping this credits the charge. The blocks are reused once the work noted by
+/// Dropping this credits the charge, once no [`HostReader`] is left. The blocks are reused once the work noted by
 /// [`record_stream`](HostAllocation::record_stream) is complete.
 #[must_use = "the blocks are freed when this is dropped"]
 pub struct HostAllocation {
@@ -33,13 +33,74 @@ pub struct HostAllocation {
     uses: Uses,
     /// True if work may use the blocks until the process ends.
     in_use_forever: bool,
+    /// Shared with the readers, once there was one.
+    hold: Option<Arc<Hold>>,
+}
+
+/// Blocks of an allocation that was dropped, and their charges. They go back with this.
+struct Remains {
+    shared: Arc<Shared>,
+    runs: ExtentList,
+    charges: Vec<Charge>,
+    uses: Uses,
+}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        let (runs, uses) = (std::mem::take(&mut self.runs), std::mem::take(&mut self.uses));
+        self.shared.put_back(Returned::Runs(runs), uses);
+        // Credited after the blocks are returned, so that a waiter woken by the credit finds them.
+        self.charges.clear();
+    }
+}
+
+/// What an allocation leaves to its last reader.
+#[derive(Default)]
+struct Hold {
+    remains: Mutex<Vec<Remains>>,
+}
+
+/// Bytes of an allocation, to be read while its owner goes on, or after it has dropped the allocation. The
+/// blocks are neither reused nor credited before this is dropped.
+///
+/// The bytes stay as they are only if no work writes the blocks meanwhile.
+#[must_use = "it keeps the blocks in use"]
+pub struct HostReader {
+    spans: Vec<HostSpan>,
+    _hold: Arc<Hold>,
+}
+
+impl HostReader {
+    /// Copies the bytes to `into`.
+    ///
+    /// # Errors
+    /// `into` is longer than the range of the reader.
+    pub fn read(&self, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        let len = self.spans.iter().map(HostSpan::len).sum();
+        let wanted = Bytes::new(into.len() as u64);
+        if wanted > len {
+            return Err(OutOfBounds { offset: Bytes::ZERO, len: wanted, size: len });
+        }
+        copy(&self.spans, into)
+    }
+}
+
+fn copy(spans: &[HostSpan], into: &mut [u8]) -> Result<(), OutOfBounds> {
+    let mut rest = into;
+    for span in spans {
+        let len = rest.len().min(span.len().count() as usize);
+        let (now, later) = rest.split_at_mut(len);
+        span.read(Bytes::ZERO, now)?;
+        rest = later;
+    }
+    Ok(())
 }
 
 impl HostAllocation {
     pub(super) fn new(shared: &Arc<Shared>, parts: Vec<Part>, charge: Charge) -> HostAllocation {
         let shared = Arc::clone(shared);
         let (charges, uses) = (vec![charge], Uses::new());
-        HostAllocation { shared, parts, charges, uses, in_use_forever: false }
+        HostAllocation { shared, parts, charges, uses, in_use_forever: false, hold: None }
     }
 
     /// Returns the length: whole blocks.
@@ -124,13 +185,18 @@ impl HostAllocation {
     /// # Errors
     /// The range lies outside the allocation.
     pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<(), OutOfBounds> {
-        let mut rest = into;
-        for span in self.spans(offset, Bytes::new(rest.len() as u64))? {
-            let (now, later) = rest.split_at_mut(span.len().count() as usize);
-            span.read(Bytes::ZERO, now)?;
-            rest = later;
-        }
-        Ok(())
+        copy(&self.spans(offset, Bytes::new(into.len() as u64))?, into)
+    }
+
+    /// Returns a reader of `len` bytes from `offset`, for any thread. Work that writes them must be
+    /// complete. O(runs).
+    ///
+    /// # Errors
+    /// The range lies outside the allocation.
+    pub fn reader(&mut self, offset: Bytes, len: Bytes) -> Result<HostReader, OutOfBounds> {
+        let spans = self.spans(offset, len)?;
+        let hold = self.hold.get_or_insert_default();
+        Ok(HostReader { spans, _hold: Arc::clone(hold) })
     }
 
     /// Overwrites the bytes from `offset` with `bytes`. Work that uses them must be complete.
@@ -202,6 +268,7 @@ impl HostAllocation {
             charges: self.cut_charges(rest),
             uses: Uses::new(),
             in_use_forever: self.in_use_forever,
+            hold: self.hold.clone(),
         };
         while !rest.is_zero() {
             let part = self.parts.last_mut().expect("the rest lies in runs");
@@ -254,10 +321,17 @@ impl Drop for HostAllocation {
             self.shared.leak(self.len());
             return std::mem::forget(std::mem::take(&mut self.charges));
         }
-        let runs = self.parts.drain(..).map(|part| part.run).collect();
-        self.shared.put_back(Returned::Runs(runs), std::mem::take(&mut self.uses));
-        // Credited after the blocks are returned, so that a waiter woken by the credit finds them.
-        self.charges.clear();
+        let remains = Remains {
+            shared: Arc::clone(&self.shared),
+            runs: self.parts.drain(..).map(|part| part.run).collect(),
+            charges: std::mem::take(&mut self.charges),
+            uses: std::mem::take(&mut self.uses),
+        };
+        match self.hold.take() {
+            // The last of the allocation and its readers drops them.
+            Some(hold) => lock(&hold.remains).push(remains),
+            None => drop(remains),
+        }
     }
 }
 

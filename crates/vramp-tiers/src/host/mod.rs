@@ -42,7 +42,7 @@
 //! 4. Dropping the allocation credits the charge. Its blocks are free once that work is complete.
 //! 5. [`HostPool::shrink`] unpins memory that is wholly free.
 //!
-//! [`HostPool::allocate_small`] carves allocations of up to 64 KiB from shared blocks.
+//! [`HostPool::allocate_small`] carves allocations of up to a block from shared blocks.
 //!
 //! Neither pinned nor charged bytes ever exceed the capacity of the space.
 //!
@@ -65,7 +65,7 @@ mod pool;
 mod returns;
 mod small;
 
-pub use allocation::HostAllocation;
+pub use allocation::{HostAllocation, HostReader};
 pub use pool::{HostPool, HostPoolConfig, HostPoolError, HostPoolStats};
 pub use small::SmallHostAllocation;
 

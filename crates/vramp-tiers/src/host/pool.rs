@@ -258,11 +258,11 @@ impl HostPool {
         Ok(HostAllocation::new(&self.shared, parts, charge))
     }
 
-    /// Allocates 1 B to 64 KiB from a block that such allocations share. The block is charged to
-    /// the space.
+    /// Allocates zero bytes to a block from a block that such allocations share. The block is charged
+    /// to the space.
     ///
     /// # Errors
-    /// As [`allocate`](HostPool::allocate), or `len` is out of range.
+    /// As [`allocate`](HostPool::allocate), or `len` is more than a block.
     pub fn allocate_small(&self, len: Bytes) -> Result<SmallHostAllocation, HostPoolError> {
         let slab = Slabs::allocate(&self.shared, len)?;
         self.grower.wake_if_low(&self.shared);

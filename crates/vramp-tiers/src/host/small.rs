@@ -15,10 +15,8 @@ use super::returns::{Returned, Uses};
 use crate::ledger::shell::charge::Charge;
 use crate::sync::lock;
 
-/// Least size class. Classes are powers of two.
+/// Least size class. Classes are powers of two, and the whole block.
 const SMALLEST: u64 = 512;
-/// Largest size class.
-const LARGEST: u64 = 64 << 10;
 
 /// A block divided into pieces of one size class.
 struct Slab {
@@ -50,12 +48,12 @@ impl Slabs {
         len: Bytes,
     ) -> Result<SmallHostAllocation, HostPoolError> {
         let block = shared.config.block.count();
-        if len.is_zero() || len.count() > LARGEST.min(block) {
+        if len.count() > block {
             return Err(HostPoolError::Config(
-                "a small allocation is 1 B to 64 KiB, and at most a block: use allocate",
+                "a small allocation is at most a block: use allocate for more",
             ));
         }
-        let class = len.count().next_power_of_two().max(SMALLEST);
+        let class = len.count().next_power_of_two().max(SMALLEST).min(block);
         loop {
             if let Some(slab) = Slabs::pick(shared, class, len) {
                 return Ok(slab);
@@ -113,7 +111,9 @@ impl Slabs {
     }
 }
 
-/// Up to 64 KiB of pinned host memory, aligned to its size class, at most to 4 KiB.
+/// Pinned host memory of at most a block, aligned to its size class, at most to 4 KiB. Its size class is
+/// the next power of two, from 512 bytes to a block; an allocation of zero bytes has one too, so its
+/// address is its own.
 ///
 /// Dropping this frees the memory once noted work is complete.
 #[must_use = "the memory is freed when this is dropped"]
@@ -131,9 +131,9 @@ impl SmallHostAllocation {
         self.len
     }
 
-    /// Returns false.
+    /// Returns true for an allocation of zero bytes.
     pub fn is_empty(&self) -> bool {
-        false
+        self.len.is_zero()
     }
 
     /// Returns the first byte in the block.

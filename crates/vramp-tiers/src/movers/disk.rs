@@ -79,6 +79,11 @@ impl DiskCopy {
         self.len.is_zero()
     }
 
+    /// Returns the bytes charged to the store's space.
+    pub fn charged(&self) -> Bytes {
+        self.pieces.iter().map(StoredBytes::charged).sum()
+    }
+
     /// Returns the store that has the bytes.
     pub fn store(&self) -> &Arc<DiskStore> {
         &self.store

@@ -37,7 +37,7 @@
 //!    work that has to come first. [`TransferBuilder::start`] returns a [`Transfer`].
 //! 3. A transfer queues its range in steps and keeps a few of them in flight. It has no thread: it
 //!    advances when the caller polls ([`Transfer::poll`]) or waits ([`Transfer::wait`],
-//!    [`Transfer::wait_part`]).
+//!    [`Transfer::wait_part`]). [`wait_all()`] waits for several at once, of either direction.
 //! 4. [`Transfer::cancel`], a [`CancelToken`](crate::CancelToken) or a drop ends it between two
 //!    steps, after the copies in flight. [`Transfer::finish_on`] queues the rest and orders a
 //!    stream behind it, without waiting on the host.
@@ -70,7 +70,9 @@ mod mover;
 mod profiler;
 mod staged;
 mod transfer;
+mod wait_all;
 
+pub(crate) use core::gather::Gather;
 pub use core::pipeline::StagedPiece;
 pub use core::profile::{MeasuredLink, MeasuredPair, Profile, UnmeasuredLink};
 pub use disk::{DiskBudget, DiskCopy, DiskSource, DiskTarget, InFlightRead, InFlightWrite};
@@ -80,6 +82,7 @@ pub use mover::{CopyDependency, Mover, MoverConfig, TransferBuilder};
 pub use profiler::{Profiler, ProfilerConfig};
 pub use staged::{CopyEndpoint, InFlightCopy, StagedTransfer};
 pub use transfer::{Transfer, TransferProgress};
+pub use wait_all::wait_all;
 
 pub use vramp_alloc::{Driver, DriverError};
 pub use vramp_core::AddrRange;

@@ -7,6 +7,7 @@ use vramp_core::{AddrRange, Bytes};
 use vramp_driver::{Event, Stream};
 
 use super::copy_queue::CopyQueue;
+use super::core::gather::Gather;
 use super::disk::{DiskBudget, DiskCopy, DiskSource, DiskTarget};
 use super::error::{MoveError, MoveFailed};
 use super::gpu::GpuEndpoint;
@@ -133,12 +134,32 @@ impl Mover {
 
     /// Returns a builder for a copy of `range` into host blocks.
     pub fn to_host(&self, range: AddrRange, host: HostAllocation) -> TransferBuilder {
-        TransferBuilder::new(&self.shared, CopyDirection::ToHost, range, host)
+        self.gather_to_host([range], host)
     }
 
     /// Returns a builder for a copy of host blocks into `range`.
     pub fn to_device(&self, range: AddrRange, host: HostAllocation) -> TransferBuilder {
-        TransferBuilder::new(&self.shared, CopyDirection::ToDevice, range, host)
+        self.scatter_to_device([range], host)
+    }
+
+    /// Returns a builder for a copy of several ranges, one behind the other, into host blocks. A step
+    /// may end one range and begin the next, so that short ranges cost a copy call each and no step of
+    /// their own.
+    pub fn gather_to_host(
+        &self,
+        ranges: impl IntoIterator<Item = AddrRange>,
+        host: HostAllocation,
+    ) -> TransferBuilder {
+        TransferBuilder::new(&self.shared, CopyDirection::ToHost, Gather::new(ranges), host)
+    }
+
+    /// Returns a builder for a copy of host blocks into several ranges, one behind the other.
+    pub fn scatter_to_device(
+        &self,
+        ranges: impl IntoIterator<Item = AddrRange>,
+        host: HostAllocation,
+    ) -> TransferBuilder {
+        TransferBuilder::new(&self.shared, CopyDirection::ToDevice, Gather::new(ranges), host)
     }
 
     /// Copies `range` of the device to a disk. Pieces are written while others leave the
@@ -256,7 +277,8 @@ impl Shared {
 pub struct TransferBuilder {
     mover: Arc<Shared>,
     direction: CopyDirection,
-    range: AddrRange,
+    memory: Gather,
+    ready: Option<Bytes>,
     host: HostAllocation,
     offset: Bytes,
     after: Vec<CopyDependency>,
@@ -267,16 +289,22 @@ impl TransferBuilder {
     fn new(
         mover: &Arc<Shared>,
         direction: CopyDirection,
-        range: AddrRange,
+        memory: Gather,
         host: HostAllocation,
     ) -> TransferBuilder {
         let (mover, offset, after) = (Arc::clone(mover), Bytes::ZERO, Vec::new());
-        TransferBuilder { mover, direction, range, host, offset, after, cancel: None }
+        TransferBuilder { mover, direction, memory, ready: None, host, offset, after, cancel: None }
     }
 
     /// Sets where the range begins in the host blocks. The default is their first byte.
     pub fn at(mut self, offset: Bytes) -> TransferBuilder {
         self.offset = offset;
+        self
+    }
+
+    /// Lets only the first `ready` bytes be queued, until [`Transfer::allow`].
+    pub(crate) fn ready(mut self, ready: Bytes) -> TransferBuilder {
+        self.ready = Some(ready);
         self
     }
 
@@ -300,15 +328,25 @@ impl TransferBuilder {
     /// The range lies outside the blocks or the address space, a stream captures a graph, or a
     /// driver call failed. No copy is in flight, unless the error is [`MoveError::Unsettled`].
     pub fn start(self) -> Result<Transfer, Box<MoveFailed>> {
-        let TransferBuilder { mover, direction, range, host, offset, after, cancel } = self;
-        let checked = check_range(range).and_then(|_| {
+        let TransferBuilder { mover, direction, memory, ready, host, offset, after, cancel } = self;
+        let len = memory.len();
+        let checked = memory.ranges().iter().try_for_each(|&range| check_range(range).map(drop));
+        let checked = checked.and_then(|()| {
             // Also refuses an offset that overflows.
-            host.spans(offset, range.len).map_err(MoveError::from)?;
+            host.spans(offset, len).map_err(MoveError::from)?;
             let queue = direction.queue(&mover);
             after.into_iter().try_for_each(|after| mover.order(queue, after))
         });
         match checked {
-            Ok(()) => Transfer::start(mover, direction, range, host, offset, cancel),
+            Ok(()) => Transfer::start(
+                mover,
+                direction,
+                memory,
+                ready.unwrap_or(len),
+                host,
+                offset,
+                cancel,
+            ),
             Err(error) => Err(Box::new(MoveFailed { error, host })),
         }
     }

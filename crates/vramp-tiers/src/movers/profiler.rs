@@ -14,6 +14,7 @@ use super::core::profile::{MeasuredLink, MeasuredPair, Profile, UnmeasuredLink, 
 use super::disk::{DiskBudget, DiskCopy};
 use super::error::MoveError;
 use super::mover::Mover;
+use super::wait_all::wait_all;
 use crate::disk::{ChargeTo, DiskStore, DiskTierError};
 use crate::host::{HostAllocation, HostPool};
 
@@ -210,7 +211,7 @@ impl Run<'_> {
                 let clocks = Clocks::of([gpu]);
                 let mut down = mover.to_host(down, down_blocks).start()?;
                 let mut up = mover.to_device(up, up_blocks).start()?;
-                while !(down.poll()? & up.poll()?) {}
+                wait_all(&mut [&mut down, &mut up])?;
                 let took_ns = clocks.took_ns();
                 (blocks, others) = (Some(down.into_host()), Some(up.into_host()));
                 Ok(took_ns)

@@ -9,6 +9,7 @@ use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Stream;
 
 use super::copy_queue::{CopyQueue, QueueError, QueuedCopy, StepCopies};
+use super::core::gather::Gather;
 use super::core::window::StepId;
 use super::error::{MoveError, MoveFailed};
 use super::mover::Shared;
@@ -71,7 +72,9 @@ pub struct TransferProgress {
 pub struct Transfer {
     mover: Arc<Shared>,
     direction: CopyDirection,
-    range: AddrRange,
+    memory: Gather,
+    /// Bytes that may be queued.
+    ready: Bytes,
     /// `None` once the transfer has ended.
     host: Option<HostAllocation>,
     offset: Bytes,
@@ -91,7 +94,8 @@ impl Transfer {
     pub(super) fn start(
         mover: Arc<Shared>,
         direction: CopyDirection,
-        range: AddrRange,
+        memory: Gather,
+        ready: Bytes,
         host: HostAllocation,
         offset: Bytes,
         cancel: Option<CancelToken>,
@@ -99,7 +103,8 @@ impl Transfer {
         let mut transfer = Transfer {
             mover,
             direction,
-            range,
+            memory,
+            ready,
             host: Some(host),
             offset,
             cancel,
@@ -191,12 +196,12 @@ impl Transfer {
     /// Returns the progress. No driver call.
     pub fn progress(&self) -> TransferProgress {
         let in_flight = self.in_flight.iter().map(|(_, bytes)| *bytes).sum();
-        TransferProgress { moved: self.moved, in_flight, total: self.range.len }
+        TransferProgress { moved: self.moved, in_flight, total: self.memory.len() }
     }
 
     /// Returns true if all bytes have arrived, as of the last poll.
     pub fn is_done(&self) -> bool {
-        self.moved == self.range.len
+        self.moved == self.memory.len()
     }
 
     /// Cancels the rest, waits for copies in flight, and returns the blocks.
@@ -215,7 +220,7 @@ impl Transfer {
         match self.queue_rest(stream) {
             Ok(()) => {
                 self.in_flight.clear();
-                self.moved = self.range.len;
+                self.moved = self.memory.len();
                 Ok(self.host.take().expect(TAKEN))
             }
             Err(error) => {
@@ -235,9 +240,9 @@ impl Transfer {
     }
 
     fn next_part(&mut self) -> Option<AddrRange> {
-        let part = AddrRange::new(self.range.start + self.reported, self.moved - self.reported);
-        self.reported = self.moved;
-        (!part.len.is_zero()).then_some(part)
+        let part = self.memory.pieces(self.reported, self.moved).next()?;
+        self.reported += part.len;
+        Some(part)
     }
 
     fn note_arrivals(&mut self) -> Result<(), MoveError> {
@@ -254,8 +259,20 @@ impl Transfer {
         Ok(())
     }
 
+    /// Queues the steps that the window admits. Returns true if all bytes have arrived.
+    pub(crate) fn fill_window(&mut self) -> Result<bool, MoveError> {
+        self.check()?;
+        self.queue_steps()?;
+        Ok(self.is_done())
+    }
+
+    /// Returns the length of the step in flight that arrives first.
+    pub(super) fn next_in_flight(&self) -> Option<Bytes> {
+        self.in_flight.front().map(|(_, bytes)| *bytes)
+    }
+
     /// Queues further steps, and waits for the next step to arrive.
-    fn advance(&mut self) -> Result<(), MoveError> {
+    pub(crate) fn advance(&mut self) -> Result<(), MoveError> {
         self.queue_steps()?;
         let waited = match self.in_flight.front() {
             Some(&(step, _)) => self.queue().wait(step),
@@ -272,16 +289,30 @@ impl Transfer {
         Ok(())
     }
 
+    fn step_len(&self, queued: Bytes) -> Bytes {
+        self.mover.config.step.min(self.memory.len().min(self.ready) - queued)
+    }
+
+    /// Lets the transfer queue its first `ready` bytes, if it was started with less.
+    pub(crate) fn allow(&mut self, ready: Bytes) {
+        self.ready = self.ready.max(ready);
+    }
+
     /// Returns the copies of the step that begins at `queued`.
     fn next_step(&self, queued: Bytes) -> Result<StepCopies, HostPoolError> {
-        let len = self.mover.config.step.min(self.range.len - queued);
-        let part = AddrRange::new(self.range.start + queued, len);
+        let end = queued + self.step_len(queued);
         let host = self.host.as_ref().expect(TAKEN);
-        self.direction.copies(&self.mover, part, host, self.offset + queued)
+        let mut copies = StepCopies::new();
+        let mut offset = self.offset + queued;
+        for part in self.memory.pieces(queued, end) {
+            copies.extend(self.direction.copies(&self.mover, part, host, offset)?);
+            offset += part.len;
+        }
+        Ok(copies)
     }
 
     fn queue_steps(&mut self) -> Result<(), MoveError> {
-        while self.queued < self.range.len {
+        while self.queued < self.memory.len().min(self.ready) {
             if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
                 return Err(match self.settle() {
                     Some(error) => self.fail(error),
@@ -295,7 +326,7 @@ impl Transfer {
                     return Err(self.record_failure(error.into()));
                 }
             };
-            let len = self.mover.config.step.min(self.range.len - self.queued);
+            let len = self.step_len(self.queued);
             match self.queue().queue(&step) {
                 Ok(None) => return Ok(()),
                 Ok(Some(step)) => {
@@ -315,13 +346,14 @@ impl Transfer {
         self.check()?;
         self.mover.refuse_capturing(stream)?;
         if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
-            let (moved, of) = (self.moved, self.range.len);
+            let (moved, of) = (self.moved, self.memory.len());
             return Err(MoveError::Cancelled { moved, of });
         }
+        self.ready = self.memory.len();
         let mut steps = Vec::new();
-        while self.queued < self.range.len {
+        while self.queued < self.memory.len() {
             steps.push(self.next_step(self.queued)?);
-            self.queued += self.mover.config.step.min(self.range.len - self.queued);
+            self.queued += self.step_len(self.queued);
         }
         let queued = self.queue().queue_all(&steps);
         let queued = queued.map_err(|QueueError { error, settled }| {
@@ -381,12 +413,12 @@ impl Transfer {
     }
 
     fn fail(&mut self, error: DriverError) -> MoveError {
-        let (moved, of) = (self.moved, self.range.len);
+        let (moved, of) = (self.moved, self.memory.len());
         self.record_failure(MoveError::Device { moved, of, error })
     }
 
     fn end_cancelled(&mut self) -> Option<MoveError> {
-        let (moved, of) = (self.moved, self.range.len);
+        let (moved, of) = (self.moved, self.memory.len());
         match self.failure {
             None if moved == of => None,
             None => Some(self.record_failure(MoveError::Cancelled { moved, of })),

@@ -342,6 +342,7 @@ fn any_levels() -> impl Strategy<Value = SpaceLevels> {
 
 prop_compose! {
     fn any_config()(
+        device in prop::option::of("(auto|cuda|sim:h200x2)"),
         gpus in prop::collection::vec((any::<u32>(), any::<u64>(), any_levels()), 0..3),
         hosts in prop::collection::vec(
             (any::<u32>(), any::<Option<u32>>(), 0u64..1 << 50, any_levels(), 0u64..1 << 40),
@@ -360,6 +361,7 @@ prop_compose! {
             DiskSpaceConfig::new(index, directory.into(), Bytes::new(capacity), levels)
         };
         TiersConfig {
+            device,
             gpus: gpus.into_iter().map(gpu).collect(),
             hosts: hosts.into_iter().map(host).collect(),
             disks: disks.into_iter().map(disk).collect(),

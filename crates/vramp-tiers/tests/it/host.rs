@@ -47,7 +47,34 @@ fn nothing_is_an_allocation_of_no_blocks() {
     assert!(nothing.is_empty());
     assert!(nothing.block(0).is_none());
     assert!(nothing.spans(Bytes::ZERO, Bytes::ZERO).unwrap().is_empty());
-    assert!(matches!(pool.allocate_small(Bytes::ZERO), Err(HostPoolError::Config(_))));
+    // A small one has an address of its own.
+    let small: Vec<_> = (0..3).map(|_| pool.allocate_small(Bytes::ZERO).unwrap()).collect();
+    let places: std::collections::BTreeSet<_> =
+        small.iter().map(|one| one.span().as_ptr() as u64).collect();
+    assert!(small.iter().all(|one| one.is_empty() && one.len() == Bytes::ZERO));
+    assert_eq!((places.len(), pool.space().total()), (3, MIB));
+    small[0].read(Bytes::ZERO, &mut []).unwrap();
+    assert!(small[0].read(Bytes::ZERO, &mut [0]).is_err());
+}
+
+#[test]
+fn small_pieces_are_up_to_a_block_long() {
+    let pool = plain(Bytes::mib(10));
+    let mut half = pool.allocate_small(Bytes::kib(300)).unwrap();
+    let other = pool.allocate_small(Bytes::kib(512)).unwrap();
+    assert_eq!(pool.space().total(), MIB, "two of 512 KiB share a block");
+    half.write(Bytes::ZERO, &[7; 300 << 10]).unwrap();
+    let mut last = [0];
+    half.read(Bytes::new((300 << 10) - 1), &mut last).unwrap();
+    assert_eq!(last, [7]);
+    let whole = pool.allocate_small(MIB).unwrap();
+    assert_eq!(pool.space().total(), MIB * 2);
+    let too_long = MIB + Bytes::new(1);
+    assert!(matches!(pool.allocate_small(too_long), Err(HostPoolError::Config(_))));
+    drop((half, other, whole));
+    pool.shrink(Bytes::ZERO);
+    assert_eq!(pool.space().total(), Bytes::ZERO);
+    pool.audit().unwrap();
 }
 
 #[test]
@@ -76,6 +103,35 @@ fn bytes_are_numbered_through_whatever_runs_they_lie_in() {
     assert!(split.spans(Bytes::new(u64::MAX), MIB).is_err());
     assert!(split.block(3).is_none() && split.block(usize::MAX).is_none());
     drop(first);
+}
+
+#[test]
+fn blocks_that_are_read_go_back_after_the_allocation_and_its_readers() {
+    let pool = plain(Bytes::mib(10));
+    let mut four = pool.allocate(MIB * 4).unwrap();
+    four.write(Bytes::ZERO, &vec![7; 4 << 20]).unwrap();
+    let readers = [MIB, MIB * 3].map(|at| four.reader(at, MIB).unwrap());
+    assert!(four.reader(MIB * 4, Bytes::new(1)).is_err());
+    // The tail, which the second one reads, is an allocation of its own.
+    drop(four.trim(MIB * 2));
+    assert_eq!((pool.space().total(), four.len()), (MIB * 4, MIB * 2));
+    drop(four);
+    assert_eq!(pool.space().total(), MIB * 4);
+    let mut others = pool.allocate(MIB * 6).unwrap();
+    others.write(Bytes::ZERO, &vec![9; 6 << 20]).unwrap();
+    for reader in &readers {
+        let mut bytes = vec![0; 1 << 20];
+        reader.read(&mut bytes).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == 7), "another allocation has the blocks");
+        assert!(reader.read(&mut vec![0; (1 << 20) + 1]).is_err());
+    }
+    let [one, other] = readers;
+    drop(one);
+    assert_eq!(pool.space().total(), MIB * 10);
+    drop(other);
+    assert_eq!(pool.space().total(), MIB * 6);
+    drop(others);
+    pool.audit().unwrap();
 }
 
 #[test]
@@ -378,7 +434,6 @@ fn small_pieces_share_a_block_and_return_in_stream_order_too() {
     assert!(pieces[0].write(Bytes::new(700), &[1]).is_err());
     let large = pool.allocate_small(Bytes::kib(64)).unwrap();
     assert_eq!(pool.space().total(), MIB * 2, "each length has its own block");
-    assert!(matches!(pool.allocate_small(Bytes::kib(65)), Err(HostPoolError::Config(_))));
     drop(large);
     let stream = device.create_stream().unwrap();
     let at = device.alloc_memory(PAGE).unwrap();

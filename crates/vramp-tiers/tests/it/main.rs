@@ -10,6 +10,7 @@ mod host;
 mod monte_carlo;
 mod movers;
 mod peers;
+mod regions;
 mod spaces;
 mod spilling;
 mod tracked;

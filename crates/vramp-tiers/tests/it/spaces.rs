@@ -103,6 +103,15 @@ fn every_strategy_finds_its_space() {
     let _full = manager.request(Strategy::Specific(HOST), Bytes::new(180)).now().unwrap();
     assert_eq!(chosen(Strategy::Downgrade(GPU)), DISK);
     assert_eq!(chosen(Strategy::Upgrade(DISK)), GPU);
+    let to = |from, tier| Strategy::DowngradeTo { from, tier };
+    let up = |from, tier| Strategy::UpgradeTo { from, tier };
+    assert_eq!(chosen(to(GPU, Tier::Disk)), DISK);
+    assert_eq!(chosen(to(HOST, Tier::Disk)), DISK);
+    assert_eq!(chosen(up(DISK, Tier::Gpu)), GPU);
+    for wrong in [to(HOST, Tier::Gpu), to(GPU, Tier::Gpu), up(GPU, Tier::Disk)] {
+        let error = manager.request(wrong, Bytes::new(1)).now().unwrap_err();
+        assert!(matches!(error, ReserveError::NoSpace(_)), "{error}");
+    }
     let far = manager.request(Strategy::Downgrade(GPU), Bytes::new(1)).near(|space| space.index);
     assert_eq!(far.now().unwrap().space(), DISK);
 }

@@ -9,7 +9,7 @@ use crate::common::budget::{Bench, GPU, KIB};
 use vramp_alloc::{Allocator, Config, Driver, Preset};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
-use vramp_tiers::reserve::{GrowthFactor, LimitPolicy, OverrunAction, Payer};
+use vramp_tiers::reserve::{Bound, GrowthFactor, LimitPolicy, OverrunAction, Payer};
 use vramp_tiers::spill::{RetryPolicy, SpillAndRetry, SpillRequest};
 use vramp_tiers::streams::{AcquirePolicy, StreamPool, StreamPoolError};
 use vramp_tiers::tracked::OutOfMemoryHandler;
@@ -435,4 +435,93 @@ fn the_handler_that_spills_retries_until_enough_has_left_and_begins_anew_each_ti
     assert_eq!(asked.lock().unwrap().len(), 6 + 5, "each allocation has all its tries");
     drop(rest);
     tracked.free(block, stream).unwrap();
+}
+
+#[test]
+fn an_allocation_that_the_device_refuses_has_only_what_it_lacks_spilled() {
+    // 64 MiB of a card, of which one block keeps 48; the budget has room for more.
+    let device: Arc<dyn Driver> = Arc::new(Simulator::card("h200").unwrap());
+    let config = Config { limit: Some(Bytes::mib(64)), ..Config::preset(Preset::Vramp) };
+    let allocator = Arc::new(Allocator::new(device, config).unwrap());
+    let stream = allocator.create_stream().unwrap();
+    let manager = ReservationManager::new([(GPU, SpaceConfig::gpu(Bytes::gib(1)))]).unwrap();
+    let space = manager.space(GPU).unwrap();
+    let asked: Arc<Mutex<Vec<Bytes>>> = Arc::default();
+    let heard = Arc::clone(&asked);
+    let _spiller = space.register_spiller(Priority(0), move |request: &SpillRequest<'_>| {
+        heard.lock().unwrap().push(request.bytes());
+        Bytes::ZERO
+    });
+    let policies = handled_by(SpillAndRetry { space: space.clone() });
+    let tracked = TrackedAllocator::new(Arc::clone(&allocator), &space, policies);
+    let kept = tracked.malloc(Bytes::mib(48), stream).unwrap();
+    let error = tracked.malloc(Bytes::mib(40), stream).unwrap_err();
+    assert!(matches!(error, MallocError::OutOfMemory(_)), "{error}");
+    assert_eq!(*asked.lock().unwrap(), [Bytes::mib(24); 5], "40 MiB less the 16 that are free");
+    tracked.free(kept, stream).unwrap();
+}
+
+#[test]
+fn a_handler_has_the_stream_the_size_the_space_and_the_attempts() {
+    let heard: Arc<Mutex<Vec<_>>> = Arc::default();
+    let sink = Arc::clone(&heard);
+    let handler = move |attempt: u32, shortage: &MemoryShortage<'_>| {
+        let MemoryShortage { requested, stream, space, max_retries, .. } = *shortage;
+        // No lock is held: the space may be asked.
+        let free = space.available_to(Bound::Capacity);
+        sink.lock().unwrap().push((attempt, max_retries, requested, stream, space.id(), free));
+        RecoveryAction::Retry
+    };
+    let Bench { space, tracked, streams: [_, stream], .. } = bench_with(handled_by(handler));
+    let full = space.charge(KIB(1020)).unwrap();
+    assert!(tracked.malloc(KIB(8), stream).is_err());
+    let expected: Vec<_> =
+        (1..=5).map(|attempt| (attempt, 5, KIB(8), stream, GPU, KIB(4))).collect();
+    assert_eq!(*heard.lock().unwrap(), expected);
+    assert_eq!((space.available(), space.available_to(Bound::Limit)), (Bytes::ZERO, Bytes::ZERO));
+    drop(full);
+}
+
+#[test]
+fn a_panicking_shortage_handler_is_contained_in_a_tracked_malloc() {
+    /// Panics when it is dropped, too.
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("and again");
+        }
+    }
+    let thrown = |_: u32, _: &MemoryShortage<'_>| -> RecoveryAction {
+        std::panic::panic_any(Bomb);
+    };
+    let Bench { manager, space, tracked, streams: [stream, _], .. } =
+        bench_with(handled_by(thrown));
+    let full = space.charge(KIB(1020)).unwrap();
+    assert!(matches!(tracked.malloc(KIB(8), stream), Err(MallocError::SpaceFull(_))));
+    assert_eq!(manager.panics(), 1);
+    drop(full);
+    // The allocator's own handlers too.
+    tracked.allocator().set_limit(Some(Bytes::mib(2))).unwrap();
+    tracked.allocator().on_shortage(|_| std::panic::panic_any(Bomb));
+    let plain = tracked.allocator().malloc(Bytes::mib(4), stream).unwrap_err();
+    assert!(plain.is_out_of_memory(), "{plain}");
+    assert!(tracked.allocator().stats().unwrap().callback_panics > 0);
+    let block = tracked.malloc(KIB(8), stream).unwrap();
+    tracked.free(block, stream).unwrap();
+}
+
+#[test]
+fn a_space_lends_streams_of_the_allocator_that_charges_it() {
+    let Bench { space, tracked, manager, .. } = bench();
+    let (first, second) = (space.acquire_stream().unwrap(), space.acquire_stream().unwrap());
+    assert_ne!(first.id(), second.id());
+    assert_eq!((tracked.streams().streams(), tracked.streams().idle()), (2, 0));
+    let block = tracked.malloc(KIB(8), first.id()).unwrap();
+    tracked.free(block, second.id()).unwrap();
+    let id = first.id();
+    drop(first);
+    assert_eq!(space.acquire_stream().unwrap().id(), id, "an idle one is lent again");
+    drop((second, tracked));
+    let error = manager.space(GPU).unwrap().acquire_stream().unwrap_err();
+    assert!(matches!(error, StreamPoolError::NoAllocator { space: GPU }), "{error}");
 }

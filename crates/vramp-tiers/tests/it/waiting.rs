@@ -1,11 +1,17 @@
 //! Waits: their order, and how they end.
 
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::reserving::{GPU, ask, ends_empty, reserve, space, until};
-use vramp_tiers::reserve::{DeadlockCheck, Overtaking, QueueConfig};
+use vramp_tiers::notify::{NotificationChannel, WaitStatus};
+use vramp_tiers::reserve::{
+    DeadlockCheck, Enqueued, Overtaking, QueueConfig, QueuedReservation, ReservationPoll,
+    RetryPolicy,
+};
 use vramp_tiers::{
     Bytes, CancelToken, ManagerConfig, Owner, Reservation, ReservationManager, ReserveError,
     SpaceId, Strategy, Tier,
@@ -351,4 +357,221 @@ fn a_reservation_handed_to_another_thread_is_no_deadlock() {
         scope.spawn(move || drop(handed));
         drop(waiter.join().unwrap().unwrap());
     });
+}
+
+#[test]
+fn a_growth_waits_with_the_priority_of_its_reservation_or_its_own() {
+    for (own, served_first) in [(None, true), (Some(-2), false)] {
+        let manager = manager(100);
+        let strategy = || Strategy::Specific(GPU);
+        let mut high = manager.request(strategy(), Bytes::new(20)).priority(5).now().unwrap();
+        assert_eq!(high.priority().0, 5);
+        let rest = reserve(&manager, 80);
+        let order = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            let (manager, order) = (&manager, &order);
+            scope.spawn(move || {
+                let served = manager.request(strategy(), Bytes::new(60)).priority(1).wait();
+                order.lock().unwrap().push("request");
+                drop(served.unwrap());
+            });
+            until(|| manager.waiting() == 1);
+            scope.spawn(move || {
+                let mut growth = high.request_growth(Bytes::new(70));
+                if let Some(priority) = own {
+                    growth = growth.priority(priority);
+                }
+                growth.deadline(Duration::from_secs(60)).wait().unwrap();
+                order.lock().unwrap().push("growth");
+                assert_eq!(high.bytes(), Bytes::new(90));
+            });
+            until(|| manager.waiting() == 2);
+            drop(rest);
+        });
+        let first = order.into_inner().unwrap()[0];
+        assert_eq!(first == "growth", served_first, "with {own:?}");
+        ends_empty(&manager);
+    }
+}
+
+#[test]
+fn a_growth_is_cancelled_and_spills_at_once_if_it_is_to() {
+    let manager = manager(100);
+    let mut small = reserve(&manager, 20);
+    let rest = reserve(&manager, 80);
+    let token = CancelToken::new();
+    thread::scope(|scope| {
+        let (small, token) = (&mut small, &token);
+        let waiter =
+            scope.spawn(move || small.request_growth(Bytes::new(10)).cancel_token(token).wait());
+        until(|| manager.waiting() == 1);
+        token.cancel();
+        let error = waiter.join().unwrap().unwrap_err();
+        assert!(matches!(error, ReserveError::Cancelled(_)), "{error}");
+    });
+    assert!(small.request_growth(Bytes::new(10)).now().is_err());
+    let idle = Mutex::new(Some(rest));
+    let _spiller = manager.space(GPU).unwrap().register_spiller(
+        vramp_tiers::Priority(0),
+        move |_: &vramp_tiers::spill::SpillRequest<'_>| {
+            idle.lock().unwrap().take().map_or(Bytes::ZERO, |idle| idle.bytes())
+        },
+    );
+    let at_once = vramp_tiers::spill::Spilling::AlsoNow;
+    small.request_growth(Bytes::new(10)).spilling(at_once).now().unwrap();
+    assert_eq!(small.bytes(), Bytes::new(30));
+    drop(small);
+    ends_empty(&manager);
+}
+
+#[test]
+fn a_reservation_that_outlives_its_manager_says_so() {
+    let manager = manager(100);
+    let (mut kept, other) = (reserve(&manager, 50), reserve(&manager, 40));
+    assert!(!kept.is_shut_down());
+    drop(manager);
+    assert!(kept.is_shut_down());
+    for error in [
+        kept.grow(Bytes::new(20)).unwrap_err(),
+        kept.grow_wait(Bytes::new(20), Duration::MAX).unwrap_err(),
+        kept.request_growth(Bytes::new(20)).now().unwrap_err(),
+    ] {
+        assert!(matches!(error, ReserveError::ShutDown(_)), "{error}");
+        assert!(error.to_string().contains("shut down"), "{error}");
+    }
+    // It still holds its bytes, and what is free can be taken.
+    kept.grow(Bytes::new(10)).unwrap();
+    drop(other);
+    kept.grow(Bytes::new(40)).unwrap();
+    let charge = kept.charge(Bytes::new(100), &vramp_tiers::reserve::LimitPolicy::Fail).unwrap();
+    drop((charge, kept));
+}
+
+#[test]
+fn waits_without_an_end_are_no_panic() {
+    let channel = NotificationChannel::new();
+    let mut listener = channel.listen();
+    assert_eq!(listener.wait_for(Duration::MAX), WaitStatus::Idle);
+    channel.notify();
+    let deadlock = DeadlockCheck::OnWait { max_steps: 0, delay: Duration::MAX };
+    assert_eq!(listener.wait_for(Duration::MAX), WaitStatus::Notified);
+    let pauses =
+        RetryPolicy { max_retries: 2, first_pause: Duration::MAX, max_pause: Duration::MAX };
+    let config = ManagerConfig { deadlock, spill_retries: pauses, ..ManagerConfig::default() };
+    let manager = ReservationManager::with_config([(GPU, space(100))], config).unwrap();
+    let _spiller =
+        manager.space(GPU).unwrap().register_spiller(
+            vramp_tiers::Priority(0),
+            |_: &vramp_tiers::spill::SpillRequest<'_>| Bytes::ZERO,
+        );
+    let all = reserve(&manager, 100);
+    thread::scope(|scope| {
+        let request = manager.request(Strategy::Specific(GPU), Bytes::new(50));
+        let waiter = scope.spawn(|| request.deadline(Duration::MAX).wait());
+        until(|| manager.waiting() == 1);
+        drop(all);
+        drop(waiter.join().unwrap().unwrap());
+    });
+    ends_empty(&manager);
+}
+
+/// A polled request with a waker that counts.
+struct Polled {
+    queued: Box<QueuedReservation>,
+    woken: Arc<Woken>,
+}
+
+#[derive(Default)]
+struct Woken(AtomicU64);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Woken>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Polled {
+    fn new(request: vramp_tiers::RequestBuilder<'_>) -> Polled {
+        match request.enqueue().unwrap() {
+            Enqueued::Waiting(queued) => Polled { queued, woken: Arc::default() },
+            Enqueued::Served(reservation) => panic!("there is room for {reservation:?}"),
+        }
+    }
+
+    /// Takes the steps that need no time.
+    fn poll(&mut self) -> Result<Result<Reservation, ReserveError>, Option<Instant>> {
+        loop {
+            match self.queued.poll(&Waker::from(Arc::clone(&self.woken))) {
+                ReservationPoll::Ready(reserved) => return Ok(reserved),
+                ReservationPoll::Pending(until) => return Err(until),
+                ReservationPoll::Spill => self.queued.spill(),
+            }
+        }
+    }
+
+    fn woken(&self) -> u64 {
+        self.woken.0.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn a_polled_request_has_its_place_among_waiting_threads_and_is_woken_once() {
+    let manager = manager(100);
+    let all = reserve(&manager, 100);
+    let mut first = Polled::new(ask(&manager, 60));
+    assert!(first.poll().is_err());
+    thread::scope(|scope| {
+        let second = scope.spawn(|| ask(&manager, 60).wait().map(drop));
+        until(|| manager.waiting() == 2);
+        let mut third = Polled::new(ask(&manager, 60));
+        assert!(third.poll().is_err());
+        drop(all);
+        assert_eq!((first.woken(), third.woken()), (1, 0));
+        drop(first.poll().unwrap().unwrap());
+        second.join().unwrap().unwrap();
+        assert_eq!(third.woken(), 1);
+        drop(third.poll().unwrap().unwrap());
+    });
+    ends_empty(&manager);
+}
+
+#[test]
+fn a_polled_request_that_is_dropped_leaves_the_queue_and_releases_what_it_got() {
+    let manager = manager(100);
+    let all = reserve(&manager, 100);
+    let (mut one, mut other) = (Polled::new(ask(&manager, 80)), Polled::new(ask(&manager, 80)));
+    assert!(one.poll().is_err() && other.poll().is_err());
+    drop(all);
+    assert_eq!((one.woken(), other.woken()), (1, 0));
+    drop(one);
+    assert_eq!(other.woken(), 1);
+    drop(other);
+    ends_empty(&manager);
+}
+
+#[test]
+fn a_polled_request_ends_at_its_deadline_by_a_token_and_with_the_manager() {
+    let manager = manager(100);
+    let _all = reserve(&manager, 100);
+    let soon = Instant::now() + Duration::from_millis(2);
+    let mut late = Polled::new(ask(&manager, 60).deadline(soon));
+    let until_then = loop {
+        match late.poll() {
+            Ok(ended) => break ended,
+            Err(until) => assert!(until.unwrap() <= soon, "it is polled again at its deadline"),
+        }
+    };
+    assert!(matches!(until_then, Err(ReserveError::TimedOut(_))));
+    let token = CancelToken::new();
+    let mut cancelled = Polled::new(ask(&manager, 60).cancel_token(&token));
+    assert!(cancelled.poll().is_err());
+    token.cancel();
+    assert_eq!(cancelled.woken(), 1);
+    assert!(matches!(cancelled.poll(), Ok(Err(ReserveError::Cancelled(_)))));
+    let mut over = Polled::new(ask(&manager, 60));
+    assert!(over.poll().is_err());
+    manager.shutdown();
+    assert_eq!(over.woken(), 1);
+    assert!(matches!(over.poll(), Ok(Err(ReserveError::ShutDown(_)))));
+    assert_eq!(manager.waiting(), 0);
 }

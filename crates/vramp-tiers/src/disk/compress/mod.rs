@@ -19,7 +19,7 @@
 mod codec;
 mod frames;
 mod meter;
-mod object_pool;
+pub(super) mod object_pool;
 mod read;
 mod sample;
 mod write;

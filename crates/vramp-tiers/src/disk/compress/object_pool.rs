@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub(super) struct ObjectPool<T> {
+pub(in crate::disk) struct ObjectPool<T> {
     kept: Mutex<Vec<T>>,
     /// Most objects that are kept.
     most: usize,
@@ -51,7 +51,7 @@ impl<T> ObjectPool<T> {
 }
 
 /// An object of a pool. Dropping it returns the object.
-pub(super) struct Pooled<T> {
+pub(in crate::disk) struct Pooled<T> {
     item: Option<T>,
     pool: Arc<ObjectPool<T>>,
 }

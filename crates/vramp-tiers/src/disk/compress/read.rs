@@ -12,7 +12,7 @@ use super::object_pool::Pooled;
 use super::{Compressor, elapsed_ns};
 use crate::disk::DiskTierError;
 use crate::disk::raw::RawTransfer;
-use crate::disk::shared::StoredBytes;
+use crate::disk::shared::FileBytes;
 use crate::disk::spans::{FileRange, SpanList, cut};
 
 /// A read in flight. The caller's thread hands the bytes to the workers when it polls or waits.
@@ -48,12 +48,12 @@ impl CompressedRead {
     /// # Errors
     /// There is no memory for the compressed bytes.
     pub fn begin(
-        stored: &StoredBytes,
+        stored: &FileBytes,
         frames: &Arc<Frames>,
         target: SpanList,
         compressor: &Arc<Compressor>,
     ) -> Result<CompressedRead, DiskTierError> {
-        let memory = compressor.memory(stored.len())?;
+        let memory = compressor.memory(stored.len)?;
         let list = frames.list(&target, &memory);
         let places: Vec<FileRange> =
             stored.extents.iter().map(|extent| extent.place.clone()).collect();

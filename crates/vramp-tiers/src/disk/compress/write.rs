@@ -15,7 +15,7 @@ use super::{Compressor, elapsed_ns};
 use crate::disk::DiskTierError;
 use crate::disk::core::compression::{Decision, Facts, Rates, SpaceLeft, decide};
 use crate::disk::raw::RawTransfer;
-use crate::disk::shared::{DiskAllocation, Shared, StoredBytes};
+use crate::disk::shared::{DiskAllocation, FileBytes, Shared};
 use crate::disk::spans::{SpanList, cut};
 use crate::ledger::shell::charge::Charge;
 
@@ -117,7 +117,7 @@ impl CompressedWrite {
     }
 
     /// Waits until all bytes are written, or the write has failed or was cancelled.
-    pub fn wait(&self) -> Result<StoredBytes, DiskTierError> {
+    pub fn wait(&self) -> Result<FileBytes, DiskTierError> {
         match self.settle() {
             Stage::Writing(Writing { raw, surplus, frames, _memory }) => {
                 let (stored, on_disk) = (raw.stored(), raw.len());
@@ -126,7 +126,7 @@ impl CompressedWrite {
                 if frames.is_some() {
                     self.compressor.count_written(self.len(), whole_blocks(on_disk));
                 }
-                Ok(StoredBytes { len: self.len(), frames: frames.map(Arc::new), ..stored })
+                Ok(FileBytes { len: self.len(), frames: frames.map(Arc::new), ..stored })
             }
             Stage::Failed(error, charges) => {
                 drop(charges);

@@ -22,6 +22,20 @@ pub enum Strategy {
     Downgrade(SpaceId),
     /// Spaces to which data of this space can be restored: the higher tiers, the next one first.
     Upgrade(SpaceId),
+    /// Spaces of one lower tier to which data of a space can be spilled.
+    DowngradeTo {
+        /// Space of the data.
+        from: SpaceId,
+        /// Tier below it.
+        tier: Tier,
+    },
+    /// Spaces of one higher tier to which data of a space can be restored.
+    UpgradeTo {
+        /// Space of the data.
+        from: SpaceId,
+        /// Tier above it.
+        tier: Tier,
+    },
 }
 
 /// Why a strategy has no candidate.
@@ -83,7 +97,9 @@ impl Strategy {
             Strategy::Specific(space)
             | Strategy::Prefer(space)
             | Strategy::Downgrade(space)
-            | Strategy::Upgrade(space) => Some(space),
+            | Strategy::Upgrade(space)
+            | Strategy::DowngradeTo { from: space, .. }
+            | Strategy::UpgradeTo { from: space, .. } => Some(space),
             Strategy::AnyInTier(_) | Strategy::AnyInTiers(_) => None,
         }
     }
@@ -101,6 +117,12 @@ impl Strategy {
             Strategy::AnyInTiers(tiers) => tiers.iter().position(|&tier| tier == space.tier),
             Strategy::Downgrade(from) => down(from.tier).filter(|&steps| steps > 0),
             Strategy::Upgrade(from) => up(from.tier).filter(|&steps| steps > 0),
+            Strategy::DowngradeTo { from, tier } => {
+                down(from.tier).filter(|&steps| steps > 0 && space.tier == *tier)
+            }
+            Strategy::UpgradeTo { from, tier } => {
+                up(from.tier).filter(|&steps| steps > 0 && space.tier == *tier)
+            }
         }
     }
 }

@@ -43,7 +43,8 @@ pub enum Payer {
 }
 
 impl Shared {
-    /// Charges a reservation. `rule` decides about an overrun, with no lock held.
+    /// Charges a reservation. `rule` decides about an overrun that reclaiming does not avoid, with
+    /// no lock held.
     #[inline]
     pub fn charge(
         &self,
@@ -59,6 +60,23 @@ impl Shared {
 
     #[cold]
     fn charge_overrun(
+        &self,
+        id: ReservationId,
+        bytes: Bytes,
+        overrun: &Overrun,
+        rule: &dyn LimitRule,
+    ) -> Result<(), ChargeError> {
+        if !self.reclaim(overrun.space, id, overrun.by).is_zero() {
+            match self.update(|state| state.ledger.charge(id, bytes))? {
+                Charged::Within => return Ok(()),
+                // Other allocations took part of it.
+                Charged::Overrun(again) => return self.decide(id, bytes, &again, rule),
+            }
+        }
+        self.decide(id, bytes, overrun, rule)
+    }
+
+    fn decide(
         &self,
         id: ReservationId,
         bytes: Bytes,
@@ -133,6 +151,30 @@ impl Charge {
         Ok(Charge { shared: Arc::clone(shared), space, payer: Payer::Space, bytes })
     }
 
+    /// Turns the unused bytes of a reservation into a charge to the space.
+    pub(crate) fn from_reservation(
+        shared: &Arc<Shared>,
+        id: ReservationId,
+        space: SpaceId,
+    ) -> Charge {
+        let bytes = shared.update(|state| state.ledger.into_unreserved(id));
+        let bytes = bytes.expect("a reservation exists as long as its handle");
+        Charge { shared: Arc::clone(shared), space, payer: Payer::Space, bytes }
+    }
+
+    /// Charges as much of `max` as fits in a reservation; `None` if nothing does.
+    pub(crate) fn reserved_up_to(
+        shared: &Arc<Shared>,
+        reservation: (ReservationId, SpaceId),
+        max: Bytes,
+    ) -> Option<Charge> {
+        let (id, space) = reservation;
+        // Within the reservation no total changes, so nothing is delivered.
+        let bytes = shared.read().ledger.charge_up_to(id, max).ok()?;
+        let payer = Payer::Reservation(id);
+        (!bytes.is_zero()).then(|| Charge { shared: Arc::clone(shared), space, payer, bytes })
+    }
+
     pub(crate) fn reserved(
         shared: &Arc<Shared>,
         reservation: (ReservationId, SpaceId),
@@ -169,9 +211,34 @@ impl Charge {
         Charge { shared: Arc::clone(&self.shared), space: self.space, payer: self.payer, bytes }
     }
 
+    /// Adds the bytes of `other`, if both are charged to the same payer.
+    ///
+    /// # Errors
+    /// They have different payers. Returns `other`; nothing changes.
+    pub fn merge(&mut self, mut other: Charge) -> Result<(), Charge> {
+        let same_manager = Arc::ptr_eq(&self.shared, &other.shared);
+        if !same_manager || (self.space, self.payer) != (other.space, other.payer) {
+            return Err(other);
+        }
+        self.bytes += std::mem::take(&mut other.bytes);
+        Ok(())
+    }
+
     /// Returns what the memory is charged to.
     pub fn payer(&self) -> Payer {
         self.payer
+    }
+
+    /// Returns true if the bytes stay reserved when this is dropped: the reservation that pays has
+    /// not been released. Otherwise they come back to the space.
+    pub fn stays_reserved(&self) -> bool {
+        match self.payer {
+            Payer::Space => false,
+            Payer::Reservation(id) => {
+                let state = self.shared.read();
+                state.ledger.reservation(id).is_some_and(|record| !record.released)
+            }
+        }
     }
 }
 

@@ -117,7 +117,12 @@ impl ReservationManager {
 
     /// Returns the bytes that can be reserved now, in all spaces or in one tier.
     pub fn available(&self, tier: Option<Tier>) -> Bytes {
-        self.sum(tier, |ledger, space| ledger.available(space, Bound::Limit).unwrap_or_default())
+        self.available_to(tier, Bound::Limit)
+    }
+
+    /// Returns the bytes that are free now below a bound, in all spaces or in one tier.
+    pub fn available_to(&self, tier: Option<Tier>, bound: Bound) -> Bytes {
+        self.sum(tier, |ledger, space| ledger.available(space, bound).unwrap_or_default())
     }
 
     /// Returns the reserved bytes, in all spaces or in one tier.

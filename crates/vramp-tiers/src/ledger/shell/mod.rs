@@ -2,9 +2,11 @@
 
 pub(crate) mod charge;
 pub(crate) mod error;
+pub(crate) mod growth;
 pub(crate) mod manager;
 pub mod notify;
 pub(crate) mod pressure;
+pub mod reclaim;
 pub(crate) mod reservation;
 pub(crate) mod retry;
 pub(crate) mod shared;

@@ -95,9 +95,10 @@ impl Listener {
         self.wait_until(None)
     }
 
-    /// As [`wait`](Listener::wait), for at most `time`.
+    /// As [`wait`](Listener::wait), for at most `time`. A time beyond the range of the clock means no
+    /// bound.
     pub fn wait_for(&mut self, time: Duration) -> WaitStatus {
-        self.wait_until(Some(Instant::now() + time))
+        self.wait_until(Instant::now().checked_add(time))
     }
 
     fn wait_until(&mut self, until: Option<Instant>) -> WaitStatus {

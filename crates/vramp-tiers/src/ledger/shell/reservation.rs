@@ -1,10 +1,11 @@
 //! A reservation: memory kept free for its owner.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::ledger::core::{
-    ChargeError, GrowError, Merge, Owner, Request, ReservationId, SpaceId, SplitError, Strategy,
+    ChargeError, GrowError, Merge, Owner, Priority, Request, ReservationId, SpaceId, SplitError,
     Tag,
 };
 use vramp_core::Bytes;
@@ -12,8 +13,9 @@ use vramp_core::Bytes;
 use crate::ledger::shell::charge::Charge;
 use crate::ledger::shell::charge::LimitRule;
 use crate::ledger::shell::error::{MergeRejected, MergeRejection, ReserveError};
+use crate::ledger::shell::growth::GrowthRequest;
 use crate::ledger::shell::shared::Shared;
-use crate::ledger::shell::wait::{Deadline, RequestBuilder};
+use crate::ledger::shell::wait::Deadline;
 
 const HELD: &str = "a reservation exists as long as its handle";
 
@@ -24,12 +26,19 @@ pub struct Reservation {
     shared: Arc<Shared>,
     id: ReservationId,
     space: SpaceId,
+    /// Of the request that made it.
+    priority: Priority,
 }
 
 impl Reservation {
     #[inline]
-    pub(crate) fn new(shared: &Arc<Shared>, id: ReservationId, space: SpaceId) -> Reservation {
-        Reservation { shared: Arc::clone(shared), id, space }
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        id: ReservationId,
+        space: SpaceId,
+        priority: Priority,
+    ) -> Reservation {
+        Reservation { shared: Arc::clone(shared), id, space, priority }
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -77,6 +86,23 @@ impl Reservation {
         self.record().owner
     }
 
+    /// Returns the priority, with which it also grows: that of its request.
+    pub fn priority(&self) -> Priority {
+        self.priority
+    }
+
+    /// Returns true if its manager was shut down or dropped. What it holds stays valid; no request or
+    /// growth may wait any more ([`ReserveError::ShutDown`]).
+    pub fn is_shut_down(&self) -> bool {
+        self.shared.read().queue.is_shut_down()
+    }
+
+    /// Returns the directory of a space on a disk; `None` in other tiers, and if it is not known
+    /// ([`MemorySpace::directory`](crate::MemorySpace::directory)).
+    pub fn directory(&self) -> Option<PathBuf> {
+        self.shared.directory(self.space)
+    }
+
     /// Returns the tag.
     pub fn tag(&self) -> Tag {
         self.record().tag
@@ -86,50 +112,56 @@ impl Reservation {
         *self.shared.read().ledger.reservation(self.id).expect(HELD)
     }
 
-    /// Grows the reservation at once. Overtakes waiters only within their bound.
+    /// Grows the reservation at once, with its own priority. Overtakes waiters only within their
+    /// bound. [`request_growth`](Reservation::request_growth) has options.
     ///
     /// # Errors
-    /// There is no room, or never will be, or waiters go first. The reservation does not change.
+    /// There is no room, or never will be, or waiters go first. After a shutdown of the manager a lack
+    /// of room is [`ReserveError::ShutDown`]. The reservation does not change.
     pub fn grow(&mut self, by: Bytes) -> Result<(), ReserveError> {
+        self.grow_now(by, self.priority)
+    }
+
+    pub(crate) fn grow_now(&mut self, by: Bytes, priority: Priority) -> Result<(), ReserveError> {
         self.fits_at_all(by)?;
         let grown = self.shared.update(|state| {
-            let grants = state.queue.grow(&mut state.ledger, self.id, by)?;
+            let grants = state.queue.grow(&mut state.ledger, self.id, by, priority)?;
             state.complete_granted(grants);
             Ok(())
         });
         match grown {
             Ok(()) => Ok(()),
             Err(GrowError::Refused(_) | GrowError::Behind { .. }) => {
-                Err(ReserveError::NotNow(self.shared.refusal(&self.part(by))))
+                let refusal = self.shared.refusal(&self.part(by));
+                Err(match self.is_shut_down() {
+                    true => ReserveError::ShutDown(refusal),
+                    false => ReserveError::NotNow(refusal),
+                })
             }
             Err(GrowError::Stale(stale)) => panic!("{HELD}: {stale}"),
         }
     }
 
-    /// Waits until the reservation has grown. Two reservations that wait for each other's memory
-    /// are a deadlock, and one of the waits ends with
-    /// [`ReserveError::Deadlock`].
+    /// Waits until the reservation has grown, with its own priority, as
+    /// [`request_growth`](Reservation::request_growth) does.
     ///
     /// # Errors
-    /// As [`RequestBuilder::wait`]. The reservation does not change.
+    /// As [`GrowthRequest::wait`]. The reservation does not change.
     pub fn grow_wait(
         &mut self,
         by: Bytes,
         deadline: impl Into<Deadline>,
     ) -> Result<(), ReserveError> {
-        self.fits_at_all(by)?;
-        let record = self.record();
-        let part = RequestBuilder::new(&self.shared, Strategy::Specific(self.space), by)
-            .owner(record.owner)
-            .tag(record.tag)
-            .deadline(deadline)
-            .wait()?;
-        self.merge(part).expect("both are of one space, with different ids");
-        Ok(())
+        self.request_growth(by).deadline(deadline).wait()
+    }
+
+    /// Begins a request to grow the reservation. Finish it with `now` or `wait`.
+    pub fn request_growth(&mut self, by: Bytes) -> GrowthRequest<'_> {
+        GrowthRequest::new(self, by)
     }
 
     /// Fails if the grown reservation would exceed the limit of the space.
-    fn fits_at_all(&self, by: Bytes) -> Result<(), ReserveError> {
+    pub(crate) fn fits_at_all(&self, by: Bytes) -> Result<(), ReserveError> {
         let size = self.bytes();
         let limit = self.shared.read().ledger.levels(self.space).expect(HELD).limit;
         match size.checked_add(by).is_some_and(|size| size <= limit) {
@@ -143,7 +175,7 @@ impl Reservation {
         Request {
             candidates: [self.space].into_iter().collect(),
             bytes,
-            priority: Default::default(),
+            priority: self.priority,
             owner: record.owner,
             tag: record.tag,
             deadline: None,
@@ -165,7 +197,7 @@ impl Reservation {
     /// The unused part is smaller. The reservation does not change.
     pub fn split(&mut self, bytes: Bytes) -> Result<Reservation, SplitError> {
         let id = self.shared.update(|state| state.ledger.split(self.id, bytes))?;
-        Ok(Reservation::new(&self.shared, id, self.space))
+        Ok(Reservation::new(&self.shared, id, self.space, self.priority))
     }
 
     /// Adds the unused part of `from` and releases `from`.
@@ -194,6 +226,18 @@ impl Reservation {
     /// The allocation exceeds the reservation, and the rule fails it or the space has no room.
     pub fn charge(&self, bytes: Bytes, rule: &dyn LimitRule) -> Result<Charge, ChargeError> {
         Charge::reserved(&self.shared, (self.id, self.space), bytes, rule)
+    }
+
+    /// As [`charge`](Reservation::charge), for as much of `max` as is unused; `None` if nothing is.
+    pub fn charge_up_to(&self, max: Bytes) -> Option<Charge> {
+        Charge::reserved_up_to(&self.shared, (self.id, self.space), max)
+    }
+
+    /// Ends the reservation and turns its unused bytes into a charge to the space. The total of the
+    /// space does not change. What is allocated from the reservation stays charged as well.
+    pub fn into_charge(self) -> Charge {
+        // After this the id is stale, and dropping the handle releases nothing.
+        Charge::from_reservation(&self.shared, self.id, self.space)
     }
 }
 

@@ -6,6 +6,8 @@
 //!    subscribers called. No callback runs while the lock is held.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
@@ -20,8 +22,10 @@ use crate::ledger::shell::error::{Refusal, StuckOwner};
 use crate::ledger::shell::manager::{DeadlockCheck, ManagerConfig};
 use crate::ledger::shell::notify::{EventNotifier, NotificationChannel};
 use crate::ledger::shell::pressure::Subscriber;
+use crate::ledger::shell::reclaim::RegisteredReclaimer;
 use crate::ledger::shell::retry::RetryPolicy;
 use crate::ledger::shell::spill::Registered;
+use crate::ledger::shell::tracked::{Attachments, Payers};
 use crate::ledger::shell::wait::WaitSlot;
 use crate::sync::{Mutex, MutexGuard, lock};
 
@@ -50,10 +54,14 @@ pub(crate) struct State {
     pub subscribers: Vec<Arc<Subscriber>>,
     /// The highest priority first.
     pub spillers: Vec<Arc<Registered>>,
+    /// Who pays for allocations, for each tracked allocator.
+    pub payers: Payers,
+    pub reclaimers: Vec<Arc<RegisteredReclaimer>>,
     /// With a notifier each, so that no listener sees an idle channel while the manager lives.
     pub channels: Vec<(SpaceId, NotificationChannel, EventNotifier)>,
     next_owner: u64,
-    next_check: Instant,
+    /// `None` for never.
+    next_check: Option<Instant>,
     /// To deliver once the lock is free.
     completions: Vec<Completion>,
     /// Spaces to which memory came back, for their channels.
@@ -69,6 +77,8 @@ pub(crate) struct Shared {
     /// Retries of spilling.
     pub spill_retries: RetryPolicy,
     links: RwLock<Links>,
+    pub attachments: Attachments,
+    directories: Mutex<BTreeMap<SpaceId, PathBuf>>,
     panics: AtomicU64,
 }
 
@@ -122,6 +132,22 @@ impl State {
         here.filter_map(|(waiter, _)| self.slots.get(&waiter).map(Arc::clone)).collect()
     }
 
+    /// Returns the slots of the first waiters for a space that together lack `bytes`, at least one.
+    pub fn slots_lacking(&self, space: SpaceId, bytes: Bytes) -> Vec<Arc<WaitSlot<Outcome>>> {
+        let mut left = bytes;
+        let mut slots = Vec::new();
+        for (waiter, request) in self.queue.waiting() {
+            if left.is_zero() {
+                break;
+            }
+            if request.candidates.contains(&space) {
+                left = left.saturating_sub(request.bytes);
+                slots.extend(self.slots.get(&waiter).map(Arc::clone));
+            }
+        }
+        slots
+    }
+
     /// Claims what a new waiter lacks in a space that has a spiller. False if no candidate has one.
     pub fn claim_first_spillable(&mut self, waiter: WaiterId, candidates: &Candidates) -> bool {
         let State { ledger, queue, spillers, .. } = self;
@@ -151,9 +177,11 @@ impl Shared {
             slots: BTreeMap::new(),
             subscribers: Vec::new(),
             spillers: Vec::new(),
+            payers: Payers::default(),
+            reclaimers: Vec::new(),
             channels: Vec::new(),
             next_owner: FIRST_ANONYMOUS,
-            next_check: start,
+            next_check: Some(start),
             completions: Vec::new(),
             returned: Vec::new(),
         };
@@ -164,6 +192,8 @@ impl Shared {
             check,
             spill_retries,
             links: RwLock::default(),
+            attachments: Attachments::default(),
+            directories: Mutex::default(),
             panics: AtomicU64::new(0),
         }
     }
@@ -174,6 +204,14 @@ impl Shared {
 
     pub fn set_links(&self, links: Links) {
         *self.links.write().unwrap_or_else(PoisonError::into_inner) = links;
+    }
+
+    pub fn directory(&self, space: SpaceId) -> Option<PathBuf> {
+        lock(&self.directories).get(&space).cloned()
+    }
+
+    pub fn set_directory(&self, space: SpaceId, directory: &Path) {
+        lock(&self.directories).insert(space, directory.to_owned());
     }
 
     /// Locks the state for reading. Changes that may complete a wait or cross a level go through
@@ -289,9 +327,10 @@ impl Shared {
         let DeadlockCheck::OnWait { delay, .. } = self.check else { return };
         let begin = Instant::now();
         self.update(|state| {
-            if begin >= state.next_check {
+            if state.next_check.is_some_and(|at| begin >= at) {
                 break_deadlocks(state);
-                state.next_check = begin + delay.max(begin.elapsed() * REST_PER_CHECK);
+                let rest = begin.elapsed().saturating_mul(REST_PER_CHECK);
+                state.next_check = begin.checked_add(delay.max(rest));
             }
         });
     }
@@ -312,11 +351,16 @@ impl Shared {
 
     /// Calls a callback of the program; `None` if it panicked, which is counted.
     pub fn catch_panic<R>(&self, call: impl FnOnce() -> R) -> Option<R> {
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
-        if result.is_err() {
-            self.panics.fetch_add(1, Ordering::Relaxed);
+        let panic = match catch_unwind(AssertUnwindSafe(call)) {
+            Ok(result) => return Some(result),
+            Err(panic) => panic,
+        };
+        self.panics.fetch_add(1, Ordering::Relaxed);
+        // What was thrown may panic when it is dropped.
+        if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+            std::mem::forget(second);
         }
-        result.ok()
+        None
     }
 
     pub fn panics(&self) -> u64 {

@@ -1,18 +1,23 @@
 //! The handle of a space.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::ledger::core::{
     Bound, Crossing, Levels, Pressure, Priority, SpaceCensus, SpaceId, Strategy, Tag, TagCensus,
 };
+use vramp_alloc::{Allocator, StreamId};
 use vramp_core::Bytes;
 
 use crate::ledger::shell::charge::Charge;
 use crate::ledger::shell::error::SpaceFull;
 use crate::ledger::shell::notify::NotificationChannel;
 use crate::ledger::shell::pressure::{PressureWatch, Subscriber, Subscription};
+use crate::ledger::shell::reclaim::{Reclaimer, ReclaimerRegistration};
+use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::shared::Shared;
 use crate::ledger::shell::spill::{Spiller, SpillerRegistration};
+use crate::ledger::shell::streams::{AcquirePolicy, BorrowedStream, StreamPoolError};
 use crate::ledger::shell::wait::RequestBuilder;
 
 const KNOWN: &str = "the manager of a handle has its space";
@@ -29,6 +34,17 @@ impl MemorySpace {
     /// Returns the id of the space.
     pub fn id(&self) -> SpaceId {
         self.id
+    }
+
+    /// Returns the directory of a space on a disk: that of the last [`DiskStore`](crate::DiskStore) that
+    /// was opened in it, or of [`set_directory`](MemorySpace::set_directory). `None` before.
+    pub fn directory(&self) -> Option<PathBuf> {
+        self.shared.directory(self.id)
+    }
+
+    /// Sets the directory of the space, for callers that write files of their own there.
+    pub fn set_directory(&self, directory: &Path) {
+        self.shared.set_directory(self.id, directory);
     }
 
     /// Begins a request for `bytes` in this space alone.
@@ -71,7 +87,13 @@ impl MemorySpace {
 
     /// Returns the bytes below the limit that are free now.
     pub fn available(&self) -> Bytes {
-        self.shared.read().ledger.available(self.id, Bound::Limit).expect(KNOWN)
+        self.available_to(Bound::Limit)
+    }
+
+    /// Returns the bytes that are free now below a bound: the limit of reservations, or the capacity, up
+    /// to which memory outside reservations is charged.
+    pub fn available_to(&self, bound: Bound) -> Bytes {
+        self.shared.read().ledger.available(self.id, bound).expect(KNOWN)
     }
 
     /// Returns all charges: reservations, overruns, and memory outside reservations.
@@ -82,6 +104,11 @@ impl MemorySpace {
     /// Returns the sum of the sizes of all reservations.
     pub fn total_reserved(&self) -> Bytes {
         self.census().reserved
+    }
+
+    /// Returns true for a reservation of this space, made by the same manager.
+    pub fn contains(&self, reservation: &Reservation) -> bool {
+        reservation.space() == self.id && Arc::ptr_eq(reservation.shared(), &self.shared)
     }
 
     /// Returns the number of reservations.
@@ -151,6 +178,54 @@ impl MemorySpace {
         spiller: impl Spiller + 'static,
     ) -> SpillerRegistration {
         self.shared.register_spiller(self.id, priority, Box::new(spiller))
+    }
+
+    /// Registers a reclaimer, which credits reservations of the space with memory that they paid for
+    /// and that is not in use. Called before a rule decides about an overrun.
+    pub fn register_reclaimer(&self, reclaimer: impl Reclaimer + 'static) -> ReclaimerRegistration {
+        self.shared.register_reclaimer(self.id, Box::new(reclaimer))
+    }
+
+    /// Says that `bytes` more can be spilled than before: the first waiters that together lack as
+    /// many try again. O(1) without waiters, otherwise O(waiters before and among these).
+    pub fn notify_spillable(&self, bytes: Bytes) {
+        let slots = {
+            let state = self.shared.read();
+            if state.queue.is_empty() {
+                return;
+            }
+            state.slots_lacking(self.id, bytes)
+        };
+        slots.iter().for_each(|slot| slot.notify());
+    }
+
+    /// Returns true if a request waits for memory of the space.
+    pub fn has_waiters(&self) -> bool {
+        self.shared.read().queue.has_waiters(self.id)
+    }
+
+    /// Acquires a stream of the space's default pool, which creates one if none is idle. The pool
+    /// belongs to the first [`TrackedAllocator`](crate::TrackedAllocator) of the space that exists
+    /// ([`TrackedAllocator::streams`](crate::TrackedAllocator::streams)).
+    ///
+    /// # Errors
+    /// The space has no tracked allocator, or the driver created no stream.
+    pub fn acquire_stream(&self) -> Result<BorrowedStream, StreamPoolError> {
+        let pool = self.shared.attachments.streams(self.id);
+        let pool = pool.ok_or(StreamPoolError::NoAllocator { space: self.id })?;
+        pool.acquire(AcquirePolicy::Grow)
+    }
+
+    /// Charges as much of `max` as is unused to the reservation that is attached to the calling
+    /// thread, or to one of the streams, at a [`TrackedAllocator`](crate::TrackedAllocator) of
+    /// `allocator`. `None` if none of them has unused bytes.
+    pub fn charge_attached(
+        &self,
+        allocator: &Arc<Allocator>,
+        streams: &[StreamId],
+        max: Bytes,
+    ) -> Option<Charge> {
+        self.shared.attachments.charge(self.id, allocator, streams, max)
     }
 
     /// Calls the spillers to free `bytes`, in this thread. Returns the freed bytes: up to one step

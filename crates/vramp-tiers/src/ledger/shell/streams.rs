@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use vramp_alloc::{Allocator, DriverError, StreamId};
 
+use crate::ledger::core::SpaceId;
 use crate::ledger::shell::wait::Deadline;
 use crate::ledger::shell::wait::WaitSlot;
 use crate::sync::{Mutex, lock};
@@ -36,6 +37,12 @@ pub enum StreamPoolError {
     /// The pool has no stream: a wait would never end.
     #[error("the stream pool has no stream: create it with at least one, or let it grow")]
     Empty,
+    /// The space has no allocator that could create streams.
+    #[error("{space} has no tracked allocator: create one for it and keep it, or use a StreamPool")]
+    NoAllocator {
+        /// The space.
+        space: SpaceId,
+    },
     /// The driver created no stream.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -87,6 +94,11 @@ impl StreamPool {
             state.streams += 1;
         }
         Ok(StreamPool { shared })
+    }
+
+    /// Returns a pool without streams.
+    pub(crate) fn empty(allocator: Arc<Allocator>) -> StreamPool {
+        StreamPool { shared: Arc::new(Shared { allocator, state: Mutex::default() }) }
     }
 
     /// Returns the number of streams, lent ones included.

@@ -287,6 +287,26 @@ fn asking_is_enough_for_transfers_of_compressed_bytes_to_end() {
 }
 
 #[test]
+fn a_read_that_was_seen_to_fail_with_pieces_left_returns_its_error_to_a_wait() {
+    let (faulty, world) = faulty_world();
+    let data = compressible(1, 4 << 20);
+    // More pieces than may be in flight at once: some never begin.
+    let stored = world.write(&data).unwrap();
+    assert!(stored.charged() > SMALL.piece * 2 * SMALL.depth as u64);
+    faulty.set(fail(Direction::Read, EIO));
+    let read = world.store.begin_read(&stored, &[zeros(4 << 20)]).unwrap();
+    while !read.is_done() {
+        std::thread::yield_now();
+    }
+    let (ends, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || ends.send(read.wait()).unwrap());
+    let error = ended.recv_timeout(std::time::Duration::from_secs(20)).expect("it has ended");
+    assert_eq!(kind(&error.unwrap_err()), DiskErrorKind::Media);
+    faulty.heal();
+    assert!(world.read(&stored).unwrap() == data);
+}
+
+#[test]
 fn a_store_may_be_dropped_while_it_compresses() {
     for _ in 0..20 {
         let World { store, space, dir, .. } = world(PACKED);

@@ -93,3 +93,20 @@ fn strangers_and_garbage_are_left_alone_and_only_what_is_ours_is_swept() {
     }
     assert!(ours.exists());
 }
+
+#[test]
+fn a_reservation_on_a_disk_has_the_directory_of_its_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let (manager, disk) = space();
+    let before = disk.request(Bytes::kib(4)).now().unwrap();
+    assert_eq!((disk.directory(), before.directory()), (None, None));
+    let store = DiskStore::open(dir.path(), SMALL, &disk).unwrap();
+    assert_eq!(before.directory().as_deref(), store.dir());
+    assert_eq!(disk.directory().as_deref(), Some(dir.path()));
+    let host = manager.space(SpaceId::host(0)).unwrap();
+    assert_eq!(host.request(Bytes::kib(4)).now().unwrap().directory(), None);
+    // A program that writes files of its own names the directory itself.
+    let other = tempfile::tempdir().unwrap();
+    disk.set_directory(other.path());
+    assert_eq!(before.directory().as_deref(), Some(other.path()));
+}

@@ -16,7 +16,9 @@ use vramp_core::{AddrRange, DeviceAddr};
 use vramp_driver::sim::{Contents, FaultPlan, Kernel, LiveObjects, LoggedCall, Simulator};
 use vramp_driver::{Call, CaptureMode, MemoryProperties, Stream};
 use vramp_tiers::host::{HostAllocation, HostPoolConfig, HostPoolError};
-use vramp_tiers::movers::{CopyDependency, MoveError, MoverConfig, Transfer, TransferProgress};
+use vramp_tiers::movers::{
+    CopyDependency, MoveError, MoverConfig, Transfer, TransferProgress, wait_all,
+};
 use vramp_tiers::{Bytes, CancelToken, HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
 /// The shortest steps.

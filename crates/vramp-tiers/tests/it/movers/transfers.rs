@@ -138,14 +138,71 @@ fn both_directions_run_at_once() {
     let host = [bench.pool.allocate(down_range.len).unwrap(), blocks(&bench.pool, MIB, &upward)];
     let [down_host, up_host] = host;
     let alone_ns = 32.0 * (1 << 20) as f64 / 55.0;
+    bench.device.take_log();
     let begun = bench.device.now_ns();
     let mut down = bench.mover.to_host(down_range, down_host).start().unwrap();
     let mut up = bench.mover.to_device(up_range, up_host).at(MIB).start().unwrap();
-    while !(down.poll().unwrap() & up.poll().unwrap()) {}
+    wait_all(&mut [&mut down, &mut up]).unwrap();
     let took_ns = (bench.device.now_ns() - begun) as f64;
     assert!(took_ns < 1.5 * alone_ns, "{took_ns} ns for both, {alone_ns} ns for one");
     assert!(read(&down.into_host(), Bytes::ZERO, down_range.len) == bytes);
     assert!(bench.device.peek(up_range).unwrap() == upward);
+    no_hazards(&bench.device);
+}
+
+#[test]
+fn calls_of_transfers_in_both_directions_grow_with_steps_and_not_with_time() {
+    let mut calls = Vec::new();
+    for (mib, steps) in [(32_u64, 8_usize), (128, 32)] {
+        let bench = bench();
+        let [down_range, up_range] = [(); 2].map(|()| memory(&bench.device, Bytes::mib(mib)));
+        let hosts = [(); 2].map(|()| bench.pool.allocate(Bytes::mib(mib)).unwrap());
+        let [down_host, up_host] = hosts;
+        bench.device.take_log();
+        let mut down = bench.mover.to_host(down_range, down_host).start().unwrap();
+        let mut up = bench.mover.to_device(up_range, up_host).start().unwrap();
+        wait_all(&mut [&mut down, &mut up]).unwrap();
+        let log = bench.device.take_log();
+        let of = |call| log.iter().filter(|logged| logged.call == call).count();
+        assert_eq!(of(Call::Record), 2 * steps);
+        assert!(of(Call::SynchronizeEvent) <= 2 * steps, "{} waits", of(Call::SynchronizeEvent));
+        assert!(of(Call::Query) <= 10 * steps, "{} queries for {steps} steps", of(Call::Query));
+        calls.push(log.len());
+        no_hazards(&bench.device);
+    }
+    assert!(calls[1] <= 5 * calls[0], "{calls:?}");
+}
+
+#[test]
+fn a_transfer_that_fails_beside_others_is_reported_after_they_ended() {
+    let bench = bench();
+    let ranges = [(); 2].map(|()| memory(&bench.device, Bytes::mib(40)));
+    let bytes = put(&bench, ranges[0], 7);
+    let token = CancelToken::new();
+    let [one, two] = [(); 2].map(|()| bench.pool.allocate(Bytes::mib(40)).unwrap());
+    let mut down = bench.mover.to_host(ranges[0], one).start().unwrap();
+    let mut up = bench.mover.to_device(ranges[1], two).cancelled_by(&token).start().unwrap();
+    token.cancel();
+    let ended = wait_all(&mut [&mut up, &mut down]);
+    assert!(matches!(ended, Err(MoveError::Cancelled { .. })), "{ended:?}");
+    assert_eq!(up.wait(), Err(ended.unwrap_err()));
+    assert!(down.is_done());
+    assert!(read(&down.into_host(), Bytes::ZERO, Bytes::mib(40)) == bytes);
+    // Several in one direction share the window, which another transfer may use up.
+    let mut others = [0, 1, 2].map(|_| {
+        let host = bench.pool.allocate(Bytes::mib(40)).unwrap();
+        bench.mover.to_host(ranges[0], host).start().unwrap()
+    });
+    let [first, second, third] = &mut others;
+    wait_all(&mut [third, second]).unwrap();
+    assert!(!first.is_done());
+    wait_all(&mut [first]).unwrap();
+    assert!(
+        others
+            .into_iter()
+            .all(|other| read(&other.into_host(), Bytes::ZERO, Bytes::mib(40)) == bytes)
+    );
+    wait_all(&mut []).unwrap();
     no_hazards(&bench.device);
 }
 

@@ -31,6 +31,51 @@ impl Ledger {
         Ok(Charged::Within)
     }
 
+    /// Charges as much of `max` as fits in the reservation. Returns the charged bytes, in whole
+    /// granules.
+    ///
+    /// # Errors
+    /// There is no such reservation.
+    pub fn charge_up_to(
+        &mut self,
+        id: ReservationId,
+        max: Bytes,
+    ) -> Result<Bytes, StaleReservation> {
+        let record = *self.active(id)?;
+        let bytes = self.levels_of(&record).round_up(max).min(record.unused());
+        let charged = self.charge(id, bytes)?;
+        debug_assert_eq!(charged, Charged::Within, "the unused part of {id} was taken");
+        Ok(bytes)
+    }
+
+    /// Ends a reservation and charges its unused bytes to the space, outside any reservation. The
+    /// total does not change. Returns the bytes; [`uncharge_unreserved`](Ledger::uncharge_unreserved)
+    /// with [`Tag::NONE`] credits them. Bytes still allocated stay charged under this id.
+    ///
+    /// # Errors
+    /// There is no such reservation.
+    pub fn into_unreserved(&mut self, id: ReservationId) -> Result<Bytes, StaleReservation> {
+        let record = *self.active(id)?;
+        let bytes = record.unused();
+        let space = &mut self.spaces[record.place as usize];
+        space.active -= 1;
+        space.counters.releases += 1;
+        space.unreserved += bytes;
+        let sums = &mut space.tags[Tag::NONE.index()];
+        sums.unreserved += bytes;
+        sums.charged += bytes;
+        sums.used += bytes;
+        let released =
+            ReservationRecord { size: Bytes::ZERO, released: true, beyond_limit: false, ..record };
+        // The peaks and levels see the sums only now that both sides are changed.
+        self.replace(id, released);
+        self.spaces[record.place as usize].tags[Tag::NONE.index()].settle();
+        if released.used.is_zero() {
+            self.records.remove(id);
+        }
+        Ok(bytes)
+    }
+
     /// Charges an allocation; [`LimitPolicy`] decides about an overrun.
     ///
     /// # Errors

@@ -61,6 +61,11 @@ impl WaitQueue {
         self.waiters.is_empty()
     }
 
+    /// True if a request waits for memory of `space`. O(log spaces).
+    pub fn has_waiters(&self, space: SpaceId) -> bool {
+        self.sizes.get(&space).is_some_and(|sizes| !sizes.is_empty())
+    }
+
     /// True after [`shutdown`](WaitQueue::shutdown).
     pub fn is_shut_down(&self) -> bool {
         self.closed
@@ -206,7 +211,7 @@ impl WaitQueue {
     }
 
     /// Makes a reservation larger now, if there is room and the waiters may be overtaken by a new
-    /// request of priority zero. Returns waiters that became urgent by this and were served too.
+    /// request of this priority. Returns waiters that became urgent by this and were served too.
     ///
     /// # Errors
     /// There is no room, or waiters go first. The reservation does not change.
@@ -215,6 +220,7 @@ impl WaitQueue {
         ledger: &mut Ledger,
         id: ReservationId,
         by: Bytes,
+        priority: Priority,
     ) -> Result<Grants, GrowError> {
         let record = *ledger.active(id)?;
         let by = ledger.levels_of(&record).round_up(by);
@@ -225,7 +231,7 @@ impl WaitQueue {
             ledger.grow(id, by)?;
             return Ok(Grants::new());
         }
-        let rank = self.newest(Priority::default());
+        let rank = self.newest(priority);
         let mut allowances = Allowances::default();
         for ahead in self.order.range(..rank) {
             allowances.restrict(&self.waiters[&ahead.id]);

@@ -37,6 +37,35 @@ fn up_to_grants_all_there_is_in_whole_granules_and_says_how_much() {
 }
 
 #[test]
+fn a_reservation_becomes_a_charge_of_the_space_and_no_total_changes() {
+    let mut ledger = ledger();
+    let id = reserve(&mut ledger, GPU, 90, 1);
+    assert_eq!(ledger.charge(id, b(10)).unwrap(), Charged::Within);
+    let before = ledger.watch(GPU).unwrap();
+    assert_eq!(ledger.into_unreserved(id).unwrap(), b(80));
+    let census = ledger.census(GPU).unwrap();
+    assert_eq!((census.total, census.reserved, census.reservations), (b(90), b(0), 0));
+    assert_eq!((census.unreserved, census.orphaned, census.peak), (b(80), b(10), b(90)));
+    assert_eq!(ledger.tag_census(GPU, Tag::NONE).unwrap().peak_charged, b(90));
+    assert_eq!(ledger.next_crossing(&mut before.clone()), None, "the total fell at no moment");
+    assert!(ledger.into_unreserved(id).is_err() && ledger.release(id).is_err());
+    assert_eq!(ledger.uncharge_unreserved(GPU, b(80), Tag::NONE).unwrap(), b(80));
+    assert_eq!(ledger.uncharge(id, b(10)).unwrap(), b(10));
+    assert_eq!(total(&ledger, GPU), 0);
+}
+
+#[test]
+fn a_charge_up_to_an_amount_takes_whole_granules_of_what_is_unused() {
+    let config = SpaceConfig { granule: b(8), ..plain(120, 100) };
+    let mut ledger = Ledger::new([(HOST, config)]).unwrap();
+    let id = reserve(&mut ledger, HOST, 40, 1);
+    for (max, charged) in [(1, 8), (17, 24), (100, 8), (100, 0)] {
+        assert_eq!(ledger.charge_up_to(id, b(max)).unwrap(), b(charged));
+    }
+    assert_eq!((total(&ledger, HOST), ledger.reservation(id).unwrap().used), (40, b(40)));
+}
+
+#[test]
 fn a_refusal_names_the_largest_holders() {
     let mut ledger = ledger();
     for (owner, bytes) in [(1, 5), (2, 30), (3, 10), (4, 20), (5, 7), (6, 1)] {

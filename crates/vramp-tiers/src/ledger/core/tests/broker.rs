@@ -265,16 +265,16 @@ fn a_reservation_that_grows_passes_waiters_only_to_the_bound() {
     let rest = reserve(&mut ledger, GPU, 50, 1);
     let grows = reserve(&mut ledger, GPU, 10, 2);
     let large = wait(&mut queue, &mut ledger, ask(&[GPU], 60, 3));
-    assert!(queue.grow(&mut ledger, grows, b(10)).unwrap().is_empty());
-    let error = queue.grow(&mut ledger, grows, b(21)).unwrap_err();
+    assert!(queue.grow(&mut ledger, grows, b(10), Priority(0)).unwrap().is_empty());
+    let error = queue.grow(&mut ledger, grows, b(21), Priority(0)).unwrap_err();
     assert_eq!(error, GrowError::Behind { id: grows, by: b(21), waiting: 1 });
-    assert!(queue.grow(&mut ledger, grows, b(5)).unwrap().is_empty());
-    assert!(queue.grow(&mut ledger, grows, b(1)).is_err(), "it was passed twice");
-    let error = queue.grow(&mut ledger, grows, b(90)).unwrap_err();
+    assert!(queue.grow(&mut ledger, grows, b(5), Priority(0)).unwrap().is_empty());
+    assert!(queue.grow(&mut ledger, grows, b(1), Priority(0)).is_err(), "it was passed twice");
+    let error = queue.grow(&mut ledger, grows, b(90), Priority(0)).unwrap_err();
     assert!(matches!(error, GrowError::Refused(_)), "{error}");
     // Bytes that it uses beyond its size are charged already.
     let _ = ledger.charge_by(grows, b(30), LimitPolicy::Ignore).unwrap();
-    assert!(queue.grow(&mut ledger, grows, b(5)).unwrap().is_empty());
+    assert!(queue.grow(&mut ledger, grows, b(5), Priority(0)).unwrap().is_empty());
     ledger.release(rest).unwrap();
     assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [large]);
     queue.audit().unwrap();

@@ -237,7 +237,7 @@ impl Model {
         // A growth by nothing takes no memory. Any other counts as a request while others wait.
         let can = by == 0 || self.naive.place_for(&twin).is_some();
         let counts = by > 0 && can && !self.naive.waiting.is_empty();
-        let grown = self.queue.grow(&mut self.ledger, id, b(by));
+        let grown = self.queue.grow(&mut self.ledger, id, b(by), Priority(0));
         prop_assert_eq!(grown.is_ok(), can);
         if counts {
             self.age += 1;

@@ -10,31 +10,32 @@ use super::{SpillRequest, call, is_spilling};
 use crate::ledger::shell::shared::Shared;
 
 /// One waiter's attempts to have missing bytes spilled.
-pub(crate) struct SpillAttempts<'a> {
-    shared: &'a Arc<Shared>,
+pub(crate) struct SpillAttempts {
+    shared: Arc<Shared>,
     waiter: WaiterId,
-    candidates: &'a Candidates,
+    candidates: Candidates,
     deadline: Option<Instant>,
     rounds: SpillRounds,
     /// The waiter may have a claim in the queue.
     may_claim: bool,
 }
 
-impl Drop for SpillAttempts<'_> {
+impl Drop for SpillAttempts {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-impl<'a> SpillAttempts<'a> {
+impl SpillAttempts {
     pub fn new(
-        shared: &'a Arc<Shared>,
+        shared: &Arc<Shared>,
         waiter: WaiterId,
-        candidates: &'a Candidates,
+        candidates: &Candidates,
         deadline: Option<Instant>,
-    ) -> SpillAttempts<'a> {
+    ) -> SpillAttempts {
         let rounds = SpillRounds::new(shared.spill_retries.max_retries);
         // The request may have a claim from the start of its wait.
+        let (shared, candidates) = (Arc::clone(shared), candidates.clone());
         SpillAttempts { shared, waiter, candidates, deadline, rounds, may_claim: true }
     }
 
@@ -52,7 +53,8 @@ impl<'a> SpillAttempts<'a> {
     /// if the attempts are over.
     pub fn try_candidates(&mut self) -> Option<Duration> {
         let attempt = self.rounds.begin_round()?;
-        for &space in self.candidates {
+        for place in 0..self.candidates.len() {
+            let space = self.candidates[place];
             let result = self.spill_from(space, attempt);
             if !self.rounds.report(result) {
                 break;
@@ -77,11 +79,12 @@ impl<'a> SpillAttempts<'a> {
     }
 
     fn spill_from(&mut self, space: SpaceId, attempt: u32) -> SpillResult {
-        let SpillAttempts { shared, waiter, .. } = *self;
-        if is_spilling(shared, space) {
+        let waiter = self.waiter;
+        if is_spilling(&self.shared, space) {
             return SpillResult::NoSpiller;
         }
         self.may_claim = true;
+        let shared = &self.shared;
         let (spillers, claimed) = shared.update(|state| {
             let spillers = state.spillers_of(space);
             let claimed = match spillers.is_empty() {

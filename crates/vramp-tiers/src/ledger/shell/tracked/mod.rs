@@ -13,8 +13,10 @@
 //! [`Allocator`] has.
 
 mod allocation;
+mod attachments;
 mod counting;
 mod errors;
+mod payers;
 mod policies;
 
 use std::collections::HashMap;
@@ -33,11 +35,15 @@ pub use crate::ledger::core::{
 pub use crate::ledger::shell::charge::{LimitRule, Payer};
 pub use crate::ledger::shell::error::SpaceFull;
 pub use crate::ledger::shell::retry::RetryPolicy;
+use crate::ledger::shell::streams::StreamPool;
 use crate::{MemorySpace, Reservation};
 pub use allocation::TrackedAllocation;
+pub(crate) use attachments::Attachments;
 use counting::Counters;
 pub use counting::{Count, Counter, Counts};
 pub use errors::{AttachError, MallocError, TrackedFreeError};
+pub(crate) use payers::Payers;
+use payers::{ChargeRefused, PayersKey};
 pub use policies::{
     BackOff, ExhaustedResource, Fail, MemoryShortage, OutOfMemoryHandler, RecoveryAction,
 };
@@ -102,22 +108,30 @@ struct Table {
     /// Indexed by stream.
     streams: Vec<Option<Attached>>,
     threads: HashMap<ThreadId, Attached>,
+    /// The default stream pool, once it was used.
+    pool: Option<StreamPool>,
 }
 
 impl Table {
     #[inline]
     fn find(&self, stream: StreamId) -> Option<&Attached> {
-        if !self.threads.is_empty()
-            && let Some(attached) = self.threads.get(&thread::current().id())
-        {
-            return Some(attached);
-        }
+        self.of_this_thread().or_else(|| self.of_stream(stream))
+    }
+
+    #[inline]
+    fn of_this_thread(&self) -> Option<&Attached> {
+        // The id of the thread costs as much as the rest of a charge.
+        if self.threads.is_empty() { None } else { self.threads.get(&thread::current().id()) }
+    }
+
+    #[inline]
+    fn of_stream(&self, stream: StreamId) -> Option<&Attached> {
         self.streams.get(stream.index())?.as_ref()
     }
 
     fn of(&self, scope: Scope) -> Option<&Attached> {
         match scope {
-            Scope::Stream(stream) => self.streams.get(stream.index())?.as_ref(),
+            Scope::Stream(stream) => self.of_stream(stream),
             Scope::Thread(thread) => self.threads.get(&thread),
         }
     }
@@ -132,7 +146,8 @@ pub struct TrackedAllocator {
     granule: Bytes,
     /// Distinguishes its allocations from other allocators'.
     number: u64,
-    table: RwLock<Table>,
+    table: Arc<RwLock<Table>>,
+    payers: PayersKey,
     defaults: Policies,
     counters: Counters,
 }
@@ -176,13 +191,17 @@ impl TrackedAllocator {
         defaults: Policies,
     ) -> TrackedAllocator {
         static COUNT: AtomicU64 = AtomicU64::new(1);
+        let table = Arc::default();
+        let payers = space.shared.read().payers.add();
+        space.shared.attachments.add(space.id(), &allocator, &table);
         TrackedAllocator {
             allocator,
             space: space.clone(),
             id: space.id(),
             granule: space.levels().granule,
             number: COUNT.fetch_add(1, Ordering::Relaxed),
-            table: RwLock::default(),
+            table,
+            payers,
             defaults,
             counters: Counters::default(),
         }
@@ -196,6 +215,13 @@ impl TrackedAllocator {
     /// Returns the space that is charged.
     pub fn space(&self) -> &MemorySpace {
         &self.space
+    }
+
+    /// Returns the default stream pool, from which
+    /// [`MemorySpace::acquire_stream`](crate::MemorySpace::acquire_stream) lends. It has no stream
+    /// before its first use, and grows by one whenever none is idle.
+    pub fn streams(&self) -> StreamPool {
+        attachments::pool_of(&self.allocator, &self.table)
     }
 
     /// Attaches a reservation to a stream or a thread, with the allocator's default policies.
@@ -216,8 +242,7 @@ impl TrackedAllocator {
         reservation: Reservation,
         policies: Policies,
     ) -> Result<(), AttachError> {
-        if reservation.space() != self.id || !Arc::ptr_eq(reservation.shared(), &self.space.shared)
-        {
+        if !self.space.contains(&reservation) {
             return Err(AttachError::OtherSpace { space: self.id, reservation });
         }
         let mut table = self.write();
@@ -225,6 +250,7 @@ impl TrackedAllocator {
             drop(table);
             return Err(AttachError::Occupied { scope, reservation });
         }
+        let id = reservation.id();
         let attached = Attached { reservation, policies };
         match scope {
             Scope::Thread(thread) => drop(table.threads.insert(thread, attached)),
@@ -234,12 +260,15 @@ impl TrackedAllocator {
                 table.streams[stream.index()] = Some(attached);
             }
         }
+        self.space.shared.read().payers.set(self.payers, scope, Some(id));
         Ok(())
     }
 
     /// Detaches and returns a reservation; `None` if the scope has none.
     pub fn detach(&self, scope: Scope) -> Option<Reservation> {
         let mut table = self.write();
+        // First no allocation finds it any more.
+        self.space.shared.read().payers.set(self.payers, scope, None);
         let attached = match scope {
             Scope::Thread(thread) => table.threads.remove(&thread),
             Scope::Stream(stream) => table.streams.get_mut(stream.index())?.take(),
@@ -333,26 +362,18 @@ impl TrackedAllocator {
         Ok(TrackedAllocation { allocation, payer, tracked: self.number })
     }
 
-    /// Charges the reservation of this thread or stream, or the space.
+    /// Charges the reservation of this thread or stream, or the space. One lock, which also protects
+    /// who pays.
     #[inline]
     fn charge(&self, bytes: Bytes, stream: StreamId) -> Result<Payer, Short> {
-        let table = self.read();
-        let Some(attached) = table.find(stream) else {
-            drop(table);
-            let paid = self.space.shared.charge_unreserved(self.id, bytes);
-            paid.map_err(Short::Budget)?;
-            return Ok(Payer::Space);
-        };
-        let id = attached.reservation.id();
-        // A charge within the reservation changes no total, so nothing is delivered and no callback
-        // runs while the table is locked. A callback may want to change the table.
-        let charged = self.space.shared.read().ledger.charge(id, bytes);
-        if let Ok(crate::ledger::core::Charged::Within) = charged {
-            return Ok(Payer::Reservation(id));
+        match self.space.shared.charge_payer(self.payers, self.id, stream, bytes) {
+            Ok(payer) => Ok(payer),
+            Err(ChargeRefused::Space(refused)) => Err(Short::Budget(refused)),
+            Err(ChargeRefused::Reservation(id)) => {
+                let rule = self.rule_of(id);
+                self.charge_slowly(id, bytes, stream, &*rule)
+            }
         }
-        let rule = Arc::clone(&attached.policies.limit);
-        drop(table);
-        self.charge_slowly(id, bytes, stream, &*rule)
     }
 
     #[cold]
@@ -401,7 +422,13 @@ impl TrackedAllocator {
                 Short::Refused(_) | Short::Device(_) => break,
             };
             if let Some(exhausted) = exhausted {
-                let shortage = MemoryShortage { requested: size, exhausted };
+                let shortage = MemoryShortage {
+                    requested: size,
+                    exhausted,
+                    stream,
+                    space: &self.space,
+                    max_retries: policies.retries.max_retries,
+                };
                 let handler = &policies.out_of_memory;
                 match self.space.shared.catch_panic(|| handler.handle(attempt, &shortage)) {
                     None | Some(RecoveryAction::Fail) => break,
@@ -474,6 +501,12 @@ impl TrackedAllocator {
 
     fn write(&self) -> RwLockWriteGuard<'_, Table> {
         self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for TrackedAllocator {
+    fn drop(&mut self) {
+        self.space.shared.read().payers.remove(self.payers);
     }
 }
 

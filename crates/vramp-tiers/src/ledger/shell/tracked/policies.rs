@@ -1,7 +1,10 @@
 //! Out-of-memory handlers.
 
 use crate::ledger::core::SpaceRefusal;
-use vramp_core::Bytes;
+use vramp_alloc::{AllocError, StreamId};
+use vramp_core::{Bytes, Shortage};
+
+use crate::MemorySpace;
 
 /// The resource that ran out.
 #[derive(Clone, Copy, Debug)]
@@ -19,18 +22,31 @@ pub struct MemoryShortage<'a> {
     pub requested: Bytes,
     /// The resource that ran out. A failed device is not reported here.
     pub exhausted: ExhaustedResource<'a>,
+    /// Stream of the allocation.
+    pub stream: StreamId,
+    /// Space that is charged.
+    pub space: &'a MemorySpace,
+    /// Maximum number of retries of this allocation.
+    pub max_retries: u32,
 }
 
 impl MemoryShortage<'_> {
-    /// Returns the bytes to free before a retry can succeed: what the space lacks, or the whole
-    /// allocation if the device is out of memory.
+    /// Returns the bytes to free before a retry can succeed: what the space lacks, or what the
+    /// allocator lacks beside its largest free region and the growth that its limit leaves. At least
+    /// one byte.
     pub fn missing(&self) -> Bytes {
         match self.exhausted {
             ExhaustedResource::Budget(refusal) => {
                 refusal.requested.saturating_sub(refusal.available)
             }
+            ExhaustedResource::Device(AllocError::OutOfMemory(report)) => {
+                let Shortage { requested, largest, reserved, limit, .. } = report.shortage;
+                let growth = limit.map_or(Bytes::ZERO, |limit| limit.saturating_sub(reserved));
+                requested.saturating_sub(largest + growth)
+            }
             ExhaustedResource::Device(_) => self.requested,
         }
+        .max(Bytes::new(1))
     }
 }
 

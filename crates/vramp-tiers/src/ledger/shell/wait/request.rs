@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::ledger::core::{
-    Candidates, Granted, Grants, Owner, Priority, Request, ReservationId, SpaceId, Strategy,
-    StrategyError, SubmitError, Submitted, Tag, WaiterId,
+    Candidates, Grants, Owner, Priority, Request, ReservationId, SpaceId, Strategy, StrategyError,
+    SubmitError, Submitted, Tag,
 };
 use vramp_core::Bytes;
 
-use super::slot::{WaitEnd, WaitSlot};
+use super::queued::{Enqueued, QueueEntry, QueuedReservation, WaitLimits};
 use crate::ledger::shell::error::ReserveError;
 use crate::ledger::shell::reservation::Reservation;
-use crate::ledger::shell::shared::{Outcome, Shared, State};
-use crate::ledger::shell::spill::{SpillAttempts, Spilling, is_spilling_all};
+use crate::ledger::shell::shared::{Shared, State};
+use crate::ledger::shell::spill::{Spilling, is_spilling_all};
 use crate::ledger::shell::wait::CancelToken;
 
 /// End of a wait: an [`Instant`], or a [`Duration`] from now.
@@ -44,7 +44,8 @@ impl From<Duration> for Deadline {
 }
 
 /// Reservation request builder. Finish with [`now`](RequestBuilder::now),
-/// [`wait`](RequestBuilder::wait) or [`up_to`](RequestBuilder::up_to).
+/// [`wait`](RequestBuilder::wait), [`enqueue`](RequestBuilder::enqueue) or
+/// [`up_to`](RequestBuilder::up_to).
 #[must_use = "nothing is requested before `now`, `wait` or `up_to`"]
 pub struct RequestBuilder<'a> {
     shared: &'a Arc<Shared>,
@@ -57,12 +58,6 @@ pub struct RequestBuilder<'a> {
     deadline: Deadline,
     token: Option<CancelToken>,
     spilling: Spilling,
-}
-
-/// Result of submitting a request that may wait.
-enum Begun {
-    Served(Reservation),
-    Queued { waiter: WaiterId, slot: Arc<WaitSlot<Outcome>>, deadlock_checked: bool },
 }
 
 impl<'a> RequestBuilder<'a> {
@@ -179,42 +174,35 @@ impl<'a> RequestBuilder<'a> {
     /// The request can never be served, the deadline passed, it was cancelled, the manager was shut
     /// down, a spiller would wait for memory that it has to free, or the wait is a deadlock.
     /// Nothing is reserved then.
-    pub fn wait(mut self) -> Result<Reservation, ReserveError> {
+    pub fn wait(self) -> Result<Reservation, ReserveError> {
+        match self.enqueue()? {
+            Enqueued::Served(reservation) => Ok(reservation),
+            Enqueued::Waiting(queued) => queued.wait(),
+        }
+    }
+
+    /// Reserves all bytes, or queues the request and returns without waiting: for a task. It has the
+    /// place in the queue that [`wait`](RequestBuilder::wait) has.
+    ///
+    /// # Errors
+    /// As [`wait`](RequestBuilder::wait).
+    pub fn enqueue(mut self) -> Result<Enqueued, ReserveError> {
         let mut request = self.take_request()?;
         if self.token.as_ref().is_some_and(CancelToken::is_cancelled) {
             return Err(ReserveError::Cancelled(self.shared.refusal(&request)));
         }
         if is_spilling_all(self.shared, &request.candidates) {
             (self.candidates, self.spilling) = (Ok(request.candidates), Spilling::Never);
-            return self.now().map_err(|error| match error {
+            return self.now().map(Enqueued::Served).map_err(|error| match error {
                 ReserveError::NotNow(refusal) => ReserveError::InSpiller(refusal),
                 other => other,
             });
         }
-        let begun = self.begin(&mut request).map_err(|error| self.error(error, &request))?;
-        let (waiter, slot, checked) = match begun {
-            Begun::Served(reservation) => return Ok(reservation),
-            Begun::Queued { waiter, slot, deadlock_checked } => (waiter, slot, deadlock_checked),
-        };
-        if let Some(token) = &self.token
-            && !token.watch(self.shared, waiter)
-        {
-            self.shared.cancel(waiter);
+        let mut begun = self.begin(&mut request).map_err(|error| self.error(error, &request))?;
+        if let (Enqueued::Waiting(queued), Some(token)) = (&mut begun, self.token) {
+            queued.cancel_by(token);
         }
-        let outcome = self.outcome(waiter, &request.candidates, &slot, checked);
-        if let Some(token) = &self.token {
-            token.forget(self.shared, waiter);
-        }
-        let refusal = || self.shared.refusal(&request);
-        Err(match outcome {
-            Outcome::Granted(Granted { reservation, space, .. }) => {
-                return Ok(Reservation::new(self.shared, reservation, space));
-            }
-            Outcome::TimedOut => ReserveError::TimedOut(refusal()),
-            Outcome::Cancelled => ReserveError::Cancelled(refusal()),
-            Outcome::ShutDown => ReserveError::ShutDown(refusal()),
-            Outcome::Deadlock(stuck) => ReserveError::Deadlock { stuck, refusal: refusal() },
-        })
+        Ok(begun)
     }
 
     /// Reserves at least `min` bytes at once, and as many of the requested bytes as the candidate
@@ -270,17 +258,17 @@ impl<'a> RequestBuilder<'a> {
         others: Grants,
     ) -> Reservation {
         state.complete_granted(others);
-        Reservation::new(self.shared, reservation, space)
+        Reservation::new(self.shared, reservation, space, self.priority)
     }
 
-    fn begin(&self, request: &mut Request) -> Result<Begun, SubmitError> {
+    fn begin(&self, request: &mut Request) -> Result<Enqueued, SubmitError> {
         self.shared.update(|state| {
             request.owner = self.owner_in(state);
             // The queue reads the clock for a deadline alone.
             let now = request.deadline.map_or(0, |_| self.shared.now_ns());
             Ok(match state.queue.submit(&mut state.ledger, request, now)? {
                 Submitted::Granted { reservation, space, others } => {
-                    Begun::Served(self.granted(state, (reservation, space), others))
+                    Enqueued::Served(self.granted(state, (reservation, space), others))
                 }
                 Submitted::Waiting(waiter) => {
                     let slot = state.add_slot(waiter);
@@ -288,70 +276,27 @@ impl<'a> RequestBuilder<'a> {
                     let spills = self.spilling != Spilling::Never
                         && state.claim_first_spillable(waiter, &request.candidates);
                     let deadlock_checked = !spills && self.shared.check_deadlock_now(state);
-                    Begun::Queued { waiter, slot, deadlock_checked }
+                    let limits = WaitLimits { deadline: self.deadline.0, spilling: self.spilling };
+                    let entry = QueueEntry { waiter, slot, deadlock_checked };
+                    let queued = QueuedReservation::new(self.shared, request, entry, limits);
+                    Enqueued::Waiting(Box::new(queued))
                 }
             })
         })
     }
 
-    /// Has missing bytes spilled, and waits for the completion of the slot.
-    fn outcome(
-        &self,
-        waiter: WaiterId,
-        candidates: &Candidates,
-        slot: &WaitSlot<Outcome>,
-        mut deadlock_checked: bool,
-    ) -> Outcome {
-        let deadline = self.deadline.0;
-        let mut attempts = SpillAttempts::new(self.shared, waiter, candidates, deadline);
-        if self.spilling == Spilling::Never {
-            attempts.end();
-        }
-        loop {
-            let retry_pause = attempts.try_candidates();
-            let check_delay = self
-                .shared
-                .deadlock_check_delay()
-                .filter(|_| attempts.are_over() && !deadlock_checked);
-            let pause = retry_pause.or(check_delay);
-            let later = pause.and_then(|pause| Instant::now().checked_add(pause));
-            let until = [deadline, later].into_iter().flatten().min();
-            match slot.wait_or_notified(until) {
-                WaitEnd::Completed(outcome) => return outcome,
-                WaitEnd::Notified if self.spilling == Spilling::Never => {}
-                WaitEnd::Notified => {
-                    attempts.restart();
-                    deadlock_checked = false;
-                }
-                WaitEnd::TimedOut if deadline.is_some_and(|at| at <= Instant::now()) => {
-                    // Another thread may have ended the wait a moment ago. In both cases the slot
-                    // gets its completion.
-                    self.shared.expire();
-                    return slot.wait(None).expect("a wait without a deadline is completed");
-                }
-                WaitEnd::TimedOut if attempts.are_over() => self.shared.check_deadlock_late(),
-                WaitEnd::TimedOut => {}
-            }
-        }
-    }
-
     /// Calls each spiller once, then takes what is available.
-    fn spill_now(&self, mut request: Request) -> Result<Reservation, ReserveError> {
-        request.deadline = None;
+    fn spill_now(mut self, mut request: Request) -> Result<Reservation, ReserveError> {
+        (request.deadline, self.deadline) = (None, Deadline::NEVER);
         let not_now = |request: &Request| ReserveError::NotNow(self.shared.refusal(request));
-        let (waiter, slot) = match self.begin(&mut request) {
-            Ok(Begun::Served(reservation)) => return Ok(reservation),
-            Ok(Begun::Queued { waiter, slot, .. }) => (waiter, slot),
-            Err(SubmitError::ShutDown { .. }) => return Err(not_now(&request)),
-            Err(error) => return Err(self.error(error, &request)),
-        };
-        SpillAttempts::new(self.shared, waiter, &request.candidates, None).try_candidates();
-        self.shared.cancel(waiter);
-        match slot.wait(None) {
-            Some(Outcome::Granted(Granted { reservation, space, .. })) => {
-                Ok(Reservation::new(self.shared, reservation, space))
+        match self.begin(&mut request) {
+            Ok(Enqueued::Served(reservation)) => Ok(reservation),
+            Ok(Enqueued::Waiting(mut queued)) => {
+                queued.spill();
+                queued.leave().ok_or_else(|| not_now(&request))
             }
-            _ => Err(not_now(&request)),
+            Err(SubmitError::ShutDown { .. }) => Err(not_now(&request)),
+            Err(error) => Err(self.error(error, &request)),
         }
     }
 

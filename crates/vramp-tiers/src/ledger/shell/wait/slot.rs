@@ -1,9 +1,10 @@
-//! The slot in which one waiting thread sleeps until its wait is completed.
+//! The slot in which one waiter, a thread or a task, sleeps until its wait is completed.
 //!
 //! Each waiter has a slot of its own, so that exactly the completed waiters are woken. A completion
-//! or a notification that comes before the thread sleeps is kept.
+//! or a notification that comes before the waiter sleeps is kept.
 
 use std::sync::PoisonError;
+use std::task::Waker;
 use std::time::Instant;
 
 use crate::sync::{Condvar, Mutex, lock};
@@ -16,6 +17,18 @@ pub(crate) struct WaitSlot<T> {
 struct SlotState<T> {
     completion: Option<T>,
     notified: bool,
+    /// Wakes the task that waits.
+    waker: Option<Waker>,
+}
+
+impl<T> SlotState<T> {
+    /// Takes what has happened since the last wait.
+    fn take(&mut self) -> Option<WaitEnd<T>> {
+        if let Some(completion) = self.completion.take() {
+            return Some(WaitEnd::Completed(completion));
+        }
+        std::mem::take(&mut self.notified).then_some(WaitEnd::Notified)
+    }
 }
 
 /// Why the wait returned.
@@ -30,7 +43,7 @@ pub(crate) enum WaitEnd<T> {
 
 impl<T> Default for WaitSlot<T> {
     fn default() -> WaitSlot<T> {
-        let state = SlotState { completion: None, notified: false };
+        let state = SlotState { completion: None, notified: false, waker: None };
         WaitSlot { state: Mutex::new(state), changed: Condvar::new() }
     }
 }
@@ -38,14 +51,34 @@ impl<T> Default for WaitSlot<T> {
 impl<T> WaitSlot<T> {
     /// Completes the wait. Called once.
     pub fn complete(&self, completion: T) {
-        lock(&self.state).completion = Some(completion);
-        self.changed.notify_one();
+        self.change(|state| state.completion = Some(completion));
     }
 
     /// Wakes the waiter without completing the wait.
     pub fn notify(&self) {
-        lock(&self.state).notified = true;
+        self.change(|state| state.notified = true);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut SlotState<T>)) {
+        let mut state = lock(&self.state);
+        change(&mut state);
+        let waker = state.waker.take();
+        drop(state);
         self.changed.notify_one();
+        // Code of the task's executor: no lock is held.
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Returns what has happened since the last wait; without that, stores the waker.
+    pub fn poll(&self, waker: &Waker) -> Option<WaitEnd<T>> {
+        let mut state = lock(&self.state);
+        let end = state.take();
+        if end.is_none() && !state.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            state.waker = Some(waker.clone());
+        }
+        end
     }
 
     /// Waits for the completion, through notifications; `None` once `until` has passed.
@@ -64,11 +97,8 @@ impl<T> WaitSlot<T> {
     pub fn wait_or_notified(&self, until: Option<Instant>) -> WaitEnd<T> {
         let mut state = lock(&self.state);
         loop {
-            if let Some(completion) = state.completion.take() {
-                return WaitEnd::Completed(completion);
-            }
-            if std::mem::take(&mut state.notified) {
-                return WaitEnd::Notified;
+            if let Some(end) = state.take() {
+                return end;
             }
             state = match until {
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),

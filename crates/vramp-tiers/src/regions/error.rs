@@ -1,0 +1,89 @@
+//! Why a region was not paused or resumed.
+
+use vramp_alloc::sleep::SleepError;
+use vramp_alloc::{AllocError, CreateError};
+use vramp_core::Bytes;
+
+use crate::host::HostPoolError;
+use crate::movers::MoveError;
+
+/// Why a call on regions failed. Unless it is [`RegionError::Stuck`], the region is as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegionError {
+    /// There is no region with that tag.
+    #[error("there is no region {tag:?}: there are {known:?}")]
+    Unknown {
+        /// The tag.
+        tag: String,
+        /// All tags.
+        known: Vec<String>,
+    },
+    /// The region exists with other options.
+    #[error("the region {tag:?} has other options: use the same ones, or another tag")]
+    OtherOptions {
+        /// The tag.
+        tag: String,
+    },
+    /// Its pool could not be created.
+    #[error(transparent)]
+    Create(#[from] CreateError),
+    /// Its pool cannot sleep now.
+    #[error("the region {tag:?} cannot sleep: {error}")]
+    NotNow {
+        /// The tag.
+        tag: String,
+        /// The pool's reason.
+        error: SleepError,
+    },
+    /// The host has no room for the copies.
+    #[error(
+        "the region {tag:?} stays on the card, because {needed} of its contents find no room on the host: {error}"
+    )]
+    HostFull {
+        /// The tag.
+        tag: String,
+        /// Bytes to copy.
+        needed: Bytes,
+        /// Error of the host pool.
+        error: HostPoolError,
+    },
+    /// A copy failed.
+    #[error("the contents of the region {tag:?} could not be copied: {error}")]
+    Copy {
+        /// The tag.
+        tag: String,
+        /// Error of the mover.
+        error: MoveError,
+    },
+    /// Memory could not be released or created.
+    #[error("the memory of the region {tag:?} could not be changed: {error}")]
+    Memory {
+        /// The tag.
+        tag: String,
+        /// Error of the allocator: out of memory, or a driver call.
+        error: AllocError,
+    },
+    /// A call failed, and what was done before could not be undone. The contents are safe, and a later
+    /// resume goes on.
+    #[error(
+        "{error}; {asleep} of the region {tag:?} sleep, because they could not be brought back: {undo}. Make \
+         room on the card and resume it"
+    )]
+    Stuck {
+        /// The tag.
+        tag: String,
+        /// Bytes that sleep.
+        asleep: Bytes,
+        /// The first error.
+        error: Box<RegionError>,
+        /// Why it could not be undone.
+        undo: Box<RegionError>,
+    },
+    /// The region was closed.
+    #[error("the region {tag:?} was closed")]
+    Closed {
+        /// The tag.
+        tag: String,
+    },
+}

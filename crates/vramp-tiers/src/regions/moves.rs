@@ -1,0 +1,444 @@
+//! A pause and a resume of one region.
+//!
+//! Chunks leave from the first one on, and come back from the first one on. Contents are copied in the
+//! order of their addresses. So a region that sleeps in part lacks its first chunks, and a copy is valid
+//! up to some byte.
+
+use std::ops::Range;
+
+use vramp_alloc::AllocError;
+use vramp_core::{AddrRange, Bytes};
+
+use super::contents::Contents;
+use super::error::RegionError;
+use super::region::{Asleep, Backup, Copy, Phase, Region, State};
+use super::set::PauseOptions;
+use crate::host::HostPoolError;
+use crate::movers::{MoveError, Mover, Transfer};
+use crate::sync::MutexGuard;
+
+/// Memory that is released, or created, at a time: a driver call takes a contiguous run of handles, and
+/// copies go on meanwhile.
+const BATCH: Bytes = Bytes::mib(64);
+
+impl Region {
+    fn copy_error(&self, error: MoveError) -> RegionError {
+        RegionError::Copy { tag: self.tag.clone(), error }
+    }
+
+    fn memory_error(&self, error: AllocError) -> RegionError {
+        RegionError::Memory { tag: self.tag.clone(), error }
+    }
+
+    /// Returns the allocations that its pool made so far.
+    fn allocations(&self) -> u64 {
+        // The preset has no pool of the driver, which alone may fail to answer.
+        self.allocator.stats().map_or(u64::MAX, |stats| stats.placed)
+    }
+
+    /// Gives memory to the card until at most `options.keep` is left on it.
+    pub(super) fn pause(&self, mover: &Mover, options: PauseOptions) -> Result<(), RegionError> {
+        self.pause_locked(self.state(), mover, options)
+    }
+
+    /// Pauses the region as [`pause`](Region::pause) does, unless a move of it is in progress: that one
+    /// may wait for the caller.
+    pub(super) fn pause_at_once(
+        &self,
+        mover: &Mover,
+        options: PauseOptions,
+    ) -> Option<Result<(), RegionError>> {
+        Some(self.pause_locked(self.try_state()?, mover, options))
+    }
+
+    fn pause_locked(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        mover: &Mover,
+        options: PauseOptions,
+    ) -> Result<(), RegionError> {
+        self.set_phase(Phase::Pausing);
+        let before = std::mem::replace(&mut *state, State::Awake { copy: None });
+        let (after, result) = match self.fall_asleep(before) {
+            Ok(mut asleep) => {
+                if options.discard {
+                    (asleep.backup, asleep.copy) = (Backup::None, None);
+                }
+                self.give_up(mover, asleep, options.keep)
+            }
+            Err(refused) => {
+                let (copy, error) = *refused;
+                (State::Awake { copy }, Err(error))
+            }
+        };
+        *state = after;
+        self.note(&state);
+        result
+    }
+
+    /// Returns the region asleep, with all that was on the card still there.
+    fn fall_asleep(&self, state: State) -> Result<Asleep, Box<(Option<Copy>, RegionError)>> {
+        let copy = match state {
+            State::Asleep(asleep) => return Ok(asleep),
+            State::Awake { copy } => copy,
+        };
+        let sleep = match self.allocator.begin_sleep() {
+            Ok(sleep) => sleep,
+            Err(error) => {
+                let error = RegionError::NotNow { tag: self.tag.clone(), error };
+                return Err(Box::new((copy, error)));
+            }
+        };
+        let mut asleep = Asleep::new(sleep, self.options.backup, None);
+        asleep.copy = copy.filter(|copy| self.is_valid(copy, &asleep.contents));
+        Ok(asleep)
+    }
+
+    /// Returns true if a copy from before still has what the region contains.
+    fn is_valid(&self, copy: &Copy, contents: &Contents) -> bool {
+        copy.allocations == self.allocations() && copy.contents.ranges() == contents.ranges()
+    }
+
+    /// Releases chunks of a region that sleeps until at most `keep` is left on the card.
+    fn give_up(
+        &self,
+        mover: &Mover,
+        mut asleep: Asleep,
+        keep: Bytes,
+    ) -> (State, Result<(), RegionError>) {
+        // What a failed resume brought back leaves again: its copy is valid.
+        if let Err(error) = self.release_given_up(&mut asleep) {
+            return (State::Asleep(asleep), Err(error));
+        }
+        let from = asleep.gone;
+        let mut left: Bytes = asleep.sleep.chunks()[from..].iter().map(|chunk| chunk.len).sum();
+        let mut to = from;
+        while left > keep {
+            left -= asleep.sleep.chunks()[to].len;
+            to += 1;
+        }
+        let moved = match asleep.backup {
+            Backup::None => self.release(&mut asleep, to),
+            Backup::Host => self.copy_and_release(mover, &mut asleep, to),
+        };
+        let Err(error) = moved else { return (State::Asleep(asleep), Ok(())) };
+        let undone = self.bring_back(mover, &mut asleep, from);
+        // What is on the card may be written from now on.
+        let kept = asleep.contents_of(asleep.gone);
+        if let Some(copy) = &mut asleep.copy {
+            copy.valid = copy.valid.min(kept);
+        }
+        let error = match undone {
+            Ok(()) => error,
+            Err(undo) => {
+                let asleep = asleep.lost_bytes();
+                let (error, undo) = (Box::new(error), Box::new(undo));
+                RegionError::Stuck { tag: self.tag.clone(), asleep, error, undo }
+            }
+        };
+        if asleep.gone > 0 {
+            return (State::Asleep(asleep), Err(error));
+        }
+        let Asleep { sleep, backup, copy, .. } = asleep;
+        match sleep.wake() {
+            Ok(()) => (State::Awake { copy: None }, Err(error)),
+            Err(sleep) => (State::Asleep(Asleep::new(sleep, backup, copy)), Err(error)),
+        }
+    }
+
+    /// Releases chunks up to `to`, in batches.
+    fn release(&self, asleep: &mut Asleep, to: usize) -> Result<(), RegionError> {
+        while asleep.gone < to {
+            let end = batch(asleep.sleep.chunks(), asleep.gone..to);
+            self.release_batch(asleep, end)?;
+        }
+        Ok(())
+    }
+
+    fn release_batch(&self, asleep: &mut Asleep, end: usize) -> Result<(), RegionError> {
+        let released = asleep.sleep.release(asleep.gone..end);
+        while asleep.gone < end && !asleep.sleep.is_backed(asleep.gone) {
+            asleep.lost[asleep.gone] = true;
+            asleep.gone += 1;
+        }
+        released.map_err(|error| self.memory_error(error))
+    }
+
+    /// Copies the contents of chunks up to `to`, and releases chunks as their copies arrive.
+    fn copy_and_release(
+        &self,
+        mover: &Mover,
+        asleep: &mut Asleep,
+        to: usize,
+    ) -> Result<(), RegionError> {
+        let need = asleep.contents_of(to);
+        let valid = asleep.copy.as_ref().map_or(Bytes::ZERO, |copy| copy.valid);
+        if need <= valid {
+            self.begin_copies(Bytes::ZERO);
+            return self.release(asleep, to);
+        }
+        self.make_room_for(mover, asleep, need)?;
+        let mut copy = asleep.copy.take().expect("it was made above");
+        self.begin_copies(need - valid);
+        let pieces: Vec<_> = asleep.contents.pieces(valid..need).collect();
+        let started = mover.gather_to_host(pieces, copy.host).at(valid).start();
+        let mut transfer = match started {
+            Ok(transfer) => transfer,
+            Err(failed) => {
+                copy.host = failed.host;
+                asleep.copy = Some(copy);
+                return Err(self.copy_error(failed.error));
+            }
+        };
+        let done = self.release_behind(&mut transfer, asleep, valid, to);
+        copy.valid = valid + transfer.progress().moved;
+        copy.host = transfer.into_host();
+        asleep.copy = Some(copy);
+        done
+    }
+
+    /// Releases chunks as a transfer that begins at the byte `valid` of the contents advances.
+    fn release_behind(
+        &self,
+        transfer: &mut Transfer,
+        asleep: &mut Asleep,
+        valid: Bytes,
+        to: usize,
+    ) -> Result<(), RegionError> {
+        loop {
+            let moved = transfer.progress().moved;
+            self.set_copied(moved);
+            let arrived = valid + moved;
+            while asleep.gone < to {
+                let end = batch(asleep.sleep.chunks(), asleep.gone..to);
+                if asleep.ends[end - 1] > arrived {
+                    break;
+                }
+                self.release_batch(asleep, end)?;
+            }
+            if transfer.is_done() {
+                return Ok(());
+            }
+            transfer.advance().map_err(|error| self.copy_error(error))?;
+        }
+    }
+
+    fn host_full(&self, needed: Bytes, error: HostPoolError) -> RegionError {
+        RegionError::HostFull { tag: self.tag.clone(), needed, error }
+    }
+
+    /// Makes room in the copy of a region for the first `need` bytes of its contents. What the copy has
+    /// stays, also after an error.
+    fn make_room_for(
+        &self,
+        mover: &Mover,
+        asleep: &mut Asleep,
+        need: Bytes,
+    ) -> Result<(), RegionError> {
+        match &mut asleep.copy {
+            Some(copy) => {
+                let more = need.saturating_sub(copy.host.len());
+                if more.is_zero() {
+                    return Ok(());
+                }
+                copy.host.grow(more).map_err(|error| self.host_full(more, error))
+            }
+            None => {
+                asleep.copy = Some(self.empty_copy(mover, &asleep.contents, need)?);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns a copy of nothing yet, with room for `need` bytes.
+    fn empty_copy(
+        &self,
+        mover: &Mover,
+        contents: &Contents,
+        need: Bytes,
+    ) -> Result<Copy, RegionError> {
+        let host = mover.pool().allocate(need).map_err(|error| self.host_full(need, error))?;
+        let allocations = self.allocations();
+        Ok(Copy { contents: contents.clone(), host, valid: Bytes::ZERO, allocations })
+    }
+
+    /// Brings all memory back, and serves requests again.
+    pub(super) fn resume(&self, mover: &Mover) -> Result<(), RegionError> {
+        let mut state = self.state();
+        self.set_phase(Phase::Resuming);
+        let before = std::mem::replace(&mut *state, State::Awake { copy: None });
+        let (after, result) = match before {
+            State::Awake { copy } => (State::Awake { copy }, Ok(())),
+            State::Asleep(asleep) => self.wake(mover, asleep),
+        };
+        *state = after;
+        self.note(&state);
+        result
+    }
+
+    fn wake(&self, mover: &Mover, mut asleep: Asleep) -> (State, Result<(), RegionError>) {
+        if let Err(error) = self.bring_back(mover, &mut asleep, 0) {
+            // What came back without its contents leaves again, so that others can use the memory.
+            let _ = self.release_lost(&mut asleep);
+            return (State::Asleep(asleep), Err(error));
+        }
+        let Asleep { sleep, backup, copy, .. } = asleep;
+        let copy = copy.filter(|_| self.options.read_only);
+        match sleep.wake() {
+            Ok(()) => (State::Awake { copy }, Ok(())),
+            Err(sleep) => {
+                let closed = RegionError::Closed { tag: self.tag.clone() };
+                (State::Asleep(Asleep::new(sleep, backup, copy)), Err(closed))
+            }
+        }
+    }
+
+    /// Releases chunks that were given up and that memory backs.
+    fn release_given_up(&self, asleep: &mut Asleep) -> Result<(), RegionError> {
+        let released = asleep.sleep.release(0..asleep.gone);
+        for index in 0..asleep.gone {
+            asleep.lost[index] |= !asleep.sleep.is_backed(index);
+        }
+        released.map_err(|error| self.memory_error(error))
+    }
+
+    /// Releases chunks that memory backs without their contents.
+    fn release_lost(&self, asleep: &mut Asleep) -> Result<(), RegionError> {
+        let mut from = 0;
+        while let Some(run) = asleep.next_lost(from) {
+            from = run.end;
+            asleep.sleep.release(run).map_err(|error| self.memory_error(error))?;
+        }
+        Ok(())
+    }
+
+    /// Brings chunks from `from` on back, with their contents. After an error those that came back are
+    /// intact, and the others lost as before.
+    fn bring_back(
+        &self,
+        mover: &Mover,
+        asleep: &mut Asleep,
+        from: usize,
+    ) -> Result<(), RegionError> {
+        while let Some(run) = asleep.next_lost(from) {
+            match asleep.backup {
+                Backup::None => self.back(asleep, run)?,
+                Backup::Host => self.restore(mover, asleep, run)?,
+            }
+        }
+        asleep.gone = from;
+        Ok(())
+    }
+
+    fn back(&self, asleep: &mut Asleep, run: Range<usize>) -> Result<(), RegionError> {
+        asleep.sleep.back(run.clone()).map_err(|error| self.memory_error(error))?;
+        asleep.lost[run].fill(false);
+        Ok(())
+    }
+
+    /// Backs a run of chunks, and copies their contents behind that.
+    fn restore(
+        &self,
+        mover: &Mover,
+        asleep: &mut Asleep,
+        run: Range<usize>,
+    ) -> Result<(), RegionError> {
+        let (low, high) = (asleep.contents_of(run.start), asleep.contents_of(run.end));
+        if low == high {
+            return self.back(asleep, run);
+        }
+        self.begin_copies(high - low);
+        let mut copy = asleep.copy.take().expect("what is lost and has contents has a copy");
+        let pieces: Vec<_> = asleep.contents.pieces(low..high).collect();
+        let transfer = mover.scatter_to_device(pieces, copy.host).at(low).ready(Bytes::ZERO);
+        let mut transfer = match transfer.start() {
+            Ok(transfer) => transfer,
+            Err(failed) => {
+                copy.host = failed.host;
+                asleep.copy = Some(copy);
+                return Err(self.copy_error(failed.error));
+            }
+        };
+        let restored = self.copy_behind(&mut transfer, asleep, run.clone(), low);
+        copy.host = transfer.into_host();
+        asleep.copy = Some(copy);
+        restored?;
+        asleep.lost[run].fill(false);
+        Ok(())
+    }
+
+    /// Backs chunks, and lets a transfer of their contents, which begin at the byte `low`, follow.
+    fn copy_behind(
+        &self,
+        transfer: &mut Transfer,
+        asleep: &Asleep,
+        run: Range<usize>,
+        low: Bytes,
+    ) -> Result<(), RegionError> {
+        let mut backed = run.start;
+        while backed < run.end {
+            let end = batch(asleep.sleep.chunks(), backed..run.end);
+            asleep.sleep.back(backed..end).map_err(|error| self.memory_error(error))?;
+            backed = end;
+            transfer.allow(asleep.contents_of(backed) - low);
+            transfer.poll().map_err(|error| self.copy_error(error))?;
+            self.set_copied(transfer.progress().moved);
+        }
+        transfer.wait().map_err(|error| self.copy_error(error))?;
+        self.set_copied(transfer.progress().moved);
+        Ok(())
+    }
+
+    /// Copies contents ahead, so that a pause copies nothing.
+    pub(super) fn clean(&self, mover: &Mover) -> Result<(), RegionError> {
+        let mut state = self.state();
+        let State::Awake { copy } = &mut *state else { return Ok(()) };
+        if self.options.backup == Backup::None {
+            return Ok(());
+        }
+        self.set_phase(Phase::Pausing);
+        let cleaned = self.copy_ahead(mover, copy);
+        self.note(&state);
+        cleaned
+    }
+
+    fn copy_ahead(&self, mover: &Mover, copy: &mut Option<Copy>) -> Result<(), RegionError> {
+        // Counted first: a block that is allocated meanwhile makes the copy invalid.
+        let allocations = self.allocations();
+        let listed = self.allocator.contents();
+        let not_now = |error| RegionError::NotNow { tag: self.tag.clone(), error };
+        let contents = Contents::new(&listed.map_err(not_now)?);
+        if self.options.read_only
+            && copy
+                .as_ref()
+                .is_some_and(|copy| self.is_valid(copy, &contents) && copy.valid == contents.len())
+        {
+            return Ok(());
+        }
+        *copy = None;
+        let len = contents.len();
+        let mut made = self.empty_copy(mover, &contents, len)?;
+        made.allocations = allocations;
+        self.begin_copies(len);
+        let transfer = mover.gather_to_host(contents.ranges().iter().copied(), made.host).start();
+        let mut transfer = transfer.map_err(|failed| self.copy_error(failed.error))?;
+        while !transfer.is_done() {
+            transfer.advance().map_err(|error| self.copy_error(error))?;
+            self.set_copied(transfer.progress().moved);
+        }
+        made.host = transfer.into_host();
+        made.valid = len;
+        *copy = Some(made);
+        Ok(())
+    }
+}
+
+/// Returns the end of the first batch of `which`.
+fn batch(chunks: &[AddrRange], which: Range<usize>) -> usize {
+    let (mut end, mut len) = (which.start, Bytes::ZERO);
+    while end < which.end && (len < BATCH || end == which.start) {
+        len += chunks[end].len;
+        end += 1;
+    }
+    end
+}

@@ -1,0 +1,152 @@
+//! The regions of a card, by tag.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vramp_alloc::Allocator;
+use vramp_core::Bytes;
+
+use super::error::RegionError;
+use super::region::{Region, RegionOptions, RegionStatus};
+use crate::movers::Mover;
+use crate::sync::{Mutex, lock};
+
+/// Options of a pause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PauseOptions {
+    /// Bytes of each region that stay on the card, at most. The default is none.
+    pub keep: Bytes,
+    /// Whether contents are given up instead of copied. Until the region is resumed it then has no
+    /// backup: copies made before are freed, and all contents are undefined after the resume, also
+    /// those of memory that stayed on the card. The default is false.
+    pub discard: bool,
+}
+
+pub(super) struct Shared {
+    pub mover: Mover,
+    regions: Mutex<BTreeMap<String, Arc<Region>>>,
+}
+
+impl Shared {
+    pub fn find(&self, tag: &str) -> Result<Arc<Region>, RegionError> {
+        let regions = lock(&self.regions);
+        regions.get(tag).cloned().ok_or_else(|| RegionError::Unknown {
+            tag: tag.to_owned(),
+            known: regions.keys().cloned().collect(),
+        })
+    }
+
+    fn all(&self) -> Vec<Arc<Region>> {
+        lock(&self.regions).values().cloned().collect()
+    }
+}
+
+/// The regions of a card. Clones are the same set.
+#[derive(Clone)]
+pub struct Regions {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Regions {
+    /// Creates an empty set. Copies are made by `mover`, to the host pool that it was created for.
+    pub fn new(mover: Mover) -> Regions {
+        Regions { shared: Arc::new(Shared { mover, regions: Mutex::default() }) }
+    }
+
+    /// Returns the region with that tag, and creates it if there is none: a pool in the group of
+    /// `allocator`.
+    ///
+    /// # Errors
+    /// [`RegionError::OtherOptions`] if it exists with other options; [`RegionError::Create`].
+    pub fn region(
+        &self,
+        allocator: &Allocator,
+        tag: &str,
+        options: RegionOptions,
+    ) -> Result<Arc<Region>, RegionError> {
+        let mut regions = lock(&self.shared.regions);
+        if let Some(known) = regions.get(tag) {
+            return match known.options() == options {
+                true => Ok(Arc::clone(known)),
+                false => Err(RegionError::OtherOptions { tag: tag.to_owned() }),
+            };
+        }
+        let region = Arc::new(Region::new(tag, options, allocator.create_pool(tag)?));
+        regions.insert(tag.to_owned(), Arc::clone(&region));
+        Ok(region)
+    }
+
+    /// Returns the region with that tag.
+    ///
+    /// # Errors
+    /// [`RegionError::Unknown`].
+    pub fn get(&self, tag: &str) -> Result<Arc<Region>, RegionError> {
+        self.shared.find(tag)
+    }
+
+    /// Removes a region from the set. Its pool lives until the last user drops it.
+    ///
+    /// # Errors
+    /// [`RegionError::Unknown`].
+    pub fn remove(&self, tag: &str) -> Result<Arc<Region>, RegionError> {
+        let found = self.shared.find(tag)?;
+        lock(&self.shared.regions).remove(tag);
+        Ok(found)
+    }
+
+    /// Puts regions to sleep, one after the other: their memory goes to the card until at most
+    /// [`keep`](PauseOptions::keep) is left of each. Waits for the work of the card's streams. Does
+    /// nothing about a region that sleeps as far already.
+    ///
+    /// # Errors
+    /// [`RegionError`]. The region that failed is as before, unless the error is
+    /// [`RegionError::Stuck`]; those before it were resumed again if they were awake. A pause that
+    /// [discards](PauseOptions::discard) and began to release memory has discarded the contents.
+    pub fn pause(&self, tags: &[&str], options: PauseOptions) -> Result<(), RegionError> {
+        let regions: Result<Vec<_>, _> = tags.iter().map(|tag| self.shared.find(tag)).collect();
+        let mut paused: Vec<Arc<Region>> = Vec::new();
+        for region in regions? {
+            let was_awake = !region.allocator().is_asleep();
+            if let Err(error) = region.pause(&self.shared.mover, options) {
+                // One that cannot be resumed says so in its status.
+                paused.iter().for_each(|region| drop(region.resume(&self.shared.mover)));
+                return Err(error);
+            }
+            if was_awake {
+                paused.push(region);
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings regions back to their addresses, one after the other. Does nothing about a region that is
+    /// awake.
+    ///
+    /// # Errors
+    /// [`RegionError`]. The region that failed sleeps on; those before it are awake.
+    pub fn resume(&self, tags: &[&str]) -> Result<(), RegionError> {
+        let regions: Result<Vec<_>, _> = tags.iter().map(|tag| self.shared.find(tag)).collect();
+        regions?.iter().try_for_each(|region| region.resume(&self.shared.mover))
+    }
+
+    /// Copies the contents of a region while it is awake, so that the next pause copies nothing. The
+    /// program writes nothing in the region from this call until it was paused and resumed. Does nothing
+    /// about a region that sleeps or has no backup.
+    ///
+    /// # Errors
+    /// [`RegionError`]. The region is awake, and as before.
+    pub fn clean(&self, tag: &str) -> Result<(), RegionError> {
+        self.shared.find(tag)?.clean(&self.shared.mover)
+    }
+
+    /// Returns the state of each region, by tag. Waits for no move.
+    pub fn status(&self) -> Vec<RegionStatus> {
+        self.shared.all().iter().map(|region| region.status()).collect()
+    }
+}
+
+impl std::fmt::Debug for Regions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.shared.all()).finish()
+    }
+}
