@@ -1,5 +1,5 @@
-//! Minutes of random leases, spills, restores and mallocs, by several threads on four streams, with
-//! samples of the contents compared.
+//! Minutes of random leases, spills, restores, mallocs and reservations, by several threads on shared
+//! streams and on streams that end while leases on them are held, with samples of the contents compared.
 //!
 //! `cargo run --release -p vramp-defer --example spill_soak -- [DEVICE] [--seconds N]`. Buffers of
 //! three times the limit lie on the card, the host and a disk; some are read in place. Work on the
@@ -23,7 +23,10 @@ use vramp_driver::{DeviceCopy, HostBuffer, HostSlice, Stream};
 use vramp_tiers::disk::{CompressionConfig, DiskConfig};
 use vramp_tiers::host::{HostPoolConfig, HostPoolError};
 use vramp_tiers::movers::{MoveError, MoverConfig};
-use vramp_tiers::{Bytes, DiskStore, HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
+use vramp_tiers::{
+    Bytes, DiskStore, HostPool, MemorySpace, Mover, Reservation, ReservationManager, SpaceConfig,
+    SpaceId,
+};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
@@ -124,6 +127,9 @@ fn check_order(simulator: &Simulator) -> Result<()> {
 /// Shared by all threads.
 struct Soak {
     driver: Arc<dyn Driver>,
+    card: MemorySpace,
+    /// Dropping it ends all waits.
+    _spaces: ReservationManager,
     allocator: Arc<Allocator>,
     pool: HostPool,
     store: Arc<DiskStore>,
@@ -151,6 +157,9 @@ struct Counts {
     mallocs: u64,
     mallocs_refused: u64,
     buffers: u64,
+    streams_ended: u64,
+    reserved: u64,
+    not_reserved: u64,
 }
 
 impl Soak {
@@ -162,8 +171,10 @@ impl Soak {
     ) -> Result<Soak> {
         let config = Config { limit: Some(limit), ..Config::default() };
         let allocator = Arc::new(Allocator::new(Arc::clone(driver), config)?);
-        let (host, disk) = (SpaceId::host(0), SpaceId::disk(0));
+        let (card, host, disk) = (SpaceId::gpu(0), SpaceId::host(0), SpaceId::disk(0));
+        // Reservations take at most half of the card from the buffers, and mallocs are outside.
         let spaces = ReservationManager::new([
+            (card, SpaceConfig::gpu(limit)),
             (host, SpaceConfig::host(limit)),
             (disk, SpaceConfig::disk(limit * 4)),
         ])?;
@@ -182,7 +193,7 @@ impl Soak {
             allocator: Arc::clone(&allocator),
             mover,
             disk: Some(Arc::clone(&store)),
-            budget: None,
+            budget: Some(space(card)?),
             peers: Vec::new(),
         };
         let config = SpillConfig {
@@ -197,7 +208,19 @@ impl Soak {
         });
         let streams = streams.collect::<Result<_>>()?;
         let driver = Arc::clone(driver);
-        Ok(Soak { driver, allocator, pool, store, manager, streams, limit, _files: files })
+        let card = space(card)?;
+        Ok(Soak {
+            driver,
+            card,
+            _spaces: spaces,
+            allocator,
+            pool,
+            store,
+            manager,
+            streams,
+            limit,
+            _files: files,
+        })
     }
 
     fn run(&self, threads: u64, seed: u64, until: Instant) -> Result<Counts> {
@@ -240,11 +263,9 @@ impl Soak {
         }
         let census = manager.census();
         manager.relieve_host(Bytes::new(u64::MAX));
-        let (host, disk) = (pool.space().total(), store.space().total());
-        if (census.buffers, host, disk) != (0, Bytes::ZERO, Bytes::ZERO) {
-            return Err(
-                format!("{census:?}, {host} and {disk} below it were not given back").into()
-            );
+        let left = [self.card.total(), pool.space().total(), store.space().total()];
+        if (census.buffers, left) != (0, [Bytes::ZERO; 3]) {
+            return Err(format!("{census:?}, and {left:?} of the spaces are not free").into());
         }
         drop((manager, pool, store));
         let allocator = Arc::into_inner(allocator).ok_or("the allocator is still shared")?;
@@ -274,6 +295,9 @@ struct Worker<'a> {
     window: HostBuffer,
     counts: Counts,
     stamp: u8,
+    /// A stream that ends soon.
+    own: Option<(StreamId, Stream)>,
+    reserved: Vec<Reservation>,
 }
 
 impl Worker<'_> {
@@ -292,6 +316,8 @@ impl Worker<'_> {
             window,
             counts: Counts::default(),
             stamp: 0,
+            own: None,
+            reserved: Vec::new(),
         };
         let most = BUFFERS / threads as usize;
         while Instant::now() < until && !failed.load(Relaxed) {
@@ -299,6 +325,9 @@ impl Worker<'_> {
         }
         for index in 0..worker.buffers.len() {
             worker.look(index)?;
+        }
+        if let Some((own, _)) = worker.own.take() {
+            soak.allocator.destroy_stream(own)?;
         }
         soak.driver.free_host(window)?;
         Ok(worker.counts)
@@ -316,7 +345,8 @@ impl Worker<'_> {
             30..50 => self.copy(index)?,
             50..80 => self.look(index)?,
             80..85 => self.malloc()?,
-            85..90 => {
+            85..87 => self.reserve(),
+            87..90 => {
                 // It may be held, or there is no room: a prefetch is only a hint.
                 let _ = self.buffers[index].buffer.prefetch();
                 self.counts.prefetches += 1;
@@ -341,6 +371,51 @@ impl Worker<'_> {
 
     fn stream(&mut self) -> (StreamId, Stream) {
         self.soak.streams[self.random.usize(..STREAMS)]
+    }
+
+    /// Returns a shared stream, or one of the worker's own, which is made for that.
+    fn any_stream(&mut self) -> Result<(StreamId, Stream)> {
+        if self.random.bool() {
+            return Ok(self.stream());
+        }
+        let allocator = &self.soak.allocator;
+        let own = match self.own {
+            Some(own) => own,
+            None => {
+                let stream = allocator.create_stream()?;
+                (stream, allocator.stream(stream).ok_or("the stream was made a moment ago")?)
+            }
+        };
+        self.own = Some(own);
+        Ok(own)
+    }
+
+    /// Ends the worker's own stream at random, under a lease whose work is queued there.
+    fn end_stream(&mut self) -> Result<()> {
+        if self.random.u8(..4) == 0
+            && let Some((own, _)) = self.own.take()
+        {
+            self.soak.allocator.destroy_stream(own)?;
+            self.counts.streams_ended += 1;
+        }
+        Ok(())
+    }
+
+    /// Reserves memory of the card for later steps, or gives a reservation back.
+    fn reserve(&mut self) {
+        if self.reserved.len() > 1 {
+            drop(self.reserved.swap_remove(0));
+            return;
+        }
+        let bytes = Bytes::new(self.random.u64(1..self.soak.limit.count() / 16));
+        let request = self.soak.card.request(bytes).deadline(Duration::from_millis(50));
+        match request.wait() {
+            Ok(reservation) => {
+                self.counts.reserved += 1;
+                self.reserved.push(reservation);
+            }
+            Err(_) => self.counts.not_reserved += 1,
+        }
     }
 
     fn next_stamp(&mut self) -> u8 {
@@ -383,11 +458,13 @@ impl Worker<'_> {
             buffer.readable_while_spilled()?;
         }
         let parts = len.count().div_ceil(PART.count()) as usize;
-        let (stream, queue) = self.stream();
+        let (stream, queue) = self.any_stream()?;
         let lease = buffer.lease(Access::Exclusive, stream);
         let Some(lease) = self.granted(lease)? else { return Ok(()) };
         let stamp = self.next_stamp();
         self.soak.driver.fill(queue, lease.address(0), stamp)?;
+        self.end_stream()?;
+        drop(lease);
         self.buffers.push(Known { buffer, parts: vec![stamp; parts] });
         self.counts.buffers += 1;
         Ok(())
@@ -400,7 +477,7 @@ impl Worker<'_> {
     }
 
     fn write(&mut self, index: usize) -> Result<()> {
-        let (stream, queue) = self.stream();
+        let (stream, queue) = self.any_stream()?;
         let (first, count) = self.some_parts(self.buffers[index].parts.len());
         let stamp = self.next_stamp();
         let lease = self.buffers[index].buffer.lease(Access::Exclusive, stream);
@@ -412,12 +489,14 @@ impl Worker<'_> {
         lease.wrote_only(0, offset, len)?;
         known.parts[first..first + count].fill(stamp);
         self.counts.writes += 1;
+        self.end_stream()?;
+        lease.end();
         Ok(())
     }
 
     /// Copies parts of a buffer into its neighbour, both under one lease.
     fn copy(&mut self, index: usize) -> Result<()> {
-        let (stream, queue) = self.stream();
+        let (stream, queue) = self.any_stream()?;
         let to = (index + 1) % self.buffers.len();
         // All but the last part, which may be short.
         let whole = |known: &Known| known.parts.len() - 1;
@@ -442,6 +521,8 @@ impl Worker<'_> {
         let bytes = self.buffers[index].parts[first..first + count].to_vec();
         self.buffers[to].parts[at..at + count].copy_from_slice(&bytes);
         self.counts.copies += 1;
+        self.end_stream()?;
+        lease.end();
         Ok(())
     }
 
@@ -513,5 +594,8 @@ impl Counts {
         self.mallocs += other.mallocs;
         self.mallocs_refused += other.mallocs_refused;
         self.buffers += other.buffers;
+        self.streams_ended += other.streams_ended;
+        self.reserved += other.reserved;
+        self.not_reserved += other.not_reserved;
     }
 }

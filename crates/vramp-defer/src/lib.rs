@@ -2,59 +2,52 @@
 //! before their next use, at the same addresses. A program may keep more buffers than fit.
 //!
 //! ```
-//! use std::sync::Arc;
-//! use vramp_alloc::{Allocator, Bytes, Config, Preset};
-//! use vramp_defer::{
-//!     Access, Deadline, LeaseRefused, SpillConfig, SpillError, SpillManager, SpillParts,
-//! };
-//! use vramp_tiers::host::HostPoolConfig;
-//! use vramp_tiers::movers::MoverConfig;
-//! use vramp_tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
+//! use vramp_defer::{Access, Deadline, LeaseRefused, SpillError, Tiers};
+//! use vramp_tiers::Bytes;
 //!
-//! let device = vramp_alloc::open("sim:h200")?.driver;
-//! let limit = Some(Bytes::mib(256));
-//! let config = Config { limit, ..Config::preset(Preset::Vramp) };
-//! let allocator = Arc::new(Allocator::new(Arc::clone(&device), config)?);
-//! let stream = allocator.create_stream()?;
-//! let queue = allocator.stream(stream).expect("it was made just now");
+//! // The tiers: a simulated card of which 256 MiB may be used, and 1 GiB of pinned host memory.
+//! // Without `device` it is the first card of the machine.
+//! let config = r#"
+//!     device = "sim:h200"
+//!     [[gpu]]
+//!     index = 0
+//!     capacity = "256MiB"
+//!     limit = 1.0
+//!     [[host]]
+//!     index = 0
+//!     capacity = "1GiB"
+//! "#;
+//! let tiers = Tiers::from_toml(config)?;
+//! let buffer = tiers.buffer(Bytes::mib(64))?;
+//! buffer.write(Bytes::ZERO, b"first bytes")?;
 //!
-//! // Buffers are evicted to at most one GiB of pinned memory.
-//! let spaces = ReservationManager::new([(SpaceId::host(0), SpaceConfig::host(Bytes::gib(1)))])?;
-//! let host = spaces.space(SpaceId::host(0)).expect("it was configured");
-//! let pool = HostPool::new(&host, HostPoolConfig::default(), [Arc::clone(&device)])?;
-//! let mover = Mover::new(Arc::clone(&device), &pool, MoverConfig::default())?;
-//! let allocator_too = Arc::clone(&allocator);
-//! let (disk, budget, peers) = (None, None, Vec::new());
-//! let parts = SpillParts { allocator: allocator_too, mover, disk, budget, peers };
-//! let manager = SpillManager::new(parts, SpillConfig::default())?;
-//!
-//! // Four buffers of 128 MiB, under a limit of 256 MiB: the first two are evicted.
-//! let buffers = (0..4).map(|_| manager.buffer(Bytes::mib(128))).collect::<Result<Vec<_>, _>>()?;
+//! // Four buffers of 128 MiB do not fit: the first ones are evicted.
+//! let stream = tiers.stream();
+//! let buffers = (0..4).map(|_| tiers.buffer(Bytes::mib(128))).collect::<Result<Vec<_>, _>>()?;
 //! for buffer in &buffers {
 //!     let lease = buffer.lease(Access::Exclusive, stream)?;
-//!     device.fill(queue, lease.address(0), 7)?; // or a kernel
+//!     tiers.device().fill(tiers.queue(), lease.address(0), 7)?; // or a kernel
 //! }
-//! assert!(!buffers[0].is_resident() && buffers[3].is_resident());
+//! assert!(!buffer.is_resident() && buffers[3].is_resident());
 //!
 //! // A lease on two buffers restores those that were evicted. The stream waits for the copies,
 //! // the host does not. A dropped lease ends once the work queued by then is complete.
 //! let both = [(&buffers[0], Access::Shared), (&buffers[1], Access::Exclusive)];
-//! let lease = manager.lease(&both, stream)?;
+//! let lease = tiers.lease(&both, stream)?;
 //! assert_eq!(lease.address(0), buffers[0].addresses());
 //! drop(lease);
 //!
 //! // An allocation that finds too little free memory evicts the missing bytes.
-//! let block = allocator.malloc(Bytes::mib(160), stream)?;
-//! allocator.free(block, stream)?;
-//! println!("{} B were spilled for mallocs and leases", manager.stats().freed_bytes);
-//! for record in manager.history() {
+//! let block = tiers.allocator().malloc(Bytes::mib(160), stream)?;
+//! tiers.allocator().free(block, stream)?;
+//! for record in tiers.manager().history() {
 //!     println!("{record}"); // the moved piece, its destination, and its cost
 //! }
 //!
 //! // Three of them never fit at once: the lease is refused, with the sizes.
 //! let three = [0, 1, 2].map(|index| (&buffers[index], Access::Shared));
 //! let at_once = Deadline::from(std::time::Instant::now());
-//! match manager.lease_on(&three, &[stream], at_once) {
+//! match tiers.manager().lease_on(&three, &[stream], at_once) {
 //!     Err(SpillError::Refused(LeaseRefused::TooLarge { needed, capacity })) => {
 //!         assert_eq!((needed, capacity), (Bytes::mib(384), Bytes::mib(256)));
 //!     }
@@ -65,6 +58,10 @@
 //!     Err(error) => return Err(error.into()),
 //!     Ok(_) => unreachable!("384 MiB do not fit below 256 MiB"),
 //! }
+//!
+//! let mut back = [0; 11];
+//! buffer.read(Bytes::ZERO, &mut back)?;
+//! assert_eq!(&back, b"first bytes");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -78,16 +75,20 @@
 //!
 //! | question | `core/` decides | `shell/` acts |
 //! |---|---|---|
-//! | Which request gets a lease, and when? | `grant`, `wait_queue`, `uses` | `acquire`, `queued_request`, `lease_set` |
+//! | Which request gets a lease, and when? | `grant`, `wait_queue`, `overtake`, `uses` | `acquire`, `queued_request`, `hand_over`, `wait_slot`, `watcher`, `lease_builder`, `lease_owner`, `lease_set`, `stream_locks` |
+//! | What is overwritten? | `overwrite` | `queued_request` |
 //! | What is read in place? | `in_place` | `acquire`, `mapped_copy`, `map_copies` |
 //! | Which pieces are evicted? | `victims`, `cost`, `cover`, `rates`, `spill_rounds` | `spill`, `copy_out`, `staging` |
 //! | Where do they go? | `spill_room`, `rates`, `peers` | `copy_out`, `peer_copy`, `staging` |
+//! | Which buffer is evicted by its name? | `evict_one` | `spill_one` |
 //! | What is restored? | `grant`, `moves` | `restore` |
 //! | Which host copies are dropped or moved? | `reclaim`, `peer_reclaim`, `peers` | `relieve_host`, `relieve_peer`, `guests`, `push_copy`, `cleaner` |
 //! | What follows a failure? | `failure`, `refusal` | `spill_error` |
 //! | What keeps a buffer on the card? | `expose`, `holds` | `lease_set`, `buffer_handle`, `pinned_memory` |
-//! | What is the state? | `deferrables`, `buffer_state`, `piece`, `range` | `state`, `events` |
+//! | What is the state? | `deferrables`, `buffer_state`, `piece`, `range`, `status` | `state`, `events`, `buffer_events` |
 //! | Which statistics and checks are there? | `census`, `audit` | `manager`, `report` |
+//! | What memory of others is in use? | `adoption` | `adopt` |
+//! | What opens and closes the parts? | | `tiers`, `service` |
 #![forbid(unsafe_code)]
 
 // The folder is `core/`, as in every crate: pure code, checked by `cargo xtask tidy`. The module has
@@ -97,10 +98,11 @@ pub mod planner;
 mod shell;
 mod sync;
 
-pub use crate::planner::{Access, BufferId, LeaseRefused};
+pub use crate::planner::{Access, BufferId, BufferProgress, BufferStatus, LeaseRefused, SpillTier};
 pub use shell::{
-    BufferGroup, DeferrableBuffer, LeaseSet, PeerPart, Pin, SpillConfig, SpillError, SpillManager,
-    SpillParts, SpillStats,
+    BufferGroup, DeferrableBuffer, LeaseBuilder, LeaseFuture, LeaseOwner, LeaseSet, LockId,
+    ObjectTier, PeerPart, Pin, RestoreJob, SpillConfig, SpillError, SpillManager, SpillParts,
+    SpillStats, StreamLock, Tiers, TiersError, TiersOptions,
 };
 pub use vramp_tiers::Deadline;
 
@@ -116,6 +118,12 @@ pub mod pointers {
     pub use crate::shell::{Exposure, Pin};
 }
 
+/// Changes of buffers' states, for subscribers.
+pub mod events {
+    pub use crate::planner::{BufferId, BufferStatus, SpillTier};
+    pub use crate::shell::{BufferChange, BufferEvent, EventStream, EventsError};
+}
+
 /// Statistics, records of moves and waits, and the state of each piece.
 pub mod report {
     pub use crate::planner::{
@@ -128,16 +136,16 @@ pub mod report {
 /// [`SpillError`] and every type that it names.
 pub mod error {
     pub use crate::planner::{
-        AddError, BufferLeaseId, DeferConfigError, ExposeError, HeldError, Holds, LeaseRefused,
-        MoveId, PieceId, RangeId, Ticket, UnknownBuffer, UnknownBufferLease, UnknownRange,
-        UseToken,
+        AddError, BufferLeaseId, DeferConfigError, EvictError, ExposeError, HeldError, Holds,
+        LeaseRefused, MoveId, PieceId, RangeId, Ticket, UnknownBuffer, UnknownBufferLease,
+        UnknownRange, UseToken,
     };
-    pub use crate::shell::{FailedMove, SpillError};
+    pub use crate::shell::{AdoptFailed, FailedMove, SpillError};
     pub use vramp_alloc::graph::ArenaError;
     pub use vramp_alloc::range::HostBackingError;
     pub use vramp_alloc::{AllocError, DriverError};
     pub use vramp_core::Inconsistency;
     pub use vramp_driver::Stream;
     pub use vramp_tiers::movers::MoveError;
-    pub use vramp_tiers::reserve::{LedgerError, SpaceFull, SpaceRefusal};
+    pub use vramp_tiers::reserve::{LedgerError, Refusal, ReserveError, SpaceRefusal};
 }

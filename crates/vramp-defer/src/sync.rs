@@ -1,6 +1,10 @@
-//! The lock of the manager.
+//! The lock of the manager and its condition variables; under `cfg(loom)` those of the model checker.
 
+#[cfg(not(loom))]
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 
 use std::sync::PoisonError;
 

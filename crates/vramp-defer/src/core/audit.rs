@@ -1,10 +1,10 @@
 //! The invariants of the state, each checked from scratch by a named function.
 
 use super::piece::{ContentPlace, Piece, PieceMove};
-use super::{Access, Deferrables, PeerId, PieceId, SpillRoom, SpillTier};
+use super::{Access, BufferId, Deferrables, PeerId, PieceId, SpillRoom, SpillTier, UseToken};
 use vramp_core::{Bytes, Inconsistency};
 
-type Check = Result<(), String>;
+pub(super) type Check = Result<(), String>;
 
 impl Deferrables {
     /// Checks every invariant. O(pieces log pieces): for tests, and after an error.
@@ -23,6 +23,9 @@ impl Deferrables {
             self.sums_agree(),
             self.queue_is_in_order(),
             self.peer_copies_are_listed(),
+            self.host_copies_are_listed(),
+            self.units_are_listed(),
+            self.gaps_agree(),
         ];
         checks.into_iter().collect::<Check>().map_err(|what| Inconsistency { what })
     }
@@ -52,6 +55,11 @@ impl Deferrables {
         for (id, buffer) in &self.buffers {
             let sum: Bytes = buffer.pieces.iter().map(|piece| piece.len).sum();
             let (_, full) = buffer.pieces.split_last().ok_or(format!("{id} has no pieces"))?;
+            let away = buffer.pieces.iter().filter(|piece| piece.place == ContentPlace::SpillTier);
+            let away: Bytes = away.map(|piece| piece.len).sum();
+            if away != buffer.deferred {
+                return Err(format!("{id} counts {} deferred of {away}", buffer.deferred));
+            }
             if sum != buffer.len || full.iter().any(|piece| piece.len != self.config.piece) {
                 return Err(format!("{id} of {} has pieces of {sum} in all", buffer.len));
             }
@@ -129,9 +137,10 @@ impl Deferrables {
         let given = |ticket: &super::Ticket| ticket.0 <= self.next;
         let once =
             |waiter: &super::wait_queue::Waiter| waiter.buffers.is_sorted_by(|a, b| a.0 < b.0);
-        match self.wait_queue.iter().find(|(ticket, waiter)| !given(ticket) || !once(waiter)) {
+        let mut waiters = self.wait_queue.waiters.iter();
+        match waiters.find(|(ticket, waiter)| !given(ticket) || !once(waiter)) {
             Some((ticket, waiter)) => Err(format!("{ticket} was not given: {waiter:?}")),
-            None => Ok(()),
+            None => self.wait_queue.check_index(self.leases.iter().map(|(&id, l)| (id, l.holder))),
         }
     }
 
@@ -181,22 +190,26 @@ impl Deferrables {
 
     fn uses_are_listed(&self) -> Check {
         for (id, buffer) in &self.buffers {
-            if self.in_use.contains(&id) == buffer.uses.is_empty() {
-                return Err(format!("the list of buffers in use is wrong about {id}"));
+            let listed = |&token: &UseToken| self.uses.contains(token, id);
+            if !buffer.uses.all().iter().all(listed) {
+                return Err(format!("work on {id} is not in the index of uses"));
             }
             let scoped = buffer.exposed.stream_scoped;
             if scoped && buffer.holders.is_empty() && buffer.uses.is_empty() {
                 return Err(format!("{id} is exposed to streams that are done"));
             }
         }
-        match self.in_use.iter().find(|&&id| !self.buffers.contains_key(id)) {
-            Some(id) => Err(format!("{id} is in use and was removed")),
-            None => Ok(()),
+        let quiesced = |id: &BufferId| self.buffers.get(*id).is_some_and(|b| b.exposed.quiesced);
+        let count = self.buffers.values().filter(|buffer| buffer.exposed.quiesced).count();
+        match self.quiesced.len() == count && self.quiesced.iter().all(quiesced) {
+            true => Ok(()),
+            false => Err(format!("{count} buffers are exposed until the epoch ends")),
         }
     }
 
     fn sums_agree(&self) -> Check {
         let (mut committed, mut occupied) = (Bytes::ZERO, Bytes::ZERO);
+        let mut kept = Bytes::ZERO;
         for (id, range) in &self.ranges {
             let buffers = range.tenants.values().map(|tenant| &self.buffers[tenant.buffer]);
             let unevictable_count =
@@ -211,7 +224,19 @@ impl Deferrables {
                     "{id} has {unevictable_count} unevictable tenants and {backed} pieces: {range:?}"
                 ));
             }
-            committed += if unevictable_count > 0 { range.len } else { Bytes::ZERO };
+            let kept_count = range.tenants.values().map(|tenant| &self.buffers[tenant.buffer]);
+            let kept_count = kept_count.filter(|buffer| buffer.is_pinned_or_exposed()).count();
+            if range.kept_count as usize != kept_count {
+                return Err(format!("{id} has {kept_count} tenants that stay: {range:?}"));
+            }
+            kept += if kept_count > 0 { range.needs() } else { Bytes::ZERO };
+            committed += if unevictable_count > 0 { range.needs() } else { Bytes::ZERO };
+            if range.is_adopted {
+                if backed == 0 {
+                    return Err(format!("{id} is adopted and has no memory"));
+                }
+                continue;
+            }
             occupied += match range.is_group {
                 true if backed > 0 => range.len,
                 true => Bytes::ZERO,
@@ -229,6 +254,7 @@ impl Deferrables {
             agree(&format!("promised of the {tier}"), *counted.of(tier), *summed.of(tier))?;
         }
         agree("committed", self.committed, committed)?;
+        agree("kept", self.kept, kept)?;
         agree("occupied", self.occupied, occupied)?;
         let sum = self.census();
         agree("of all states", sum.total, sum.empty + sum.resident + sum.spilled + sum.restoring)?;
@@ -259,7 +285,7 @@ fn motion_is_possible(piece: &Piece) -> bool {
     }
 }
 
-fn agree(what: &str, counted: Bytes, summed: Bytes) -> Check {
+pub(super) fn agree(what: &str, counted: Bytes, summed: Bytes) -> Check {
     if counted == summed {
         return Ok(());
     }

@@ -4,11 +4,11 @@ use smallvec::SmallVec;
 
 use super::piece::Piece;
 use super::uses::Uses;
-use super::{Access, BufferLeaseId, RangeId};
+use super::{Access, BufferLeaseId, RangeId, StreamKey};
 use vramp_core::Bytes;
 
 /// When the next use of a buffer comes, as the caller expects it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hint {
     /// Unknown: estimated by the last use.
     #[default]
@@ -36,10 +36,15 @@ pub(super) struct Buffer {
     pub range: RangeId,
     pub offset: Bytes,
     pub pieces: Vec<Piece>,
+    /// Length of the pieces whose contents are below the card only.
+    pub deferred: Bytes,
     pub priority: i32,
     pub hint: Hint,
     pub last_use_ns: u64,
-    pub retrieved_ns: Option<u64>,
+    /// Stream of the last lease that had one.
+    pub last_stream: Option<StreamKey>,
+    /// End of the cooldown after a restore, until that was noticed.
+    pub cools_at: Option<u64>,
     pub holders: SmallVec<[(BufferLeaseId, Access); 2]>,
     /// Number of holders that read it in place.
     pub in_place: u32,
@@ -54,6 +59,21 @@ pub(super) struct Buffer {
     pub exposed: Exposures,
     /// True if it counts in the range's `unevictable_count`.
     pub is_counted: bool,
+    /// True if it counts in the range's `kept_count`.
+    pub is_kept: bool,
+    /// No handle is left: it ends once nothing holds it.
+    pub is_ending: bool,
+}
+
+impl Hint {
+    /// Returns the one that expects the next use first.
+    pub(super) fn sooner(self, other: Hint) -> Hint {
+        match (self, other) {
+            (Hint::WillNeed, _) | (_, Hint::WillNeed) => Hint::WillNeed,
+            (Hint::None, _) | (_, Hint::None) => Hint::None,
+            (Hint::WontNeed, Hint::WontNeed) => Hint::WontNeed,
+        }
+    }
 }
 
 impl Buffer {

@@ -31,6 +31,11 @@ pub struct DeferCounters {
     pub moves_abandoned: u64,
     /// Copies on other cards that [`Deferrables::reclaim_peer`] looked at.
     pub peer_copies_looked_at: u64,
+    /// Waiters that requests and changes looked at.
+    pub queue_steps: u64,
+    /// Table entries that were looked at to choose victims and host copies, to complete work, and to
+    /// end buffers.
+    pub looked_at: u64,
 }
 
 /// Bytes of contents by state. `empty + resident + spilled + restoring` is `total`.
@@ -80,8 +85,10 @@ pub struct DeferCensus {
     pub leased: Bytes,
     /// In pinned or exposed buffers.
     pub held: Bytes,
-    /// Memory on the card, in whole pages and whole groups.
+    /// Memory on the card, in whole pages and whole groups, without adopted memory.
     pub occupied: Bytes,
+    /// Length of the buffers that are in adopted memory.
+    pub adopted: Bytes,
     /// Whole ranges with an unevictable tenant.
     pub committed: Bytes,
 }
@@ -89,7 +96,7 @@ pub struct DeferCensus {
 impl Deferrables {
     /// Returns the counters since the start.
     pub fn counters(&self) -> DeferCounters {
-        self.counters
+        DeferCounters { queue_steps: self.wait_queue.steps.get(), ..self.counters }
     }
 
     /// Sums all buffers anew. O(pieces).
@@ -97,7 +104,7 @@ impl Deferrables {
         let mut sum = DeferCensus {
             buffers: self.buffers.len(),
             leases: self.leases.len(),
-            waiting: self.wait_queue.len(),
+            waiting: self.wait_queue.waiters.len(),
             moves: self.moves.len(),
             occupied: self.occupied,
             committed: self.committed,
@@ -105,6 +112,8 @@ impl Deferrables {
         };
         for buffer in self.buffers.values() {
             sum.total += buffer.len;
+            let adopted = self.ranges[buffer.range].is_adopted;
+            sum.adopted += if adopted { buffer.len } else { Bytes::ZERO };
             let leased = !buffer.holders.is_empty();
             sum.leased += if leased { buffer.len } else { Bytes::ZERO };
             let exposed = buffer.exposed;

@@ -3,9 +3,10 @@
 
 use std::fmt;
 
-use super::buffer_state::{Buffer, Hint};
-use super::piece::ContentPlace;
-use super::{DeferConfig, Rates, SpillTier};
+use super::buffer_state::Hint;
+use super::lists::BucketKey;
+use super::spill_room::{Outgoing, TierOrder};
+use super::{DeferConfig, Rates, SpillRoom, SpillTier};
 use vramp_core::Bytes;
 
 /// Classes of victims. A lower class leaves first, whatever it costs.
@@ -45,17 +46,6 @@ impl EvictionCost {
         let refill = u128::from(self.refill_ns) * u128::from(self.need_per_mille) / 1000;
         self.write_back_ns.saturating_add(u64::try_from(refill).unwrap_or(u64::MAX))
     }
-
-    /// Adds a piece that leaves together with this one.
-    pub(super) fn join(&mut self, other: EvictionCost) {
-        self.standing = self.standing.max(other.standing);
-        self.priority = self.priority.max(other.priority);
-        self.dirty += other.dirty;
-        self.write_back_ns = self.write_back_ns.saturating_add(other.write_back_ns);
-        self.refill_ns = self.refill_ns.saturating_add(other.refill_ns);
-        self.need_per_mille = self.need_per_mille.max(other.need_per_mille);
-        self.idle_ns = self.idle_ns.min(other.idle_ns);
-    }
 }
 
 impl fmt::Display for EvictionCost {
@@ -79,49 +69,42 @@ impl fmt::Display for EvictionCost {
     }
 }
 
-/// What the cost of a buffer's pieces depends on.
+/// What the cost of a unit depends on, beside its bucket and its last use.
 pub(super) struct CostModel<'a> {
     pub config: &'a DeferConfig,
     pub rates: &'a Rates,
+    pub room: SpillRoom,
+    pub order: &'a TierOrder,
     pub now_ns: u64,
 }
 
 impl CostModel<'_> {
-    /// Returns the cost of one piece; `to` is the tier that dirty contents go to.
-    pub fn cost(&self, buffer: &Buffer, index: usize, to: Option<SpillTier>) -> EvictionCost {
-        let piece = &buffer.pieces[index];
-        let idle_ns = self.now_ns.saturating_sub(buffer.last_use_ns);
-        let base = EvictionCost {
-            standing: self.standing(buffer),
-            priority: buffer.priority,
-            idle_ns,
-            ..EvictionCost::default()
-        };
-        if piece.place != ContentPlace::Card {
+    /// Returns the cost of a unit of a bucket. In a bucket it is the lower the longer ago the last use.
+    pub fn cost(&self, bucket: &BucketKey, last_use_ns: u64) -> EvictionCost {
+        let BucketKey { standing, priority, hint, dirty, clean, from, .. } = *bucket;
+        let idle_ns = self.now_ns.saturating_sub(last_use_ns);
+        let base = EvictionCost { standing, priority, idle_ns, ..EvictionCost::default() };
+        if dirty.is_zero() && clean.is_zero() {
             return base;
         }
-        let dirty = if piece.copies.any() { Bytes::ZERO } else { piece.len };
+        let to = if dirty.is_zero() { None } else { self.tier(bucket) };
         let write_back_ns = to.map_or(0, |to| self.rates.out_ns(to, dirty));
-        let source = piece.copies.best().or(to);
-        let refill_ns = source.map_or(0, |from| self.rates.in_ns(from, piece.len));
-        let need_per_mille = self.need_per_mille(buffer.hint, idle_ns);
+        let refill =
+            |from: Option<SpillTier>, len| from.map_or(0, |from| self.rates.in_ns(from, len));
+        let refill_ns = refill(to, dirty).saturating_add(refill(from, clean));
+        let need_per_mille = self.need_per_mille(hint, idle_ns);
         EvictionCost { dirty, write_back_ns, refill_ns, need_per_mille, ..base }
     }
 
-    fn standing(&self, buffer: &Buffer) -> EvictionClass {
-        let cool_at = buffer.retrieved_ns.map(|at| at.saturating_add(self.config.cooldown_ns));
-        if !buffer.uses.is_empty() {
-            EvictionClass::InUse
-        } else if buffer.hint == Hint::WillNeed || cool_at.is_some_and(|at| self.now_ns < at) {
-            EvictionClass::NeededSoon
-        } else {
-            EvictionClass::Idle
-        }
+    /// Returns the tier that all dirty contents go to; the disk if none has room for all of them.
+    fn tier(&self, bucket: &BucketKey) -> Option<SpillTier> {
+        let out = Outgoing { len: bucket.dirty, may_use_peers: bucket.may_use_peers };
+        self.room.clone().take(out, self.order).or(Some(SpillTier::Disk))
     }
 
     /// Probability of an early use: nearly 1 right after a use, one half after the recency, falling
     /// towards 0.
-    fn need_per_mille(&self, hint: Hint, idle_ns: u64) -> u32 {
+    pub fn need_per_mille(&self, hint: Hint, idle_ns: u64) -> u32 {
         let recency = u128::from(self.config.recency_ns.max(1));
         match hint {
             Hint::WillNeed => 1000,

@@ -3,18 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use slotmap::SlotMap;
+use smallvec::SmallVec;
 
 use super::buffer_state::{Buffer, Exposures, Hint};
 use super::grant::Lease;
+use super::groups::GroupSet;
+use super::hosts::HostCopies;
+use super::lists::Lists;
 use super::peers::PeerCopies;
 use super::piece::{ContentPlace, Copies, Piece, PieceMove};
 use super::range::{BLOCK_ALIGN, Range, Tenant, merged};
+use super::use_index::UseIndex;
 use super::uses::Uses;
-use super::wait_queue::Waiter;
+use super::wait_queue::WaitQueue;
 use super::{
-    AddError, BufferId, BufferLeaseId, DeferConfig, DeferConfigError, DeferCounters, HeldError,
-    MoveId, PieceId, PieceState, RangeId, RangeSlice, SpillRoom, StaleCopy, Ticket, UnknownBuffer,
-    UnknownRange,
+    AddError, BufferId, BufferLeaseId, DeferConfig, DeferConfigError, DeferCounters, GroupSetId,
+    HeldError, MoveId, PieceId, PieceState, RangeId, RangeSlice, SpillRoom, StaleCopy,
+    UnknownBuffer, UnknownRange,
 };
 use vramp_core::{Bytes, PoolAddr};
 
@@ -25,17 +30,29 @@ pub struct Deferrables {
     pub(super) buffers: SlotMap<BufferId, Buffer>,
     pub(super) ranges: SlotMap<RangeId, Range>,
     pub(super) leases: BTreeMap<BufferLeaseId, Lease>,
-    /// Waiting requests, the oldest first.
-    pub(super) wait_queue: BTreeMap<Ticket, Waiter>,
+    pub(super) wait_queue: WaitQueue,
     pub(super) moves: BTreeMap<MoveId, PieceId>,
-    /// Buffers with work that may still run.
-    pub(super) in_use: BTreeSet<BufferId>,
+    /// Buffers by the work that may still use them.
+    pub(super) uses: UseIndex,
+    /// Buffers without handles that may end now.
+    pub(super) ending: BTreeSet<BufferId>,
+    /// Buffers that are exposed until the epoch ends.
+    pub(super) quiesced: BTreeSet<BufferId>,
+    pub(super) group_sets: SlotMap<GroupSetId, GroupSet>,
+    /// What may leave the card.
+    pub(super) lists: Lists,
     /// Sum of the lengths of ranges with an unevictable tenant.
     pub(super) committed: Bytes,
+    /// Sum of the lengths of ranges that stay on the card even without leases.
+    pub(super) kept: Bytes,
     /// Memory mapped at the ranges now.
     pub(super) occupied: Bytes,
     /// Copies on other cards, in the order in which they are reclaimed.
     pub(super) peer_copies: PeerCopies,
+    /// Copies on the host, in the order in which they are reclaimed.
+    pub(super) host_copies: HostCopies,
+    /// Bytes of contents on the card that have a copy.
+    pub(super) clean: Bytes,
     /// Room below the card that moves in flight will take.
     pub(super) promised: SpillRoom,
     pub(super) counters: DeferCounters,
@@ -63,12 +80,19 @@ impl Deferrables {
             buffers: SlotMap::with_key(),
             ranges: SlotMap::with_key(),
             leases: BTreeMap::new(),
-            wait_queue: BTreeMap::new(),
+            wait_queue: WaitQueue::default(),
             moves: BTreeMap::new(),
-            in_use: BTreeSet::new(),
+            uses: UseIndex::default(),
+            ending: BTreeSet::new(),
+            quiesced: BTreeSet::new(),
+            group_sets: SlotMap::with_key(),
+            lists: Lists::default(),
             committed: Bytes::ZERO,
+            kept: Bytes::ZERO,
             occupied: Bytes::ZERO,
             peer_copies: PeerCopies::new(),
+            host_copies: HostCopies::new(),
+            clean: Bytes::ZERO,
             promised: SpillRoom::default(),
             counters: DeferCounters::default(),
             next: 0,
@@ -82,7 +106,9 @@ impl Deferrables {
 
     /// Sets the most memory that leased buffers may occupy. Granted leases stay.
     pub fn set_capacity(&mut self, capacity: Bytes) {
-        self.config.capacity = capacity;
+        if std::mem::replace(&mut self.config.capacity, capacity) != capacity {
+            self.wait_queue.mark_pinned();
+        }
     }
 
     /// Returns the memory mapped at the ranges now, in whole pages. O(1).
@@ -96,42 +122,18 @@ impl Deferrables {
     /// The length is zero, or more than the address space.
     pub fn add_buffer(&mut self, len: Bytes) -> Result<AddedBuffer, AddError> {
         self.check_len(len, PoolAddr::SPAN_LIMIT.round_down(self.config.page))?;
-        let range = Range::new(self.config.pages(len), false);
-        let range = self.ranges.insert(range);
+        let range = self.ranges.insert(Range::of_buffer(self.config.pages(len)));
         Ok(self.add(range, Bytes::ZERO, len))
     }
 
-    /// Adds a range for small buffers that are used together and have the same lifetime.
-    ///
-    /// # Errors
-    /// The length is zero, or more than a piece.
-    pub fn add_group(&mut self, len: Bytes) -> Result<RangeId, AddError> {
-        self.check_len(len, self.config.piece)?;
-        Ok(self.ranges.insert(Range::new(self.config.pages(len), true)))
-    }
-
-    /// Adds a buffer to a group, in the lowest gap where it fits. O(tenants).
-    ///
-    /// # Errors
-    /// The group does not exist, or has no such gap.
-    pub fn add_tenant(&mut self, group: RangeId, len: Bytes) -> Result<AddedBuffer, AddError> {
-        let unknown = UnknownRange { range: group };
-        let range = self.ranges.get(group).filter(|range| range.is_group).ok_or(unknown)?;
-        self.check_len(len, self.config.piece)?;
-        let whole = len.checked_round_up(BLOCK_ALIGN).expect("a piece is no longer than 32 MiB");
-        let full = || AddError::Full { group, len, longest: range.longest_gap() };
-        let offset = range.gap(whole).ok_or_else(full)?;
-        Ok(self.add(group, offset, len))
-    }
-
-    fn check_len(&self, len: Bytes, most: Bytes) -> Result<(), AddError> {
+    pub(super) fn check_len(&self, len: Bytes, most: Bytes) -> Result<(), AddError> {
         if len.is_zero() || len > most {
             return Err(AddError::Length { len, most });
         }
         Ok(())
     }
 
-    fn add(&mut self, range: RangeId, offset: Bytes, len: Bytes) -> AddedBuffer {
+    pub(super) fn add(&mut self, range: RangeId, offset: Bytes, len: Bytes) -> AddedBuffer {
         let piece = self.config.piece;
         let mut pieces = vec![Piece::new(piece); (len.count() / piece.count()) as usize];
         let rest = len - piece * pieces.len() as u64;
@@ -143,10 +145,12 @@ impl Deferrables {
             range,
             offset,
             pieces,
+            deferred: Bytes::ZERO,
             priority: 0,
             hint: Hint::None,
             last_use_ns: 0,
-            retrieved_ns: None,
+            last_stream: None,
+            cools_at: None,
             holders: Default::default(),
             in_place: 0,
             reads: 0,
@@ -156,6 +160,8 @@ impl Deferrables {
             has_pinned_memory: false,
             exposed: Exposures::default(),
             is_counted: false,
+            is_kept: false,
+            is_ending: false,
         });
         let whole = len.checked_round_up(BLOCK_ALIGN).expect("lengths are below the span limit");
         self.ranges[range].tenants.insert(offset, Tenant { buffer, len: whole });
@@ -175,10 +181,12 @@ impl Deferrables {
             return Err(HeldError::Held { buffer, holds });
         }
         let stale = self.drop_copies(buffer, |_| true);
-        for piece in &mut self.buffers[buffer].pieces {
+        let discarded = &mut self.buffers[buffer];
+        discarded.deferred = Bytes::ZERO;
+        for piece in &mut discarded.pieces {
             piece.place = ContentPlace::Empty;
         }
-        debug_assert!(self.buffers[buffer].pieces.iter().all(|piece| piece.peer_key.is_none()));
+        self.reindex_buffer(buffer);
         Ok(stale)
     }
 
@@ -198,19 +206,17 @@ impl Deferrables {
         for index in 0..self.buffers[buffer].pieces.len() {
             self.set_backed(PieceId { buffer, index: index as u32 }, false);
         }
+        self.unlist(buffer);
+        self.ending.remove(&buffer);
         let gone = self.buffers.remove(buffer).expect("it was found above");
+        self.touch(buffer);
         let range = &mut self.ranges[gone.range];
         range.tenants.remove(&gone.offset);
-        if !range.is_group {
-            self.ranges.remove(gone.range);
+        match range.is_group {
+            true => self.vacate(gone.range, gone.offset, gone.len),
+            false => drop(self.ranges.remove(gone.range)),
         }
         Ok(stale)
-    }
-
-    /// Removes a group without tenants. Returns false if it has some, or does not exist.
-    pub fn remove_group(&mut self, group: RangeId) -> bool {
-        let empty = |range: &Range| range.is_group && range.tenants.is_empty();
-        self.ranges.get(group).is_some_and(empty) && self.ranges.remove(group).is_some()
     }
 
     /// Returns the buffers of a range, by offset.
@@ -223,6 +229,14 @@ impl Deferrables {
     pub fn slice(&self, buffer: BufferId) -> Result<RangeSlice, UnknownBuffer> {
         let Buffer { range, offset, len, .. } = *self.get(buffer)?;
         Ok(RangeSlice { range, offset, len })
+    }
+
+    /// Returns true if no contents of a buffer are below the card only. O(1).
+    ///
+    /// # Errors
+    /// The buffer does not exist.
+    pub fn is_on_card(&self, buffer: BufferId) -> Result<bool, UnknownBuffer> {
+        Ok(self.get(buffer)?.deferred.is_zero())
     }
 
     /// Returns the state of each piece of a buffer, in order.
@@ -255,7 +269,9 @@ impl Deferrables {
         &self.buffers[id.buffer].pieces[id.index as usize]
     }
 
+    /// Returns a piece that is about to change.
     pub(super) fn piece_mut(&mut self, id: PieceId) -> &mut Piece {
+        self.note_changed(id);
         &mut self.buffers[id.buffer].pieces[id.index as usize]
     }
 
@@ -273,11 +289,13 @@ impl Deferrables {
         let id = MoveId(self.next());
         self.moves.insert(id, piece);
         let motion = motion(id);
+        self.count_leaving(piece, motion.is_leaving(), 1);
         if let Some(to) = motion.promised() {
             let len = self.piece(piece).len;
             *self.promised.of(to) += len;
         }
         self.piece_mut(piece).motion = Some(motion);
+        self.touch(piece.buffer);
         id
     }
 
@@ -299,11 +317,17 @@ impl Deferrables {
         let range = &mut self.ranges[range];
         let others = if backed { range.backed } else { range.backed - 1 };
         range.backed = if backed { others + 1 } else { others };
-        let memory = match (range.is_group, others) {
+        let memory = match (range.leaves_together(), others) {
             (true, 0) => range.len,
             (true, _) => Bytes::ZERO,
             (false, _) => self.config.pages(len),
         };
+        if range.is_adopted {
+            if !backed && others == 0 {
+                self.end_adoption(id.buffer);
+            }
+            return memory;
+        }
         let occupied = self.occupied;
         self.occupied = if backed { occupied + memory } else { occupied - memory };
         memory
@@ -311,28 +335,50 @@ impl Deferrables {
 
     /// Updates what depends on leases, pins, exposures and uses.
     pub(super) fn refresh(&mut self, id: BufferId) {
+        self.note_buffer_changed(id);
+        self.note_let_go(id);
         let buffer = &mut self.buffers[id];
-        if buffer.uses.is_empty() {
-            self.in_use.remove(&id);
-        } else {
-            self.in_use.insert(id);
-        }
         buffer.exposed.stream_scoped &= !(buffer.holders.is_empty() && buffer.uses.is_empty());
-        let is_counted = buffer.is_unevictable();
-        if buffer.is_counted == is_counted {
+        let (is_counted, is_kept) = (buffer.is_unevictable(), buffer.is_pinned_or_exposed());
+        let was_counted = std::mem::replace(&mut buffer.is_counted, is_counted);
+        let was_kept = std::mem::replace(&mut buffer.is_kept, is_kept);
+        let id_of_range = buffer.range;
+        self.touch(id);
+        if (was_counted, was_kept) == (is_counted, is_kept) {
             return;
         }
-        buffer.is_counted = is_counted;
-        let range = &mut self.ranges[buffer.range];
-        if is_counted {
-            range.unevictable_count += 1;
-            if range.unevictable_count == 1 {
-                self.committed += range.len;
-            }
-        } else {
-            range.unevictable_count -= 1;
-            if range.unevictable_count == 0 {
-                self.committed -= range.len;
+        let range = &mut self.ranges[id_of_range];
+        let before = (range.unevictable_count > 0, range.kept_count > 0);
+        range.unevictable_count += u32::from(is_counted);
+        range.unevictable_count -= u32::from(was_counted);
+        range.kept_count += u32::from(is_kept);
+        range.kept_count -= u32::from(was_kept);
+        let after = (range.unevictable_count > 0, range.kept_count > 0);
+        if before == after {
+            return;
+        }
+        let of = |counts: bool| if counts { range.needs() } else { Bytes::ZERO };
+        self.committed = self.committed + of(after.0) - of(before.0);
+        self.kept = self.kept + of(after.1) - of(before.1);
+        self.range_was_counted(id_of_range, before.0 && !after.0, before.1 != after.1);
+    }
+
+    /// Marks the waiters for whom a range's memory counts differently now.
+    fn range_was_counted(&mut self, range: RangeId, frees: bool, pins_changed: bool) {
+        if self.wait_queue.is_empty() {
+            return;
+        }
+        if frees {
+            self.wait_queue.mark_room();
+        }
+        if pins_changed {
+            self.wait_queue.mark_pinned();
+        }
+        // Other tenants share the memory.
+        for buffer in self.tenants(range).collect::<SmallVec<[BufferId; 4]>>() {
+            self.touch(buffer);
+            if pins_changed {
+                self.wait_queue.mark_all_for(buffer);
             }
         }
     }

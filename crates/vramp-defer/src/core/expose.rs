@@ -39,7 +39,10 @@ impl Deferrables {
         match grade {
             PointerScope::Leased => {}
             PointerScope::StreamScoped => exposed.stream_scoped = true,
-            PointerScope::Quiesced => exposed.quiesced = true,
+            PointerScope::Quiesced => {
+                exposed.quiesced = true;
+                self.quiesced.insert(buffer);
+            }
             PointerScope::Opaque => exposed.opaque += 1,
         }
         self.refresh(buffer);
@@ -65,19 +68,18 @@ impl Deferrables {
         if !outside || excluded {
             return Err(ExposeError::NotExposed { buffer });
         }
-        known.uses.note(token, access);
+        self.note_use_of(buffer, token, access);
         self.refresh(buffer);
         Ok(match access {
             Access::Shared => Vec::new(),
-            Access::Exclusive => self.note_written(buffer, |_| true),
+            Access::Exclusive | Access::Overwrite => self.note_written(buffer, |_| true),
         })
     }
 
     /// Ends the epoch: pointers of scope [`PointerScope::Quiesced`] are no longer used, and work on
-    /// them is complete. Returns their buffers. O(buffers).
+    /// them is complete. Returns their buffers. O(log n) for each.
     pub fn end_epoch(&mut self) -> Vec<BufferId> {
-        let quiesced = self.buffers.iter().filter(|(_, buffer)| buffer.exposed.quiesced);
-        let quiesced: Vec<BufferId> = quiesced.map(|(id, _)| id).collect();
+        let quiesced: Vec<BufferId> = std::mem::take(&mut self.quiesced).into_iter().collect();
         for &id in &quiesced {
             self.buffers[id].exposed.quiesced = false;
             self.refresh(id);
@@ -155,12 +157,14 @@ impl Deferrables {
     /// Sets when the next use comes. The next lease resets it.
     pub fn hint(&mut self, buffer: BufferId, hint: Hint) -> Result<(), UnknownBuffer> {
         self.get_mut(buffer)?.hint = hint;
+        self.note_buffer_changed(buffer);
         Ok(())
     }
 
     /// Sets the priority, 0 at first. Buffers of lower priority leave first.
     pub fn set_priority(&mut self, buffer: BufferId, priority: i32) -> Result<(), UnknownBuffer> {
         self.get_mut(buffer)?.priority = priority;
+        self.note_buffer_changed(buffer);
         Ok(())
     }
 }

@@ -93,6 +93,7 @@ impl LeaseRefused {
             LeaseRefused::Busy { .. }
             | LeaseRefused::Settling { .. }
             | LeaseRefused::Full { .. }
+            | LeaseRefused::NoMemory
             | LeaseRefused::OlderWaiters { .. } => true,
             LeaseRefused::Unknown(_) | LeaseRefused::TooLarge { .. } => false,
         }
@@ -101,7 +102,7 @@ impl LeaseRefused {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{BufferId, UnknownBuffer};
+    use super::super::{BufferId, Ticket, UnknownBuffer};
     use super::*;
     use vramp_core::Bytes;
 
@@ -153,7 +154,8 @@ mod tests {
             (LeaseRefused::Busy { held_by: Vec::new() }, true),
             (LeaseRefused::Settling { moves: Vec::new() }, true),
             (LeaseRefused::Full { needed, committed, capacity, held_by: Vec::new() }, true),
-            (LeaseRefused::OlderWaiters { waiting: Vec::new() }, true),
+            (LeaseRefused::NoMemory, true),
+            (LeaseRefused::OlderWaiters { behind: Ticket(1) }, true),
         ] {
             assert_eq!(refused.is_transient(), transient, "{refused}");
         }

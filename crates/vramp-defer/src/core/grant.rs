@@ -2,19 +2,22 @@
 //!
 //! A request is granted at once, or refused with what to wait for; a waiter holds nothing. All
 //! leases together never need more than the capacity. So leases cannot deadlock, unless a caller
-//! takes a second one while it holds a first. `wait_queue.rs` has the order of waiters.
+//! takes a second one while it holds a first. `wait_queue.rs` has the order of waiters, and
+//! `overtake.rs` what a second one may overtake.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use smallvec::SmallVec;
 
 use super::buffer_state::Buffer;
 use super::in_place::SplitRequest;
 use super::piece::{ContentPlace, Piece, PieceMove};
+use super::range::Range;
 use super::uses::latest_by_stream;
+use super::wait_queue::{Blocked, LAST, Place};
 use super::{
     Access, BufferId, BufferLeaseId, Deferrables, Hint, HolderKey, LeaseEndError, LeaseRefused,
-    PieceId, RangeId, Restore, StaleCopy, StreamKey, Ticket, UnknownBuffer, UnknownBufferLease,
+    MoveId, PieceId, RangeId, Restore, StaleCopy, StreamKey, UnknownBuffer, UnknownBufferLease,
     UseToken,
 };
 use vramp_core::Bytes;
@@ -26,6 +29,8 @@ pub(super) struct Lease {
     pub holder: HolderKey,
     /// Buffers that are read in place: nothing of them was restored.
     pub in_place: SmallVec<[BufferId; 2]>,
+    /// Buffers that are overwritten, in order: nothing of them was restored.
+    pub overwritten: SmallVec<[BufferId; 2]>,
 }
 
 /// A request for a lease.
@@ -38,8 +43,17 @@ pub struct LeaseRequest<'a> {
     pub streams: &'a [StreamKey],
     /// Holder of the lease.
     pub holder: HolderKey,
-    /// Place in the queue of a request that waits.
-    pub ticket: Option<Ticket>,
+    /// Other holders whose leases the caller keeps while it waits.
+    pub holding: &'a [HolderKey],
+}
+
+impl LeaseRequest<'_> {
+    /// Returns the holder and the others.
+    pub(super) fn holders(&self) -> SmallVec<[HolderKey; 2]> {
+        let mut all = SmallVec::from_slice(&[self.holder]);
+        all.extend(self.holding.iter().copied().filter(|&other| other != self.holder));
+        all
+    }
 }
 
 /// A lease that was granted.
@@ -113,46 +127,97 @@ impl Deferrables {
         self.lease_in_place(request, &[], now_ns)
     }
 
-    /// Returns why a request cannot be granted now.
+    /// Keeps buffers on the card whose contents are there, as a lease that ends at once: those that were
+    /// chosen to leave stay. O(pieces).
+    ///
+    /// # Errors
+    /// As [`lease`](Deferrables::lease).
+    pub fn keep(&mut self, request: &LeaseRequest<'_>, now_ns: u64) -> Result<(), LeaseRefused> {
+        let buffers = self.by_strongest_access(request.buffers)?;
+        let wanted = self.split_by_place(&buffers, &[]);
+        self.check_lease(&wanted, request)?;
+        self.ranges_of(&buffers).into_iter().for_each(|range| self.cancel_evictions(range));
+        for (id, _) in buffers {
+            self.buffers[id].last_use_ns = now_ns;
+            self.reindex_buffer(id);
+        }
+        Ok(())
+    }
+
+    /// Returns why a request that is not in the queue cannot be granted now.
     pub(super) fn check_lease(
         &mut self,
         wanted: &SplitRequest,
         request: &LeaseRequest<'_>,
     ) -> Result<(), LeaseRefused> {
+        let checked = self.fits(&wanted.come).and_then(|()| {
+            let place = Place { ticket: LAST, holders: &request.holders() };
+            self.check(wanted, &place).map_err(|blocked| self.describe(wanted, blocked))
+        });
+        self.counters.leases_refused += u64::from(checked.is_err());
+        checked
+    }
+
+    /// Returns what a request waits for, in full. O(leases + pieces).
+    pub(super) fn describe(&self, wanted: &SplitRequest, blocked: Blocked) -> LeaseRefused {
         let come = &wanted.come;
-        let refused = self.fits(come).and_then(|()| self.is_free(come));
-        let refused = refused.and_then(|()| self.has_settled(come));
-        let refused = refused.and_then(|()| self.has_room(come));
-        let refused = refused.and_then(|()| self.check_queue(wanted, request));
-        self.counters.leases_refused += u64::from(refused.is_err() && request.ticket.is_none());
-        refused
+        let refused = self.is_free(come).and_then(|()| self.has_settled(come));
+        match (refused.and_then(|()| self.has_room(come)), blocked) {
+            (Err(refused), _) => refused,
+            (Ok(()), Blocked::Older(behind) | Blocked::BehindRoom(behind)) => {
+                LeaseRefused::OlderWaiters { behind }
+            }
+            (Ok(()), _) => LeaseRefused::Settling { moves: Vec::new() },
+        }
     }
 
     pub(super) fn by_strongest_access(
         &self,
         named: &[(BufferId, Access)],
     ) -> Result<SmallVec<[(BufferId, Access); 4]>, UnknownBuffer> {
-        let mut by_strongest_access = BTreeMap::new();
-        for &(buffer, access) in named {
-            self.get(buffer)?;
-            let known = by_strongest_access.entry(buffer).or_insert(access);
-            *known = access.max(*known);
-        }
-        Ok(by_strongest_access.into_iter().collect())
+        let held = |&(buffer, access): &(BufferId, Access)| {
+            self.get(buffer).map(|_| (buffer, access.held()))
+        };
+        let mut all = named.iter().map(held).collect::<Result<SmallVec<[_; 4]>, _>>()?;
+        // The strongest access of a buffer comes first, and stays.
+        all.sort_unstable_by(|one, other| one.0.cmp(&other.0).then(other.1.cmp(&one.1)));
+        all.dedup_by_key(|(buffer, _)| *buffer);
+        Ok(all)
     }
 
-    /// Returns the ranges of the buffers that exist.
-    pub(super) fn ranges_of(&self, buffers: &[(BufferId, Access)]) -> BTreeSet<RangeId> {
-        buffers.iter().filter_map(|&(id, _)| Some(self.buffers.get(id)?.range)).collect()
+    /// Returns the ranges of the buffers that exist, sorted.
+    pub(super) fn ranges_of(&self, buffers: &[(BufferId, Access)]) -> SmallVec<[RangeId; 4]> {
+        let ranges = buffers.iter().filter_map(|&(id, _)| Some(self.buffers.get(id)?.range));
+        let mut ranges: SmallVec<[RangeId; 4]> = ranges.collect();
+        ranges.sort_unstable();
+        ranges.dedup();
+        ranges
     }
 
-    fn fits(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
-        let needed = self.ranges_of(buffers).into_iter().map(|range| self.ranges[range].len).sum();
+    pub(super) fn fits(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
+        let ranges = self.ranges_of(buffers).into_iter();
+        let needed = ranges.map(|range| self.ranges[range].needs()).sum();
         let capacity = self.config.capacity;
         if needed > capacity {
             return Err(LeaseRefused::TooLarge { needed, capacity });
         }
         Ok(())
+    }
+
+    /// Returns a buffer that other leases hold, or that moves: the request waits for it.
+    pub(super) fn unavailable(&self, wanted: &SplitRequest) -> Option<BufferId> {
+        let is_mapping = |id: BufferId| self.ranges[self.buffers[id].range].is_mapping;
+        let found = wanted.come.iter().find(|&&(id, wanted)| {
+            let Buffer { holders, in_place, .. } = &self.buffers[id];
+            // One that holds it exclusively is the only one.
+            let excludes = |held: Access| *in_place > 0 || held.max(wanted) == Access::Exclusive;
+            holders.first().is_some_and(|&(_, held)| excludes(held))
+                || is_mapping(id)
+                || self.unsettled(id, wanted).next().is_some()
+        });
+        // What is read in place has to be mapped there by then.
+        let stay = || wanted.stay.iter().find(|id| is_mapping(**id));
+        found.map(|&(id, _)| id).or_else(|| stay().copied())
     }
 
     fn is_free(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
@@ -164,10 +229,7 @@ impl Deferrables {
     }
 
     /// Returns the leases that exclude a lease on these buffers.
-    pub(super) fn excluding_leases(
-        &self,
-        buffers: &[(BufferId, Access)],
-    ) -> BTreeSet<BufferLeaseId> {
+    fn excluding_leases(&self, buffers: &[(BufferId, Access)]) -> BTreeSet<BufferLeaseId> {
         let holders = |&(buffer, wanted): &(BufferId, Access)| {
             let Buffer { holders, in_place, .. } = &self.buffers[buffer];
             // A buffer that is read in place must not move.
@@ -179,32 +241,43 @@ impl Deferrables {
         buffers.iter().flat_map(holders).collect()
     }
 
+    /// Returns the moves of a buffer that a request waits for.
+    ///
     /// A victim need not settle: it stays. But a writer waits for each copy of it, so that no copy
     /// mixes old and new contents. It can wait for a copy in stream order only if all of that is
     /// queued.
-    fn has_settled(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
-        let of = |&(id, access)| self.pieces_of(id).map(move |piece| (piece, access));
-        let all = buffers.iter().flat_map(of);
-        let in_the_way = all.filter_map(|(id, access)| match self.piece(id).motion? {
-            PieceMove::Restore { id: name, .. } | PieceMove::Push { id: name, .. } => {
-                Some((name, id))
-            }
-            PieceMove::Out { id: name, to: Some(_), queued: None, .. } => {
-                (access == Access::Exclusive).then_some((name, id))
+    fn unsettled(&self, id: BufferId, access: Access) -> impl Iterator<Item = (MoveId, PieceId)> {
+        let moves = move |piece: &Piece| match piece.motion? {
+            PieceMove::Restore { id, .. } | PieceMove::Push { id, .. } => Some(id),
+            PieceMove::Out { id, to: Some(_), queued: None, .. } => {
+                (access == Access::Exclusive).then_some(id)
             }
             PieceMove::Out { .. } => None,
-        });
-        let moves: Vec<_> = in_the_way.collect();
-        if !moves.is_empty() {
+        };
+        let pieces = (0..).zip(&self.buffers[id].pieces);
+        pieces
+            .filter_map(move |(index, piece)| Some((moves(piece)?, PieceId { buffer: id, index })))
+    }
+
+    fn has_settled(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
+        let unsettled = buffers.iter().flat_map(|&(id, access)| self.unsettled(id, access));
+        let moves: Vec<_> = unsettled.collect();
+        let is_mapping =
+            |&(id, _): &(BufferId, Access)| self.ranges[self.buffers[id].range].is_mapping;
+        if !moves.is_empty() || buffers.iter().any(is_mapping) {
             return Err(LeaseRefused::Settling { moves });
         }
         Ok(())
     }
 
-    pub(super) fn has_room(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
+    /// Returns the memory of a set that is not unevictable already.
+    pub(super) fn needed(&self, buffers: &[(BufferId, Access)]) -> Bytes {
         let ranges = self.ranges_of(buffers).into_iter().map(|range| &self.ranges[range]);
-        let needed =
-            ranges.filter(|range| range.unevictable_count == 0).map(|range| range.len).sum();
+        ranges.filter(|range| range.unevictable_count == 0).map(Range::needs).sum()
+    }
+
+    fn has_room(&self, buffers: &[(BufferId, Access)]) -> Result<(), LeaseRefused> {
+        let needed = self.needed(buffers);
         let (committed, capacity) = (self.committed, self.config.capacity);
         if committed + needed > capacity && !needed.is_zero() {
             let held_by = self.leases_with_room().collect();
@@ -215,9 +288,8 @@ impl Deferrables {
 
     /// Returns the leases that occupy memory on the card. One that reads all of its set in place
     /// does not.
-    pub(super) fn leases_with_room(&self) -> impl Iterator<Item = BufferLeaseId> {
-        let has_some = |lease: &Lease| lease.buffers.len() > lease.in_place.len();
-        self.leases.iter().filter(move |(_, lease)| has_some(lease)).map(|(&id, _)| id)
+    fn leases_with_room(&self) -> impl Iterator<Item = BufferLeaseId> {
+        self.leases.iter().filter(|(_, lease)| lease.has_room()).map(|(&id, _)| id)
     }
 
     /// Records the lease. Buffers of `in_place` stay where they are.
@@ -234,6 +306,8 @@ impl Deferrables {
         let mut after = Vec::new();
         let mut restores = Vec::new();
         for &(id, access) in &buffers {
+            let last_stream = &mut self.buffers[id].last_stream;
+            *last_stream = request.streams.last().copied().or(*last_stream);
             if in_place.contains(&id) {
                 after.extend(self.hold_in_place(id, lease, now_ns));
                 continue;
@@ -254,7 +328,7 @@ impl Deferrables {
             }
             self.reindex_buffer(id);
             if restores.len() > restored_before {
-                self.buffers[id].retrieved_ns = Some(now_ns);
+                self.begin_cooldown(id, now_ns);
             }
             self.refresh(id);
         }
@@ -262,7 +336,11 @@ impl Deferrables {
         after.retain(|token| request.streams != [token.stream]);
         let (ranges, stay) = (ranges.into_iter().collect(), in_place.to_vec());
         let (streams, holder) = (request.streams.into(), request.holder);
-        self.leases.insert(lease, Lease { buffers, streams, holder, in_place });
+        self.leases.insert(
+            lease,
+            Lease { buffers, streams, holder, in_place, overwritten: SmallVec::new() },
+        );
+        self.wait_queue.add_lease(lease, holder);
         self.counters.leases += 1;
         GrantedLease { lease, after, restores, ranges, in_place: stay }
     }
@@ -297,6 +375,7 @@ impl Deferrables {
     ) -> Result<Vec<StaleCopy>, LeaseEndError> {
         self.check_end(lease, end)?;
         let ended = self.leases.remove(&lease).expect("it was checked");
+        self.wait_queue.remove_lease(lease, ended.holder);
         let mut stale = Vec::new();
         for (id, access) in ended.buffers {
             let tokens = end.uses.iter().filter(|use_| use_.buffer == id).map(|use_| use_.token);
@@ -305,13 +384,15 @@ impl Deferrables {
             buffer.in_place -= u32::from(ended.in_place.contains(&id));
             buffer.last_use_ns = now_ns;
             if access == Access::Shared {
-                tokens.for_each(|token| buffer.uses.note(token, Access::Shared));
+                tokens.for_each(|token| self.note_use_of(id, token, Access::Shared));
             } else {
                 let tokens: SmallVec<[UseToken; 2]> = tokens.collect();
                 if !tokens.is_empty() {
-                    buffer.uses.replace(tokens.into_iter());
+                    buffer.uses.replace(tokens.iter().copied());
+                    tokens.into_iter().for_each(|token| self.uses.note(token, id));
                 }
-                stale.extend(self.end_writing(id, end.writes));
+                let all = ended.overwritten.binary_search(&id).is_ok();
+                stale.extend(self.end_writing(id, if all { Writes::All } else { end.writes }));
             }
             self.reindex_buffer(id);
             self.refresh(id);
@@ -326,7 +407,9 @@ impl Deferrables {
             found.map(|&(_, access)| access).ok_or(LeaseEndError::OtherBuffer { buffer })
         };
         let lacking = |id: &PieceId| {
-            !held.in_place.contains(&id.buffer) && self.piece(*id).place == ContentPlace::SpillTier
+            !held.in_place.contains(&id.buffer)
+                && held.overwritten.binary_search(&id.buffer).is_err()
+                && self.piece(*id).place == ContentPlace::SpillTier
         };
         let mut pieces = held.buffers.iter().flat_map(|&(buffer, _)| self.pieces_of(buffer));
         if let Some(piece) = pieces.find(lacking) {
@@ -374,13 +457,13 @@ impl Deferrables {
         id: BufferId,
         which: impl Fn(usize) -> bool,
     ) -> Vec<StaleCopy> {
-        for (index, piece) in self.buffers[id].pieces.iter_mut().enumerate() {
+        let buffer = &mut self.buffers[id];
+        for (index, piece) in buffer.pieces.iter_mut().enumerate() {
             if which(index) {
-                debug_assert_ne!(
-                    piece.place,
-                    ContentPlace::SpillTier,
-                    "piece {index} of {id} is not there"
-                );
+                if piece.place == ContentPlace::SpillTier {
+                    // It was overwritten: `check_end` refuses other leases without the piece.
+                    buffer.deferred -= piece.len;
+                }
                 piece.place = ContentPlace::Card;
             }
         }
@@ -398,6 +481,7 @@ impl Deferrables {
         lease: BufferLeaseId,
     ) -> Result<Vec<RangeId>, UnknownBufferLease> {
         let cancelled = self.leases.remove(&lease).ok_or(UnknownBufferLease { lease })?;
+        self.wait_queue.remove_lease(lease, cancelled.holder);
         let mut less = BTreeSet::new();
         for (id, _) in cancelled.buffers {
             let buffer = &mut self.buffers[id];
@@ -425,14 +509,28 @@ impl Deferrables {
         Ok(less.into_iter().collect())
     }
 
-    /// Records that a stream's work up to a point is complete. Returns the buffers without work in
-    /// flight. O(buffers with work).
+    /// Records work that uses a buffer.
+    pub(super) fn note_use_of(&mut self, id: BufferId, token: UseToken, access: Access) {
+        self.buffers[id].uses.note(token, access);
+        self.uses.note(token, id);
+    }
+
+    /// Records that a stream's work up to a point is complete. Returns the buffers that have no work in
+    /// flight since. O(log n) for each use that is complete.
     pub fn complete_use(&mut self, token: UseToken) -> Vec<BufferId> {
-        let in_use: Vec<BufferId> = self.in_use.iter().copied().collect();
-        for &id in &in_use {
-            self.buffers[id].uses.over(token);
+        let mut idle = Vec::new();
+        for id in self.uses.take_over(token) {
+            self.counters.looked_at += 1;
+            let Some(buffer) = self.buffers.get_mut(id) else { continue };
+            if buffer.uses.is_empty() {
+                continue;
+            }
+            buffer.uses.over(token);
+            if buffer.uses.is_empty() {
+                idle.push(id);
+            }
             self.refresh(id);
         }
-        in_use.into_iter().filter(|&id| self.buffers[id].uses.is_empty()).collect()
+        idle
     }
 }

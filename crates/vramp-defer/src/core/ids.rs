@@ -13,6 +13,8 @@ new_key_type! {
     pub struct BufferId;
     /// Id of an address range, of one buffer or of a group. A stale id misses.
     pub struct RangeId;
+    /// Id of a set of groups. A stale id misses.
+    pub struct GroupSetId;
 }
 
 impl BufferId {
@@ -48,6 +50,14 @@ pub struct PieceId {
     pub index: u32,
 }
 
+impl PieceId {
+    /// Returns ids that no other one is before or after.
+    pub(super) fn bounds() -> (PieceId, PieceId) {
+        let first = PieceId { buffer: BufferId::from_number(0), index: 0 };
+        (first, PieceId { buffer: BufferId::from_number(u64::MAX), index: u32::MAX })
+    }
+}
+
 impl fmt::Display for PieceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "piece {} of {}", self.index, self.buffer)
@@ -76,7 +86,7 @@ impl fmt::Display for BufferLeaseId {
 
 /// Place of a request in the wait queue; never reused. The older is the smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub(super) u64);
+pub struct Ticket(pub(crate) u64);
 
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -119,8 +129,23 @@ impl fmt::Display for UseToken {
 pub enum Access {
     /// Reading, together with other readers.
     Shared,
-    /// Writing, alone.
+    /// Writing all of it, alone: what was spilled is not restored. When the lease ends all counts as
+    /// written; if it is cancelled the contents are as before.
+    Overwrite,
+    /// Reading and writing, alone.
     Exclusive,
+}
+
+impl Access {
+    /// Returns true if no other lease may use the buffer meanwhile.
+    pub fn is_exclusive(self) -> bool {
+        self != Access::Shared
+    }
+
+    /// Returns the access that holds the buffer: overwriting excludes others as writing does.
+    pub(super) fn held(self) -> Access {
+        if self.is_exclusive() { Access::Exclusive } else { Access::Shared }
+    }
 }
 
 /// Tiers that contents are spilled to.

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::piece::{ContentPlace, Piece, PieceMove};
 use super::{
     Access, BufferId, BufferLeaseId, Deferrables, GrantedLease, LeaseRefused, LeaseRequest, MoveId,
-    PieceId, PieceState, SpillRoom, SpillTier, StaleCopy, UnknownBuffer, UseToken,
+    PieceId, PieceState, RangeId, SpillRoom, SpillTier, StaleCopy, UnknownBuffer, UseToken,
 };
 
 /// The buffers of a request by where they would be used now, each once.
@@ -30,7 +30,18 @@ impl Deferrables {
     /// The buffer does not exist.
     pub fn set_readable(&mut self, buffer: BufferId) -> Result<(), UnknownBuffer> {
         self.get_mut(buffer)?.readable = true;
+        self.reindex_buffer(buffer);
+        self.note_buffer_changed(buffer);
         Ok(())
+    }
+
+    /// Records that the shell maps host copies at a range's addresses, or that it is done. Leases on
+    /// its buffers wait until then. O(1), and O(tenants) in a group.
+    pub fn set_mapping(&mut self, range: RangeId, is_mapping: bool) {
+        let Some(known) = self.ranges.get_mut(range) else { return };
+        known.is_mapping = is_mapping;
+        let tenants: SmallVec<[BufferId; 4]> = self.tenants(range).collect();
+        tenants.into_iter().for_each(|buffer| self.touch(buffer));
     }
 
     /// Invalidates the host copy of a piece on the card because it cannot be mapped: another one is
@@ -92,7 +103,7 @@ impl Deferrables {
 
     /// Returns true if all of a buffer is readable, part of it is spilled, and no lease uses it on
     /// the card.
-    fn can_read_in_place(&self, id: BufferId) -> bool {
+    pub(super) fn can_read_in_place(&self, id: BufferId) -> bool {
         let Ok(buffer) = self.get(id) else { return false };
         let is_there = |state| match state {
             PieceState::Resident { .. }
@@ -136,6 +147,7 @@ impl Deferrables {
     /// longer leaves.
     pub fn leave_without_copy(&mut self, id: MoveId) -> bool {
         let Some(&piece) = self.moves.get(&id) else { return false };
+        let buffer = piece.buffer;
         let piece = self.piece_mut(piece);
         let (len, has_copy) = (piece.len, piece.copies.any());
         let Some(PieceMove::Out { to, leaving: true, queued: None, .. }) = &mut piece.motion else {
@@ -143,6 +155,7 @@ impl Deferrables {
         };
         let Some(lower) = to.take_if(|_| has_copy) else { return false };
         *self.promised.of(lower) -= len;
+        self.touch(buffer);
         true
     }
 

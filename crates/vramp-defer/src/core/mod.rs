@@ -18,6 +18,7 @@
 //!    settled it is off the card, and [`Deferrables::needed_memory`] returns what of its range still
 //!    needs memory.
 //! 6. When the host is short, [`Deferrables::reclaim_host`] drops copies and pushes others to disk.
+//!    [`Deferrables::demote`] pushes old copies so that new victims find room there.
 //!    When another card needs its memory, [`Deferrables::reclaim_peer`] does so for the copies there.
 //!    When the link is idle, [`Deferrables::clean`] copies out ahead of need.
 //! 7. [`Deferrables::discard`] forgets contents, [`Deferrables::remove`] ends the buffer.
@@ -52,20 +53,36 @@
 //! Deliberately absent: memory, copies, files, streams, locks, threads and clocks. Time is a number
 //! of nanoseconds that the caller passes. One thread at a time calls.
 
+mod adoption;
+mod at_rest;
 mod audit;
+mod audit_lists;
+mod backoff;
+mod behind_room;
+mod budget;
 mod buffer_state;
 mod census;
 mod cost;
 mod cover;
 mod defer_config;
 mod deferrables;
+mod demote;
+mod ending;
+mod evict_one;
 mod expose;
 mod failure;
+mod footprint;
+mod gaps;
 mod grant;
+mod groups;
 mod holds;
+mod hosts;
 mod ids;
 mod in_place;
+mod lists;
 mod moves;
+mod overtake;
+mod overwrite;
 mod peer_reclaim;
 mod peers;
 mod piece;
@@ -75,26 +92,31 @@ mod reclaim;
 mod refusal;
 mod spill_room;
 mod spill_rounds;
+mod status;
 #[cfg(test)]
 mod tests;
+mod use_index;
 mod uses;
 mod victims;
 mod wait_queue;
 
+pub(crate) use backoff::Backoff;
 pub use buffer_state::Hint;
 pub use census::{DeferCensus, DeferCounters};
 pub use cost::{EvictionClass, EvictionCost};
 pub use defer_config::{DeferConfig, DeferConfigError};
 pub use deferrables::{AddedBuffer, Deferrables};
+pub use evict_one::EvictError;
 pub use expose::PointerScope;
 pub(crate) use failure::{Failure, RestoreRetry, StagingRetry};
 pub use grant::{BufferUse, GrantedLease, LeaseEnd, LeaseRequest, Writes, WrittenRange};
 pub use holds::Holds;
 pub use ids::{
-    Access, BufferId, BufferLeaseId, HolderKey, MoveId, PieceId, RangeId, RangeSlice, SpillTier,
-    StreamKey, Ticket, UseToken,
+    Access, BufferId, BufferLeaseId, GroupSetId, HolderKey, MoveId, PieceId, RangeId, RangeSlice,
+    SpillTier, StreamKey, Ticket, UseToken,
 };
 pub use moves::{Abandoned, CopyOut, Push, Restore, Settled, StaleCopy};
+pub use overwrite::overwritten;
 pub use peer_reclaim::PeerDemand;
 pub use peers::{PeerId, PeerTable};
 pub use piece::{Copies, PieceState};
@@ -106,4 +128,5 @@ pub use refusal::{
 };
 pub use spill_room::SpillRoom;
 pub(crate) use spill_rounds::{AfterRound, SpillRounds, allocation_deficit};
+pub use status::{BufferProgress, BufferStatus};
 pub use victims::{Shortfall, SpillDemand, Victim, VictimChoice};

@@ -158,7 +158,7 @@ impl Deferrables {
         if !matches!(self.motion(piece), PieceMove::Restore { .. }) {
             return Err(SettleError::NotARestore { id });
         }
-        self.buffers[piece.buffer].uses.note(token, Access::Exclusive);
+        self.note_use_of(piece.buffer, token, Access::Exclusive);
         self.refresh(piece.buffer);
         Ok(self.settle_restore(piece))
     }
@@ -179,6 +179,7 @@ impl Deferrables {
         if let Some(to) = motion.promised() {
             *self.promised.of(to) -= len;
         }
+        self.touch(piece.buffer);
         Ok(())
     }
 
@@ -217,6 +218,7 @@ impl Deferrables {
         let known = self.get_mut(buffer)?;
         known.uses.note_copies(copies);
         let range = known.range;
+        copies.iter().for_each(|&token| self.uses.note(token, buffer));
         self.refresh(buffer);
         Ok(range)
     }
@@ -231,7 +233,7 @@ impl Deferrables {
         let piece = self.move_of(id)?;
         // A copy that was queued reads the piece, also once no thread waits for it.
         if let PieceMove::Out { queued: Some(token), .. } = self.motion(piece) {
-            self.buffers[piece.buffer].uses.note(token, Access::Shared);
+            self.note_use_of(piece.buffer, token, Access::Shared);
         }
         self.end_move(piece);
         self.refresh(piece.buffer);
@@ -250,6 +252,10 @@ impl Deferrables {
     /// Keeps victims of a range on the card that have not left. A tenant that left alone would free
     /// nothing.
     pub(super) fn cancel_evictions(&mut self, range: super::RangeId) {
+        if self.ranges.get(range).is_none_or(|range| range.leaving == 0) {
+            return;
+        }
+        self.ranges[range].leaving = 0;
         for buffer in self.tenants(range).collect::<Vec<_>>() {
             for piece in &mut self.buffers[buffer].pieces {
                 if let Some(PieceMove::Out { leaving: leaving @ true, .. }) = &mut piece.motion {
@@ -257,6 +263,15 @@ impl Deferrables {
                     self.counters.evictions_cancelled += 1;
                 }
             }
+        }
+    }
+
+    /// Counts a victim of a range that was chosen, or whose move has ended.
+    pub(super) fn count_leaving(&mut self, piece: PieceId, is_leaving: bool, by: i32) {
+        if is_leaving {
+            let range = self.buffers[piece.buffer].range;
+            let leaving = &mut self.ranges[range].leaving;
+            *leaving = leaving.saturating_add_signed(by);
         }
     }
 
@@ -271,11 +286,22 @@ impl Deferrables {
     fn end_move(&mut self, piece: PieceId) -> &mut super::piece::Piece {
         let motion = self.piece_mut(piece).motion.take().expect("the caller found it");
         self.moves.remove(&motion.id());
+        self.count_leaving(piece, motion.is_leaving(), -1);
+        self.note_let_go(piece.buffer);
         if let Some(to) = motion.promised() {
             let len = self.piece(piece).len;
             *self.promised.of(to) -= len;
         }
+        self.touch(piece.buffer);
         self.piece_mut(piece)
+    }
+
+    /// Ends a restore that was not begun. The piece is spilled, and has memory for its lease.
+    pub(super) fn end_restore(&mut self, id: MoveId) {
+        if let Ok(piece) = self.move_of(id) {
+            self.end_move(piece);
+            self.reindex(piece);
+        }
     }
 
     fn settle_restore(&mut self, piece: PieceId) -> Settled {
@@ -283,7 +309,9 @@ impl Deferrables {
         filled.place = ContentPlace::Card;
         let len = filled.len;
         self.reindex(piece);
-        self.buffers[piece.buffer].reads = 0;
+        let buffer = &mut self.buffers[piece.buffer];
+        buffer.reads = 0;
+        buffer.deferred -= len;
         self.counters.restored_bytes += len.count();
         Settled::Restored { piece }
     }
@@ -304,6 +332,7 @@ impl Deferrables {
         let len = left.len;
         if left.place == ContentPlace::Card {
             left.place = ContentPlace::SpillTier;
+            self.buffers[piece.buffer].deferred += len;
             self.counters.spilled_bytes += len.count();
             match to {
                 Some(_) => self.counters.copied_out_bytes += len.count(),

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::{Index, IndexMut};
 
+use super::hosts::HostKey;
 use super::piece::ContentPlace;
 use super::{BufferId, Deferrables, PieceId};
 
@@ -88,22 +89,25 @@ impl Deferrables {
         Some(PeerKey { peer, is_sole, last_use_ns: self.buffers[id.buffer].last_use_ns })
     }
 
-    /// Updates the index after a change of a piece's place or copies. O(log n).
+    /// Updates the indexes and sums after a change of a piece's place or copies. O(log n).
     pub(super) fn reindex(&mut self, id: PieceId) {
-        let (now, before) = (self.peer_key(id), self.piece(id).peer_key);
-        if now == before {
-            return;
+        self.touch(id.buffer);
+        self.note_changed(id);
+        let peer_key = self.peer_key(id);
+        let buffer = &mut self.buffers[id.buffer];
+        let host_key = HostKey::of(&buffer.pieces[id.index as usize], buffer);
+        let piece = &mut buffer.pieces[id.index as usize];
+        move_key(&mut self.peer_copies, id, &mut piece.peer_key, peer_key);
+        move_key(&mut self.host_copies, id, &mut piece.host_key, host_key);
+        let is_clean = piece.place == ContentPlace::Card && piece.copies.any();
+        match (std::mem::replace(&mut piece.is_counted_clean, is_clean), is_clean) {
+            (false, true) => self.clean += piece.len,
+            (true, false) => self.clean -= piece.len,
+            (false, false) | (true, true) => {}
         }
-        if let Some(key) = before {
-            self.peer_copies.remove(&(key, id));
-        }
-        if let Some(key) = now {
-            self.peer_copies.insert((key, id));
-        }
-        self.piece_mut(id).peer_key = now;
     }
 
-    /// Updates the index after a change of a buffer. O(pieces log n).
+    /// Updates the indexes after a change of a buffer. O(pieces log n).
     pub(super) fn reindex_buffer(&mut self, buffer: BufferId) {
         for index in 0..self.buffers[buffer].pieces.len() as u32 {
             self.reindex(PieceId { buffer, index });
@@ -116,8 +120,26 @@ impl Deferrables {
         is_sole: bool,
     ) -> std::ops::RangeInclusive<(PeerKey, PieceId)> {
         let key = |last_use_ns| PeerKey { peer, is_sole, last_use_ns };
-        let first = PieceId { buffer: BufferId::from_number(0), index: 0 };
-        let last = PieceId { buffer: BufferId::from_number(u64::MAX), index: u32::MAX };
+        let (first, last) = PieceId::bounds();
         (key(0), first)..=(key(u64::MAX), last)
+    }
+}
+
+/// Moves a piece within an index from its old key to its new one.
+fn move_key<K: Ord + Copy>(
+    index: &mut BTreeSet<(K, PieceId)>,
+    id: PieceId,
+    key: &mut Option<K>,
+    now: Option<K>,
+) {
+    let before = std::mem::replace(key, now);
+    if before == now {
+        return;
+    }
+    if let Some(before) = before {
+        index.remove(&(before, id));
+    }
+    if let Some(now) = now {
+        index.insert((now, id));
     }
 }

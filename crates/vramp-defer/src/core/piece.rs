@@ -1,5 +1,6 @@
 //! One piece: the state of its contents, and its move.
 
+use super::hosts::HostKey;
 use super::peers::PeerKey;
 use super::{MoveId, PeerId, SpillTier, UseToken};
 use vramp_core::Bytes;
@@ -104,6 +105,11 @@ impl PieceMove {
         }
     }
 
+    /// Returns true for the move of a victim.
+    pub fn is_leaving(self) -> bool {
+        matches!(self, PieceMove::Out { leaving: true, .. })
+    }
+
     /// Returns the tier where the move will take room that it does not have yet.
     pub fn promised(self) -> Option<SpillTier> {
         match self {
@@ -126,12 +132,31 @@ pub(super) struct Piece {
     pub motion: Option<PieceMove>,
     /// Its place in the index of copies on cards.
     pub peer_key: Option<PeerKey>,
+    /// Its place in the index of copies on the host.
+    pub host_key: Option<HostKey>,
+    /// True if it counts in the sum of clean contents.
+    pub is_counted_clean: bool,
+    /// Its last use in the list of what may be copied ahead of need.
+    pub clean_key: Option<u64>,
+    /// It changed since it was listed.
+    pub is_changed: bool,
 }
 
 impl Piece {
     pub fn new(len: Bytes) -> Piece {
         let (place, copies) = (ContentPlace::Empty, Copies::NONE);
-        Piece { len, place, copies, backed: false, motion: None, peer_key: None }
+        Piece {
+            len,
+            place,
+            copies,
+            backed: false,
+            motion: None,
+            peer_key: None,
+            host_key: None,
+            is_counted_clean: false,
+            clean_key: None,
+            is_changed: false,
+        }
     }
 
     /// Returns the token at which a queued copy has read the piece.

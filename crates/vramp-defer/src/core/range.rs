@@ -1,11 +1,13 @@
 //! Address ranges: one buffer's own, or shared by the small buffers of a group.
 //!
 //! A buffer's own range frees memory piece by piece. A group is at most one piece long, and its
-//! memory becomes free only when no tenant needs any. So its tenants leave together.
+//! memory becomes free only when no tenant needs any. So its tenants leave together, and so do the pieces of
+//! an adopted buffer (`adoption.rs`).
 
 use std::collections::BTreeMap;
 
-use super::BufferId;
+use super::gaps::Gaps;
+use super::{BufferId, GroupSetId};
 use vramp_core::Bytes;
 
 /// Alignment of tenants.
@@ -16,12 +18,26 @@ pub(super) struct Range {
     /// A whole number of pages.
     pub len: Bytes,
     pub is_group: bool,
+    /// The contents of its one buffer are in memory that was adopted, not in memory of the pool.
+    pub is_adopted: bool,
     /// By offset.
     pub tenants: BTreeMap<Bytes, Tenant>,
     /// Number of tenants that must stay on the card.
     pub unevictable_count: u32,
+    /// Number of tenants that must stay on the card even without leases.
+    pub kept_count: u32,
     /// Number of pieces with memory.
     pub backed: u32,
+    /// Host copies are being mapped at its addresses.
+    pub is_mapping: bool,
+    /// Number of pieces that were chosen to leave.
+    pub leaving: u32,
+    /// Free stretches of a group.
+    pub gaps: Option<Gaps>,
+    /// The set that a group belongs to.
+    pub set: Option<GroupSetId>,
+    /// Longest gap, as the set lists it.
+    pub listed_gap: Bytes,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -32,30 +48,42 @@ pub(super) struct Tenant {
 }
 
 impl Range {
-    pub fn new(len: Bytes, is_group: bool) -> Range {
-        Range { len, is_group, tenants: BTreeMap::new(), unevictable_count: 0, backed: 0 }
+    /// Returns a range of one buffer.
+    pub fn of_buffer(len: Bytes) -> Range {
+        Range {
+            len,
+            is_group: false,
+            is_adopted: false,
+            tenants: BTreeMap::new(),
+            unevictable_count: 0,
+            kept_count: 0,
+            backed: 0,
+            is_mapping: false,
+            leaving: 0,
+            gaps: None,
+            set: None,
+            listed_gap: Bytes::ZERO,
+        }
     }
 
-    /// Returns the lowest gap of at least `len`. O(tenants).
-    pub fn gap(&self, len: Bytes) -> Option<Bytes> {
-        let mut start = Bytes::ZERO;
-        for (&offset, tenant) in &self.tenants {
-            if len <= offset - start {
-                return Some(start);
-            }
-            start = offset + tenant.len;
-        }
-        (len <= self.len - start).then_some(start)
+    /// Returns true if its memory becomes free only as a whole.
+    pub fn leaves_together(&self) -> bool {
+        self.is_group || self.is_adopted
     }
 
-    pub fn longest_gap(&self) -> Bytes {
-        let mut start = Bytes::ZERO;
-        let mut longest = Bytes::ZERO;
-        for (&offset, tenant) in &self.tenants {
-            longest = longest.max(offset - start);
-            start = offset + tenant.len;
-        }
-        longest.max(self.len - start)
+    /// Returns the memory of the pool that a lease on it needs.
+    pub fn needs(&self) -> Bytes {
+        if self.is_adopted { Bytes::ZERO } else { self.len }
+    }
+
+    /// Returns true if a lease on it takes room, or keeps some that no pin keeps anyway.
+    pub fn takes_room(&self) -> bool {
+        self.kept_count == 0 && !self.needs().is_zero()
+    }
+
+    /// Returns a range for the buffers of a group.
+    pub fn group(len: Bytes, set: Option<GroupSetId>) -> Range {
+        Range { is_group: true, gaps: Some(Gaps::one(len)), set, ..Range::of_buffer(len) }
     }
 }
 

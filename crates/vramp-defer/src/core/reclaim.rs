@@ -1,12 +1,11 @@
 //! Reclaiming host memory: which host copies are dropped, pushed to the disk, or made ahead of
 //! need. `peer_reclaim.rs` does so for other cards.
 
-use super::buffer_state::{Buffer, Hint};
+use super::cover::TRIES;
+use super::hosts::HostCopyUse;
 use super::piece::{ContentPlace, PieceMove};
 use super::spill_room::TierOrder;
-use super::{
-    Copies, CopyOut, Deferrables, PieceId, Push, SpillDemand, SpillRoom, SpillTier, StaleCopy,
-};
+use super::{CopyOut, Deferrables, PieceId, Push, SpillDemand, SpillRoom, SpillTier, StaleCopy};
 use vramp_core::Bytes;
 
 /// Host bytes to reclaim.
@@ -32,58 +31,88 @@ pub struct Reclaim {
 impl Deferrables {
     /// Chooses host copies to drop or to push to the disk, and marks them. In this order: copies of
     /// pieces on the card, the most recently used first, since those leave last; copies of pieces
-    /// that are on the disk as well; then copies that only the host has, the least recently used
+    /// that are elsewhere as well; then copies that only the host has, the least recently used
     /// first, which are pushed unless the buffer is leased; at last copies that are mapped to be
-    /// read in place, but none while it is read. O(n log n) in pieces.
+    /// read in place, but none while it is read. O(log n) for each copy chosen, O(1) for each that
+    /// stays.
     pub fn reclaim_host(&mut self, short: &HostDemand) -> Reclaim {
         let mut choice = Reclaim { missing: short.deficit, ..Reclaim::default() };
-        let mut on_host: Vec<(PieceId, u64)> = self
-            .all_pieces()
-            .filter(|&(id, _)| {
-                let piece = self.piece(id);
-                let is_read =
-                    self.buffers[id.buffer].in_place > 0 && piece.place == ContentPlace::SpillTier;
-                piece.copies.host && piece.motion.is_none() && !is_read
-            })
-            .collect();
-        on_host.sort_by_key(|&(id, last_use_ns)| (last_use_ns, id));
-        let place = |core: &Deferrables, id: PieceId| core.piece(id).place;
-        let resident =
-            on_host.iter().rev().filter(|(id, _)| place(self, *id) == ContentPlace::Card);
-        let spilled = on_host.iter().filter(|(id, _)| place(self, *id) == ContentPlace::SpillTier);
-        let (readable, others): (Vec<PieceId>, Vec<PieceId>) =
-            spilled.map(|&(id, _)| id).partition(|id| self.buffers[id.buffer].readable);
-        let (twice, once): (Vec<PieceId>, Vec<PieceId>) = others.into_iter().partition(|&id| {
-            let Copies { peer, disk, .. } = self.piece(id).copies;
-            peer.is_some() || disk
-        });
-        let needless: Vec<PieceId> = resident.map(|&(id, _)| id).chain(twice).collect();
+        let needless = self.needless_host_copies(short.deficit);
         for id in needless {
-            if choice.missing.is_zero() {
-                return choice;
-            }
             choice.missing = choice.missing.saturating_sub(self.piece(id).len);
             choice.stale.push(self.drop_host_copy(id));
         }
-        let mut disk_room = short.disk_room.saturating_sub(self.promised.disk);
-        for id in once.into_iter().chain(readable) {
+        let disk_room = short.disk_room.saturating_sub(self.promised.disk);
+        for id in self.host_copies_to_move(choice.missing, disk_room) {
             let len = self.piece(id).len;
-            if self.piece(id).copies.disk && !choice.missing.is_zero() {
-                choice.missing = choice.missing.saturating_sub(len);
+            choice.missing = choice.missing.saturating_sub(len);
+            if self.piece(id).copies.disk {
                 choice.stale.push(self.drop_host_copy(id));
                 continue;
             }
-            let leased = !self.buffers[id.buffer].holders.is_empty();
-            if choice.missing.is_zero() || len > disk_room || leased {
-                continue;
-            }
-            disk_room -= len;
-            choice.missing = choice.missing.saturating_sub(len);
             let (from, to) = (SpillTier::Host, SpillTier::Disk);
             let push = self.begin(id, |id| PieceMove::Push { id, from, to });
             choice.pushes.push(Push { id: push, piece: id, len, from, to });
         }
         choice
+    }
+
+    /// Returns copies of contents that are elsewhere too, until they have the bytes.
+    fn needless_host_copies(&mut self, deficit: Bytes) -> Vec<PieceId> {
+        let (mut left, mut looked_at, mut chosen) = (deficit, 0, Vec::new());
+        let on_card = self.host_copies_for(HostCopyUse::OnCard).rev();
+        for id in on_card.chain(self.host_copies_for(HostCopyUse::Elsewhere)) {
+            if left.is_zero() {
+                break;
+            }
+            looked_at += 1;
+            if self.is_at_rest(id) {
+                left = left.saturating_sub(self.piece(id).len);
+                chosen.push(id);
+            }
+        }
+        self.counters.looked_at += looked_at;
+        chosen
+    }
+
+    /// Returns copies that only the host has, and mapped ones, until they have the bytes or the disk is
+    /// full.
+    fn host_copies_to_move(&mut self, deficit: Bytes, mut disk_room: Bytes) -> Vec<PieceId> {
+        let (mut left, mut looked_at) = (deficit, 0);
+        let mut chosen = Vec::new();
+        for kept_for in [HostCopyUse::Sole, HostCopyUse::MappedAndOnDisk, HostCopyUse::Mapped] {
+            let mut lacked = 0;
+            for id in self.host_copies_for(kept_for) {
+                if left.is_zero() || lacked == TRIES {
+                    break;
+                }
+                looked_at += 1;
+                let (piece, buffer) = (self.piece(id), &self.buffers[id.buffer]);
+                let is_dropped = piece.copies.disk;
+                if !self.is_at_rest(id) || !is_dropped && !buffer.holders.is_empty() {
+                    continue;
+                }
+                if !is_dropped && piece.len > disk_room {
+                    lacked += 1;
+                    continue;
+                }
+                if !is_dropped {
+                    disk_room -= piece.len;
+                }
+                left = left.saturating_sub(piece.len);
+                chosen.push(id);
+            }
+        }
+        self.counters.looked_at += looked_at;
+        chosen
+    }
+
+    /// Returns true if a host copy does not move, and is not read in place.
+    fn is_at_rest(&self, id: PieceId) -> bool {
+        let piece = self.piece(id);
+        let is_read =
+            self.buffers[id.buffer].in_place > 0 && piece.place == ContentPlace::SpillTier;
+        piece.motion.is_none() && !is_read
     }
 
     pub(super) fn drop_host_copy(&mut self, id: PieceId) -> StaleCopy {
@@ -96,9 +125,9 @@ impl Deferrables {
 
     /// Returns the host bytes to reclaim before `leaving` bytes leave the card. Clean contents take
     /// no room, and their copies are needed for that. Other cards take what they have room for.
-    /// O(pieces).
+    /// O(cards).
     pub fn host_deficit(&self, leaving: Bytes, room: &SpillRoom) -> Bytes {
-        leaving.saturating_sub(room.of_peers() + room.host + self.census().clean)
+        leaving.saturating_sub(room.of_peers() + room.host + self.clean_bytes())
     }
 
     /// Returns true if more than a part of the capacity is occupied, so that contents should be
@@ -109,24 +138,24 @@ impl Deferrables {
 
     /// Chooses dirty idle contents to copy out ahead of need, and marks them: the least recently
     /// used first, within the budget and the room of `short`, whose deficit has no meaning here. They
-    /// stay on the card; a later spill copies nothing. O(n log n) in pieces.
+    /// stay on the card; a later spill copies nothing. O(log n) for each piece chosen.
     pub fn clean(&mut self, budget: Bytes, short: &SpillDemand, now_ns: u64) -> Vec<CopyOut> {
-        let is_idle = |buffer: &Buffer| {
-            let since = buffer.last_use_ns.saturating_add(self.config.clean_after_ns);
-            let wanted = buffer.hint == Hint::WillNeed;
-            !buffer.stays() && buffer.uses.is_empty() && !wanted && since <= now_ns
-        };
-        let may_go = |&(id, _): &(PieceId, u64)| {
-            let piece = self.piece(id);
-            piece.is_dirty() && piece.motion.is_none() && is_idle(&self.buffers[id.buffer])
-        };
-        let mut dirty: Vec<(PieceId, u64)> = self.all_pieces().filter(may_go).collect();
-        dirty.sort_by_key(|&(id, last_use_ns)| (last_use_ns, id));
+        self.relist();
+        let until =
+            |last_use_ns: u64| last_use_ns.saturating_add(self.config.clean_after_ns) <= now_ns;
+        let mut bytes = Bytes::ZERO;
+        let dirty = self.lists.dirty.iter().take_while(|&&(last_use_ns, _)| until(last_use_ns));
+        let dirty = dirty.map(|&(_, id)| id).take_while(|&id| {
+            bytes += self.piece(id).len;
+            bytes <= budget
+        });
+        let dirty: Vec<PieceId> = dirty.collect();
+        self.counters.looked_at += dirty.len() as u64;
         let mut room = short.room.beside(self.promised);
         let order = TierOrder::by_rate(&room, &short.rates);
         let mut left = budget;
         let mut chosen = Vec::new();
-        for (id, _) in dirty {
+        for id in dirty {
             let len = self.piece(id).len;
             if len > left {
                 break;
@@ -136,14 +165,5 @@ impl Deferrables {
             chosen.push(self.begin_out(id, Some(to), false));
         }
         chosen
-    }
-
-    /// Returns all pieces, and when their buffers were used last.
-    fn all_pieces(&self) -> impl Iterator<Item = (PieceId, u64)> {
-        let of = |(id, buffer): (_, &Buffer)| {
-            let last_use_ns = buffer.last_use_ns;
-            self.pieces_of(id).map(move |piece| (piece, last_use_ns))
-        };
-        self.buffers.iter().flat_map(of)
     }
 }

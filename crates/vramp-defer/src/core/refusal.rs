@@ -121,11 +121,14 @@ pub enum LeaseRefused {
         /// Leases that occupy memory on the card. Empty if only pins and exposures do.
         held_by: Vec<BufferLeaseId>,
     },
+    /// The lease was granted, and the card, its budget or the host had no memory to restore the buffers.
+    #[error("there was no memory for the buffers: try again when some is free")]
+    NoMemory,
     /// Older waiters conflict with this request.
-    #[error("{} older requests wait for the same: try again once they are served", waiting.len())]
+    #[error("an older request ({behind}) waits for the same: try again once it is served")]
     OlderWaiters {
-        /// The conflicting waiters, the oldest first.
-        waiting: Vec<Ticket>,
+        /// The youngest of them: it is served last.
+        behind: Ticket,
     },
 }
 

@@ -77,6 +77,16 @@ impl SpillRoom {
         self.peers.iter().map(|(_, free)| *free).sum()
     }
 
+    /// Takes room for contents that leave the card, on one tier.
+    pub(super) fn take_of(&mut self, out: Outgoing, tier: SpillTier) -> Option<SpillTier> {
+        let is_allowed = out.may_use_peers || !matches!(tier, SpillTier::Peer(_));
+        if !is_allowed || *self.of(tier) < out.len {
+            return None;
+        }
+        *self.of(tier) -= out.len;
+        Some(tier)
+    }
+
     /// Takes room for contents that leave the card, on the first tier that has enough. O(cards).
     pub(super) fn take(&mut self, out: Outgoing, order: &TierOrder) -> Option<SpillTier> {
         let allowed = |tier: &SpillTier| out.may_use_peers || !matches!(tier, SpillTier::Peer(_));

@@ -28,7 +28,7 @@ impl Uses {
     pub fn note(&mut self, token: UseToken, access: Access) {
         let list = match access {
             Access::Shared => &mut self.reads,
-            Access::Exclusive => &mut self.writes,
+            Access::Exclusive | Access::Overwrite => &mut self.writes,
         };
         match list.iter_mut().find(|other| other.stream == token.stream) {
             Some(known) => known.number = known.number.max(token.number),
@@ -64,7 +64,7 @@ impl Uses {
     pub fn before(&self, access: Access) -> Vec<UseToken> {
         match access {
             Access::Shared => self.writes(),
-            Access::Exclusive => self.all(),
+            Access::Exclusive | Access::Overwrite => self.all(),
         }
     }
 }

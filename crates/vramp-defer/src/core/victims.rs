@@ -4,11 +4,9 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::buffer_state::Buffer;
 use super::cost::CostModel;
-use super::cover::cover;
-use super::piece::{ContentPlace, Piece, PieceMove};
-use super::range::Range;
+use super::lists::{BucketKey, Unit};
+use super::piece::PieceMove;
 use super::spill_room::{Outgoing, TierOrder};
 use super::{CopyOut, Deferrables, EvictionCost, PieceId, Rates, SpillRoom};
 use vramp_core::Bytes;
@@ -75,10 +73,11 @@ impl fmt::Display for Shortfall {
 /// A possible victim.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
+    pub unit: Unit,
     pub pieces: SmallVec<[PieceId; 1]>,
     pub frees: Bytes,
     /// Its dirty pieces.
-    dirty: SmallVec<[Outgoing; 1]>,
+    pub dirty: SmallVec<[Outgoing; 1]>,
     pub cost: EvictionCost,
 }
 
@@ -96,32 +95,33 @@ impl Deferrables {
     ///
     /// Idle buffers come first, then those wanted soon, then those in use; within a class lower
     /// priorities first. Among equals the cheapest comes first: the time to write back, plus the
-    /// time to restore times the probability of an early use. O(n log n) in pieces.
+    /// time to restore times the probability of an early use. O(log n) for each victim and for each
+    /// piece that changed since the last choice, and O(members) for each such group.
     pub fn choose(&mut self, short: &SpillDemand, now_ns: u64) -> VictimChoice {
         if short.deficit.is_zero() {
             return VictimChoice::default();
         }
         let short = &SpillDemand { room: short.room.beside(self.promised), ..*short };
         let order = &TierOrder::by_rate(&short.room, &short.rates);
-        let mut shortfall = Shortfall::default();
-        let mut candidates = self.candidates(short, order, now_ns, &mut shortfall);
-        candidates.sort_by(Candidate::before);
-        let cover = cover(&candidates, short.deficit, short.room, order);
+        self.end_cooldowns(now_ns);
+        self.relist();
+        let cover = self.cover(short.deficit, &self.cost_model(short, order, now_ns));
+        self.counters.looked_at += cover.looked_at;
+        let shortfall = Shortfall { no_room: cover.no_room, ..self.lists.staying };
         let (mut room, mut spare) = (short.room, short.room);
-        for &index in &cover.picked {
-            let covered = candidates[index].takes(&mut spare, order);
+        for candidate in &cover.picked {
+            let covered = candidate.takes(&mut spare, order);
             debug_assert!(covered, "the cover took the same room");
         }
         let victims: Vec<Victim> = cover
             .picked
-            .into_iter()
-            .map(|index| self.send(&candidates[index], order, &mut room, &mut spare))
+            .iter()
+            .map(|candidate| self.send(candidate, order, &mut room, &mut spare))
             .collect();
         let frees = victims.iter().map(|victim| victim.frees).sum();
-        shortfall.missing = short.deficit.saturating_sub(frees);
-        shortfall.no_room += cover.no_room;
+        let missing = short.deficit.saturating_sub(frees);
         self.counters.victims += victims.len() as u64;
-        let short = (!shortfall.missing.is_zero()).then_some(shortfall);
+        let short = (!missing.is_zero()).then_some(Shortfall { missing, ..shortfall });
         VictimChoice { victims, frees, short }
     }
 
@@ -164,87 +164,28 @@ impl Deferrables {
         CopyOut { id, piece, at: self.piece_slice(piece), to, copy_after, lend_after }
     }
 
-    /// Returns all possible victims, in any order, and adds what cannot leave to the shortfall.
-    pub(super) fn candidates(
-        &self,
-        short: &SpillDemand,
-        order: &TierOrder,
+    pub(super) fn cost_model<'a>(
+        &'a self,
+        short: &'a SpillDemand,
+        order: &'a TierOrder,
         now_ns: u64,
-        stay: &mut Shortfall,
-    ) -> Vec<Candidate> {
-        let model = CostModel { config: &self.config, rates: &short.rates, now_ns };
-        let below = &(short.room, order);
-        let mut all = Vec::new();
-        for range in self.ranges.values() {
-            let buffers = range.tenants.values().map(|tenant| tenant.buffer);
-            let pieces = buffers.flat_map(|buffer| self.pieces_of(buffer));
-            let backed = pieces.filter(|&id| self.piece(id).backed);
-            if range.is_group {
-                let together: SmallVec<[PieceId; 1]> = backed.collect();
-                all.extend(self.candidate(&model, range, together, below, stay));
-            } else {
-                all.extend(backed.filter_map(|id| {
-                    self.candidate(&model, range, SmallVec::from_elem(id, 1), below, stay)
-                }));
-            }
-        }
-        all
+    ) -> CostModel<'a> {
+        CostModel { config: &self.config, rates: &short.rates, room: short.room, order, now_ns }
     }
 
-    fn candidate(
+    /// Returns a unit of a bucket as a possible victim. O(1), and O(tenants) of a group.
+    pub(super) fn candidate(
         &self,
+        unit: Unit,
+        bucket: &BucketKey,
+        last_use_ns: u64,
         model: &CostModel<'_>,
-        range: &Range,
-        pieces: SmallVec<[PieceId; 1]>,
-        &(room, order): &(SpillRoom, &TierOrder),
-        stay: &mut Shortfall,
-    ) -> Option<Candidate> {
-        let first = *pieces.first()?;
-        let frees = match range.is_group {
-            true => range.len,
-            false => self.config.pages(self.piece(first).len),
-        };
-        let mut tenants = range.tenants.values().map(|tenant| &self.buffers[tenant.buffer]);
-        if let Some(stays) = tenants.find(|buffer| buffer.stays()) {
-            *reason_to_stay(stays, stay) += frees;
-            return None;
-        }
-        if pieces.iter().any(|&id| self.piece(id).motion.is_some()) {
-            stay.moving += frees;
-            return None;
-        }
-        let mut left = room;
-        let mut candidate =
-            Candidate { pieces, frees, dirty: SmallVec::new(), cost: EvictionCost::default() };
-        for (place, id) in candidate.pieces.iter().enumerate() {
-            let piece: &Piece = self.piece(*id);
-            let dirty = piece.is_dirty().then(|| self.outgoing(*id));
-            let to = dirty.and_then(|out| left.take(out, order));
-            if dirty.is_some() && to.is_none() {
-                stay.no_room += frees;
-                return None;
-            }
-            candidate.dirty.extend(dirty);
-            let cost = model.cost(&self.buffers[id.buffer], id.index as usize, to);
-            match place {
-                0 => candidate.cost = cost,
-                _ => candidate.cost.join(cost),
-            }
-        }
-        debug_assert!(
-            candidate.pieces.iter().all(|&id| self.piece(id).place != ContentPlace::SpillTier)
-        );
-        Some(candidate)
-    }
-}
-
-/// Returns the sum in which a buffer that cannot leave is counted.
-fn reason_to_stay<'a>(buffer: &Buffer, stay: &'a mut Shortfall) -> &'a mut Bytes {
-    if !buffer.holders.is_empty() {
-        &mut stay.leased
-    } else if buffer.pins > 0 || buffer.has_pinned_memory {
-        &mut stay.pinned
-    } else {
-        &mut stay.exposed
+    ) -> Candidate {
+        let pieces = self.backed_pieces(unit);
+        let dirty = pieces.iter().filter(|&&id| self.piece(id).is_dirty());
+        let dirty: SmallVec<[Outgoing; 1]> = dirty.map(|&id| self.outgoing(id)).collect();
+        let mut cost = model.cost(bucket, last_use_ns);
+        cost.dirty = dirty.iter().map(|out| out.len).sum();
+        Candidate { unit, pieces, frees: bucket.frees, dirty, cost }
     }
 }

@@ -1,29 +1,47 @@
-//! The wait queue: refused requests in order of arrival.
+//! The wait queue: refused requests in order of arrival, by what each of them waits for.
 //!
 //! 1. A refused request enters the queue ([`Deferrables::enqueue`]). It holds nothing there.
-//! 2. It retries with its ticket after each change. A lease is granted only if no older waiter
-//!    conflicts with it, so a sequence of later requests cannot starve a waiter.
-//! 3. Granted or not, it leaves the queue ([`Deferrables::dequeue`]).
+//! 2. A change that may serve waiters marks them. [`Deferrables::next_to_check`] returns the marked
+//!    ones, the oldest first, and [`Deferrables::recheck`] grants a waiter's lease, or records what
+//!    it waits for now. When `next_to_check` returns `None`, no waiter can be served.
+//! 3. A served request has left the queue. Another one is removed ([`Deferrables::dequeue`]).
 //!
-//! Two requests conflict if
-//! - both name a buffer that one of them writes, or that one uses on the card and the other reads
-//!   in place; or
-//! - the older one lacks room, and the younger one would keep some from it.
+//! Each waiter is recorded under one thing that keeps it from its lease, and only a change of that
+//! thing marks it:
 //!
-//! There is one exception. The holder of a lease that an older waiter needs, directly or through
-//! other waiters, may overtake it: else it would wait for itself. So a thread that takes one lease
-//! after another, and always holds one of them, overtakes others.
+//! | recorded under | because | marked when |
+//! |---|---|---|
+//! | an older waiter | both name a buffer that one of them writes, or that one uses on the card and the other reads in place | the older one leaves the queue |
+//! | a buffer | a lease excludes the waiter, or a move has to settle | the buffer's leases or moves change |
+//! | the room | the card has none for its set | room becomes free |
+//! | pins | there is no room before one is removed | one is |
+//! | an older waiter for room | that one lacks only room, and this one takes some from it or lacks the same | no such waiter is left in front: `behind_room.rs` |
+//! | nothing (stalled) | its lease was granted, and memory for it was lacking | [`Deferrables::retry_stalled`] |
+//!
+//! There is one exception to the order. The holder of a lease that an older waiter needs, directly or
+//! through other waiters, may overtake it: `overtake.rs`.
+//!
+//! Growth: a request looks at waiters for the same buffers, one by one from the youngest until one
+//! conflicts, and at the oldest that lacks room: not at the others. A lease that ends marks the next
+//! waiter for its buffers, or all readers that come next. Room that becomes free marks the oldest that
+//! lacks some, and those that take a part of the same; when it is served, the next ones up to the first
+//! that lacks some. A pin marks all waiters for its buffer, and all that wait for pins.
+//! [`DeferCounters::queue_steps`] counts what is looked at.
 //!
 //! Deliberately absent: deadlines. The caller that gives up leaves the queue.
+//!
+//! [`DeferCounters::queue_steps`]: super::DeferCounters::queue_steps
 
-use std::collections::BTreeSet;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
+use super::behind_room::{BehindRoom, RoomSet};
 use super::in_place::SplitRequest;
 use super::{
-    Access, BufferId, BufferLeaseId, Deferrables, HolderKey, LeaseRefused, LeaseRequest, Ticket,
-    UnknownBuffer,
+    Access, BufferId, BufferLeaseId, Deferrables, GrantedLease, HolderKey, LeaseRefused,
+    LeaseRequest, RangeId, StreamKey, Ticket, UnknownBuffer,
 };
 use vramp_core::Bytes;
 
@@ -34,12 +52,413 @@ pub(super) struct Waiter {
     pub buffers: SmallVec<[(BufferId, Access); 4]>,
     /// Buffers that it reads in place if possible when it is granted.
     pub in_place_allowed: SmallVec<[BufferId; 2]>,
-    pub holder: HolderKey,
+    streams: SmallVec<[StreamKey; 2]>,
+    /// The holder of the lease, and those whose leases the caller keeps while it waits.
+    pub holders: SmallVec<[HolderKey; 2]>,
+    pub blocked: Blocked,
+    /// What it takes of the room, as it was recorded.
+    takes: RoomSet,
+    /// Waiters that are recorded under this one.
+    followers: BTreeSet<Ticket>,
+}
+
+/// What a waiter is recorded under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blocked {
+    /// It was not checked yet.
+    Unchecked,
+    /// An older waiter that names the same buffer.
+    Older(Ticket),
+    /// A buffer that another lease holds, or that moves.
+    Buffer(BufferId),
+    /// An older waiter that lacks room, or another behind it.
+    BehindRoom(Ticket),
+    /// It lacks room. `keeps`: younger ones must not take any. Not if it waits for a pin to be
+    /// removed.
+    Room { keeps: bool },
+    /// Memory was lacking when its lease was restored.
+    Stalled,
+}
+
+/// How a waiter uses one of its buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Class {
+    Exclusive,
+    /// Reads it on the card.
+    OnCard,
+    /// Reads it in place if that is possible.
+    InPlace,
+}
+
+/// The waiters for one buffer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct BufferWaiters {
+    exclusive: BTreeSet<Ticket>,
+    on_card: BTreeSet<Ticket>,
+    in_place: BTreeSet<Ticket>,
+    /// Those that a change of the buffer marks.
+    watching: BTreeSet<Ticket>,
+}
+
+impl BufferWaiters {
+    pub fn of(&self, class: Class) -> &BTreeSet<Ticket> {
+        match class {
+            Class::Exclusive => &self.exclusive,
+            Class::OnCard => &self.on_card,
+            Class::InPlace => &self.in_place,
+        }
+    }
+
+    fn of_mut(&mut self, class: Class) -> &mut BTreeSet<Ticket> {
+        match class {
+            Class::Exclusive => &mut self.exclusive,
+            Class::OnCard => &mut self.on_card,
+            Class::InPlace => &mut self.in_place,
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = Ticket> {
+        self.exclusive.iter().chain(&self.on_card).chain(&self.in_place).copied()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.exclusive.is_empty() && self.on_card.is_empty() && self.in_place.is_empty()
+    }
+}
+
+/// Leases and waiters of one holder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Holder {
+    pub leases: BTreeSet<BufferLeaseId>,
+    waiters: BTreeSet<Ticket>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct WaitQueue {
+    /// The oldest first.
+    pub waiters: BTreeMap<Ticket, Waiter>,
+    /// Buffers with waiters.
+    pub by_buffer: BTreeMap<BufferId, BufferWaiters>,
+    /// Holders with leases or waiters.
+    pub holders: BTreeMap<HolderKey, Holder>,
+    /// Waiters of holders with leases.
+    holding: BTreeSet<Ticket>,
+    /// Waiters that lack room, from which younger ones must not take any. Each takes a part of what the
+    /// one before takes, unless its holder has leases.
+    pub keeping: BTreeSet<Ticket>,
+    /// Waiters that lack room until a pin is removed.
+    pinned: BTreeSet<Ticket>,
+    behind_room: BehindRoom,
+    stalled: BTreeSet<Ticket>,
+    marked: BTreeSet<Ticket>,
+    /// Waiters looked at.
+    pub steps: Cell<u64>,
+}
+
+/// Younger than all.
+pub(super) const LAST: Ticket = Ticket(u64::MAX);
+
+/// The place and the holders of a request that is checked.
+pub(super) struct Place<'a> {
+    pub ticket: Ticket,
+    pub holders: &'a [HolderKey],
+}
+
+impl WaitQueue {
+    pub fn is_empty(&self) -> bool {
+        self.waiters.is_empty()
+    }
+
+    /// Returns the number of entries beside the waiters. Those of holders with leases count.
+    pub fn entries(&self) -> usize {
+        let sets = [&self.holding, &self.keeping, &self.pinned, &self.stalled, &self.marked];
+        let behind = self.behind_room.len();
+        self.by_buffer.len()
+            + self.holders.len()
+            + behind
+            + sets.map(BTreeSet::len).iter().sum::<usize>()
+    }
+
+    /// Counts a waiter that is looked at.
+    pub fn step(&self) {
+        self.steps.set(self.steps.get() + 1);
+    }
+
+    fn insert(&mut self, ticket: Ticket, waiter: Waiter) {
+        for &(buffer, access) in &waiter.buffers {
+            let class = waiter.class(buffer, access);
+            self.by_buffer.entry(buffer).or_default().of_mut(class).insert(ticket);
+        }
+        for &key in &waiter.holders {
+            let holder = self.holders.entry(key).or_default();
+            holder.waiters.insert(ticket);
+            if !holder.leases.is_empty() {
+                self.holding.insert(ticket);
+            }
+        }
+        self.marked.insert(ticket);
+        self.waiters.insert(ticket, waiter);
+    }
+
+    fn remove(&mut self, ticket: Ticket) -> Option<Waiter> {
+        self.record(ticket, Blocked::Unchecked, RoomSet::new());
+        let waiter = self.waiters.remove(&ticket)?;
+        for &(buffer, access) in &waiter.buffers {
+            let Some(on) = self.by_buffer.get_mut(&buffer) else { continue };
+            on.of_mut(waiter.class(buffer, access)).remove(&ticket);
+            if on.is_empty() {
+                self.by_buffer.remove(&buffer);
+            }
+        }
+        for key in &waiter.holders {
+            if let Some(holder) = self.holders.get_mut(key) {
+                holder.waiters.remove(&ticket);
+            }
+            self.forget_if_empty(*key);
+        }
+        self.holding.remove(&ticket);
+        self.marked.remove(&ticket);
+        for follower in &waiter.followers {
+            let follower = self.waiters.get_mut(follower).expect("it is in the queue");
+            follower.blocked = Blocked::Unchecked;
+        }
+        self.marked.extend(&waiter.followers);
+        Some(waiter)
+    }
+
+    /// Records what a waiter waits for, and what it takes of the room.
+    fn record(&mut self, ticket: Ticket, blocked: Blocked, takes: RoomSet) {
+        let Some(waiter) = self.waiters.get_mut(&ticket) else { return };
+        let before = std::mem::replace(&mut waiter.blocked, blocked);
+        if before == blocked && waiter.takes == takes {
+            return;
+        }
+        let took = std::mem::replace(&mut waiter.takes, takes.clone());
+        let buffers: SmallVec<[BufferId; 4]> =
+            waiter.buffers.iter().map(|&(buffer, _)| buffer).collect();
+        let watch = |queue: &mut WaitQueue, buffer: &BufferId, watches: bool| {
+            let Some(on) = queue.by_buffer.get_mut(buffer) else { return };
+            match watches {
+                true => on.watching.insert(ticket),
+                false => on.watching.remove(&ticket),
+            };
+        };
+        match before {
+            Blocked::Unchecked => {}
+            Blocked::Older(older) => {
+                if let Some(older) = self.waiters.get_mut(&older) {
+                    older.followers.remove(&ticket);
+                }
+            }
+            Blocked::Buffer(buffer) => watch(self, &buffer, false),
+            Blocked::BehindRoom(_) => {
+                // The next one with the same set was not checked because of this one.
+                self.marked.extend(self.behind_room.remove(ticket, &took));
+            }
+            Blocked::Room { .. } => {
+                self.pinned.remove(&ticket);
+                buffers.iter().for_each(|buffer| watch(self, buffer, false));
+                if self.keeping.remove(&ticket) {
+                    self.marked.extend(self.keeping.range(ticket..));
+                    match self.keeping.range(..ticket).next_back() {
+                        Some(&older) => self.mark_parts_of(older),
+                        None => self.behind_room.open(),
+                    }
+                }
+            }
+            Blocked::Stalled => {
+                self.stalled.remove(&ticket);
+            }
+        }
+        match blocked {
+            Blocked::Unchecked => {}
+            Blocked::Older(older) => {
+                let older = self.waiters.get_mut(&older).expect("it is in the queue");
+                older.followers.insert(ticket);
+            }
+            Blocked::Buffer(buffer) => watch(self, &buffer, true),
+            Blocked::BehindRoom(_) => self.behind_room.insert(ticket, &takes),
+            Blocked::Room { keeps } => {
+                buffers.iter().for_each(|buffer| watch(self, buffer, true));
+                if !keeps {
+                    self.pinned.insert(ticket);
+                } else {
+                    // Younger ones that keep room may have to wait for this one.
+                    self.marked.extend(self.keeping.range(ticket..));
+                    self.keeping.insert(ticket);
+                    // It waits for every lease on the card from now on.
+                    self.mark_holding();
+                }
+            }
+            Blocked::Stalled => {
+                self.stalled.insert(ticket);
+            }
+        }
+    }
+
+    /// Marks the waiters of holders with leases that wait for older ones: they may overtake now.
+    fn mark_holding(&mut self) {
+        for ticket in &self.holding {
+            let blocked = self.waiters[ticket].blocked;
+            if matches!(blocked, Blocked::Older(_) | Blocked::BehindRoom(_)) {
+                self.marked.insert(*ticket);
+            }
+        }
+    }
+
+    /// Marks the waiters that lack room, and may have some now.
+    pub fn mark_room(&mut self) {
+        self.marked.extend(&self.keeping);
+    }
+
+    /// Marks the waiters that lack room, after pins or the capacity changed, and those of holders with
+    /// leases: an older one may lack room now and wait for these leases, so that they may overtake it.
+    pub fn mark_pinned(&mut self) {
+        self.mark_room();
+        self.marked.extend(&self.pinned);
+        self.mark_holding();
+    }
+
+    /// Marks those behind a waiter that lacks room which take only a part of what it takes.
+    fn mark_parts_of(&mut self, ticket: Ticket) {
+        let takes = &self.waiters[&ticket].takes;
+        let parts = self.behind_room.parts_of(takes, ticket, || self.step());
+        self.marked.extend(parts);
+    }
+
+    /// Ends the checks behind a waiter that lacks room, except for those that take only a part of what
+    /// it takes, or may overtake it.
+    fn stop_behind(&mut self, ticket: Ticket) {
+        if !self.behind_room.is_open() {
+            return;
+        }
+        self.behind_room.close();
+        self.mark_parts_of(ticket);
+        let WaitQueue { marked, holding, behind_room, .. } = self;
+        let holding = holding.range(Ticket(ticket.0 + 1)..).copied();
+        marked.extend(holding.filter(|ticket| behind_room.contains(*ticket)));
+    }
+
+    /// Marks all waiters for a buffer: its pins have changed.
+    pub fn mark_all_for(&mut self, buffer: BufferId) {
+        let Some(on) = self.by_buffer.get(&buffer) else { return };
+        self.marked.extend(on.all());
+    }
+
+    /// Marks the waiters that a change of a buffer may serve.
+    fn mark_buffer(&mut self, buffer: BufferId, is_readable: bool) {
+        let Some(on) = self.by_buffer.get(&buffer) else { return };
+        self.marked.extend(&on.watching);
+        if is_readable {
+            // Whether it can be read in place decides which waiters conflict.
+            self.marked.extend(on.all());
+        }
+    }
+
+    /// Adds a lease to its holder.
+    pub fn add_lease(&mut self, lease: BufferLeaseId, key: HolderKey) {
+        let holder = self.holders.entry(key).or_default();
+        holder.leases.insert(lease);
+        self.holding.extend(&holder.waiters);
+        self.mark_holding();
+    }
+
+    /// Removes a lease from its holder.
+    pub fn remove_lease(&mut self, lease: BufferLeaseId, key: HolderKey) {
+        let Some(holder) = self.holders.get_mut(&key) else { return };
+        holder.leases.remove(&lease);
+        if holder.leases.is_empty() {
+            for ticket in std::mem::take(&mut holder.waiters) {
+                let mut keys = self.waiters[&ticket].holders.iter();
+                let holds = |key| {
+                    self.holders.get(key).is_some_and(|holder: &Holder| !holder.leases.is_empty())
+                };
+                if !keys.any(holds) {
+                    self.holding.remove(&ticket);
+                }
+                // It may no longer overtake.
+                self.marked.insert(ticket);
+                self.holders.entry(key).or_default().waiters.insert(ticket);
+            }
+        }
+        self.forget_if_empty(key);
+    }
+
+    fn forget_if_empty(&mut self, key: HolderKey) {
+        if self.holders.get(&key).is_some_and(|holder| *holder == Holder::default()) {
+            self.holders.remove(&key);
+        }
+    }
+
+    /// Checks the indexes against the waiters, and the holders against the leases.
+    pub fn check_index(
+        &self,
+        leases: impl Iterator<Item = (BufferLeaseId, HolderKey)>,
+    ) -> Result<(), String> {
+        let mut again = WaitQueue::default();
+        leases.for_each(|(lease, key)| again.add_lease(lease, key));
+        for (&ticket, waiter) in &self.waiters {
+            let unchecked = Waiter {
+                blocked: Blocked::Unchecked,
+                followers: BTreeSet::new(),
+                ..waiter.clone()
+            };
+            again.insert(ticket, unchecked);
+        }
+        for (&ticket, waiter) in &self.waiters {
+            again.record(ticket, waiter.blocked, waiter.takes.clone());
+        }
+        let WaitQueue { waiters, by_buffer, holders, holding, keeping, pinned, stalled, .. } = self;
+        let is = |what: &str, same: bool| match same {
+            true => Ok(()),
+            false => Err(format!("the wait queue has other {what} than its waiters say")),
+        };
+        is("waiters", waiters.iter().all(|(t, w)| again.waiters[t].followers == w.followers))?;
+        is("waiters for buffers", *by_buffer == again.by_buffer)?;
+        is("holders", *holders == again.holders)?;
+        is("waiting holders", *holding == again.holding)?;
+        let sets = (&again.keeping, &again.pinned, &again.stalled);
+        is("room", (keeping, pinned, stalled) == sets)?;
+        is("waiters behind others", self.behind_room.is_same(&again.behind_room))
+    }
+
+    /// Returns the oldest marked waiter.
+    fn next(&mut self) -> Option<Ticket> {
+        let behind = self.behind_room.next();
+        let next = [behind, self.marked.first().copied()].into_iter().flatten().min()?;
+        self.marked.remove(&next);
+        if behind == Some(next) {
+            self.behind_room.pass(next);
+        }
+        Some(next)
+    }
+}
+
+impl Waiter {
+    pub fn class(&self, buffer: BufferId, access: Access) -> Class {
+        match access {
+            Access::Exclusive | Access::Overwrite => Class::Exclusive,
+            Access::Shared if self.in_place_allowed.contains(&buffer) => Class::InPlace,
+            Access::Shared => Class::OnCard,
+        }
+    }
+}
+
+/// Returns the classes that one of `class` conflicts with, on a buffer that can be read in place now
+/// or not.
+pub(super) fn conflicting(class: Class, can_read_in_place: bool) -> &'static [Class] {
+    use Class::{Exclusive, InPlace, OnCard};
+    match (class, can_read_in_place) {
+        (Exclusive, _) => &[Exclusive, OnCard, InPlace],
+        (OnCard, true) => &[Exclusive, InPlace],
+        (InPlace, true) => &[Exclusive, OnCard],
+        (OnCard | InPlace, false) => &[Exclusive],
+    }
 }
 
 impl Deferrables {
-    /// Adds a request to the end of the queue. A request that is in the queue keeps its place, and
-    /// now waits for these buffers and what `in_place_allowed` names.
+    /// Adds a request to the queue: at the end, or at the place of a ticket that it had before. It is
+    /// marked, so that the next checks decide about it. O(buffers log queue).
     ///
     /// # Errors
     /// A buffer does not exist.
@@ -47,125 +466,261 @@ impl Deferrables {
         &mut self,
         request: &LeaseRequest<'_>,
         in_place_allowed: &[BufferId],
+        ticket: Option<Ticket>,
     ) -> Result<Ticket, UnknownBuffer> {
         let buffers = self.by_strongest_access(request.buffers)?;
-        let known = request.ticket.filter(|ticket| self.wait_queue.contains_key(ticket));
-        let ticket = known.unwrap_or_else(|| Ticket(self.next()));
-        let waiter =
-            Waiter { buffers, in_place_allowed: in_place_allowed.into(), holder: request.holder };
+        let ticket = ticket.unwrap_or_else(|| Ticket(self.next()));
+        let waiter = Waiter {
+            buffers,
+            in_place_allowed: in_place_allowed.into(),
+            streams: request.streams.into(),
+            holders: request.holders(),
+            blocked: Blocked::Unchecked,
+            takes: RoomSet::new(),
+            followers: BTreeSet::new(),
+        };
+        self.dequeue(ticket);
         self.wait_queue.insert(ticket, waiter);
+        // What its holders' leases keep from others now waits for what it waits for.
+        self.wait_queue.mark_holding();
         Ok(ticket)
     }
 
-    /// Removes a request from the queue, granted or not. Returns false if it was not there.
+    /// Removes a request from the queue. Returns false if it is not there.
     pub fn dequeue(&mut self, ticket: Ticket) -> bool {
-        self.wait_queue.remove(&ticket).is_some()
+        self.wait_queue.remove(ticket).is_some()
     }
 
-    /// Refuses a request with the older waiters that it must not overtake, the oldest first. O(1)
-    /// if the queue is empty, O(queue * pieces) for a holder without leases, at most O(queue^3 *
-    /// pieces).
-    pub(super) fn check_queue(
-        &self,
-        wanted: &SplitRequest,
-        request: &LeaseRequest<'_>,
-    ) -> Result<(), LeaseRefused> {
-        let older = self.older(request.ticket);
-        let in_front = |&(&ticket, waiter): &(&Ticket, &Waiter)| {
-            self.conflict(&self.wanted_by(waiter), wanted)
-                && !self.is_waited_for_by(request.holder, ticket)
-        };
-        let waiting: Vec<Ticket> = older.filter(in_front).map(|(&ticket, _)| ticket).collect();
-        match waiting.is_empty() {
-            true => Ok(()),
-            false => Err(LeaseRefused::OlderWaiters { waiting }),
+    /// Lets a waiter wait until [`retry_stalled`](Deferrables::retry_stalled): its lease was granted
+    /// and ended because memory was lacking, so that no lease stands in its way.
+    pub fn stall(&mut self, ticket: Ticket) {
+        self.wait_queue.record(ticket, Blocked::Stalled, RoomSet::new());
+        self.wait_queue.marked.remove(&ticket);
+    }
+
+    /// Marks the oldest stalled waiter: memory may be free again. The next one is to be marked when
+    /// this one has its memory, or left.
+    pub fn retry_stalled(&mut self) {
+        if let Some(&oldest) = self.wait_queue.stalled.first() {
+            self.wait_queue.record(oldest, Blocked::Unchecked, RoomSet::new());
+            self.wait_queue.marked.insert(oldest);
         }
     }
 
-    fn older(&self, ticket: Option<Ticket>) -> impl Iterator<Item = (&Ticket, &Waiter)> {
-        let end = ticket.unwrap_or(Ticket(u64::MAX));
-        self.wait_queue.range(..end)
+    /// Returns true if a waiter is stalled, or lacks room. Both may end without a call of the planner.
+    pub fn lacks_memory(&self) -> bool {
+        let WaitQueue { stalled, keeping, pinned, .. } = &self.wait_queue;
+        [stalled, keeping, pinned].into_iter().any(|waiters| !waiters.is_empty())
     }
 
-    fn wanted_by(&self, waiter: &Waiter) -> SplitRequest {
+    /// Returns true if waiters are marked.
+    pub fn has_to_check(&self) -> bool {
+        !self.wait_queue.marked.is_empty() || self.wait_queue.behind_room.is_open()
+    }
+
+    /// Returns the oldest marked waiter, for [`recheck`](Deferrables::recheck). `None` if no waiter
+    /// can be served.
+    pub fn next_to_check(&mut self) -> Option<Ticket> {
+        self.wait_queue.next()
+    }
+
+    /// Grants a waiter's lease and removes it from the queue, or returns `None` and records what it
+    /// waits for. `in_place_allowed` is as for [`lease_in_place`](Deferrables::lease_in_place).
+    ///
+    /// # Errors
+    /// A buffer was removed, or the set can never fit. The waiter has left the queue.
+    pub fn recheck(
+        &mut self,
+        ticket: Ticket,
+        in_place_allowed: &[BufferId],
+        now_ns: u64,
+    ) -> Result<Option<GrantedLease>, LeaseRefused> {
+        self.wait_queue.marked.remove(&ticket);
+        self.allow_in_place(ticket, in_place_allowed);
+        let Some(waiter) = self.wait_queue.waiters.get(&ticket) else { return Ok(None) };
+        self.wait_queue.step();
+        let place = Place { ticket, holders: &waiter.holders };
+        let checked = self.by_strongest_access(&waiter.buffers).map_err(LeaseRefused::from);
+        let checked = checked.and_then(|buffers| {
+            let wanted = self.split_by_place(&buffers, in_place_allowed);
+            self.fits(&wanted.come)?;
+            let checked = self.check(&wanted, &place);
+            Ok((checked.map_err(|it| (it, self.taken_by(&wanted))), buffers, wanted.stay))
+        });
+        match checked {
+            Err(refused) => {
+                self.dequeue(ticket);
+                Err(refused)
+            }
+            Ok((Err((blocked, takes)), ..)) => {
+                self.wait_queue.record(ticket, blocked, takes);
+                match blocked {
+                    Blocked::Room { keeps: true } => self.wait_queue.stop_behind(ticket),
+                    Blocked::BehindRoom(older) => self.wait_queue.stop_behind(older),
+                    _ => {}
+                }
+                Ok(None)
+            }
+            Ok((Ok(()), buffers, stay)) => {
+                let waiter = self.wait_queue.remove(ticket).expect("it was found above");
+                let (holder, holding) = waiter.holders.split_first().expect("it has a holder");
+                let (streams, holder) = (&*waiter.streams, *holder);
+                let request = LeaseRequest { buffers: &waiter.buffers, streams, holder, holding };
+                Ok(Some(self.grant(buffers, stay, &request, now_ns)))
+            }
+        }
+    }
+
+    /// Returns why a waiter waits, in full. `None` if it is not in the queue, or stalled.
+    pub fn refusal_of(&self, ticket: Ticket) -> Option<LeaseRefused> {
+        let waiter = self.wait_queue.waiters.get(&ticket)?;
+        if waiter.blocked == Blocked::Stalled {
+            return None;
+        }
+        let wanted = self.wanted_by(waiter);
+        let place = Place { ticket, holders: &waiter.holders };
+        let blocked = self.check(&wanted, &place).err().unwrap_or(waiter.blocked);
+        Some(self.describe(&wanted, blocked))
+    }
+
+    /// Updates which of a waiter's buffers may be read in place.
+    fn allow_in_place(&mut self, ticket: Ticket, in_place_allowed: &[BufferId]) {
+        let Some(waiter) = self.wait_queue.waiters.get_mut(&ticket) else { return };
+        if *waiter.in_place_allowed == *in_place_allowed {
+            return;
+        }
+        let before: SmallVec<[Class; 4]> =
+            waiter.buffers.iter().map(|&(id, access)| waiter.class(id, access)).collect();
+        waiter.in_place_allowed = in_place_allowed.into();
+        let followers = waiter.followers.clone();
+        for (&(id, access), before) in waiter.buffers.iter().zip(before) {
+            let on = self.wait_queue.by_buffer.get_mut(&id).expect("it has this waiter");
+            on.of_mut(before).remove(&ticket);
+            on.of_mut(waiter.class(id, access)).insert(ticket);
+        }
+        // Others may no longer conflict with it.
+        self.wait_queue.marked.extend(followers);
+    }
+
+    /// Marks the waiters that a change of a buffer may serve. O(1) if the queue is empty.
+    pub(super) fn touch(&mut self, buffer: BufferId) {
+        if !self.wait_queue.is_empty() {
+            let is_readable = self.buffers.get(buffer).is_none_or(|buffer| buffer.readable);
+            self.wait_queue.mark_buffer(buffer, is_readable);
+        }
+    }
+
+    /// Returns what keeps a request from its lease: `Ok` if nothing does. Each check looks at little
+    /// of the queue, see the page of this module.
+    pub(super) fn check(&self, wanted: &SplitRequest, place: &Place<'_>) -> Result<(), Blocked> {
+        let mut overtaking = super::overtake::Overtaking::new(self, place.holders);
+        if !self.wait_queue.is_empty()
+            && let Some(older) = self.older_for_a_buffer(wanted, place.ticket, &mut overtaking)
+        {
+            return Err(Blocked::Older(older));
+        }
+        if let Some(buffer) = self.unavailable(wanted) {
+            return Err(Blocked::Buffer(buffer));
+        }
+        if !self.wait_queue.keeping.is_empty()
+            && let Some(older) = self.older_for_room(wanted, place.ticket, &mut overtaking)
+        {
+            return Err(Blocked::BehindRoom(older));
+        }
+        if self.lacks(wanted) {
+            return Err(Blocked::Room { keeps: self.lacks_room(wanted) });
+        }
+        Ok(())
+    }
+
+    /// Returns the youngest older waiter that conflicts over a buffer.
+    fn older_for_a_buffer(
+        &self,
+        wanted: &SplitRequest,
+        ticket: Ticket,
+        overtaking: &mut super::overtake::Overtaking<'_>,
+    ) -> Option<Ticket> {
+        let come = wanted.come.iter().map(|&(id, access)| match access {
+            Access::Exclusive | Access::Overwrite => (id, Class::Exclusive),
+            Access::Shared => (id, Class::OnCard),
+        });
+        let stay = wanted.stay.iter().map(|&id| (id, Class::InPlace));
+        let mut youngest = None;
+        for (id, class) in come.chain(stay) {
+            let Some(on) = self.wait_queue.by_buffer.get(&id) else { continue };
+            for &other in conflicting(class, self.can_read_in_place(id)) {
+                let older = on.of(other).range(..ticket).rev();
+                let mut older = older.take_while(|&&older| Some(older) > youngest);
+                let found = older.find(|&&older| {
+                    self.wait_queue.step();
+                    !overtaking.may_pass(older)
+                });
+                youngest = youngest.max(found.copied());
+            }
+        }
+        youngest
+    }
+
+    /// Returns the youngest older waiter that lacks room, and from which the request would take or
+    /// keep some. Also one that lacks the same: then this one has no room either.
+    fn older_for_room(
+        &self,
+        wanted: &SplitRequest,
+        ticket: Ticket,
+        overtaking: &mut super::overtake::Overtaking<'_>,
+    ) -> Option<Ticket> {
+        let taken = self.taken_by(wanted);
+        if taken.is_empty() {
+            return None;
+        }
+        for &older in self.wait_queue.keeping.range(..ticket).rev() {
+            self.wait_queue.step();
+            let needed = self.taken_by(&self.wanted_by(&self.wait_queue.waiters[&older]));
+            let is_part = taken.iter().all(|range| needed.contains(range));
+            if is_part && taken.len() < needed.len() {
+                if self.wait_queue.holding.contains(&older) {
+                    continue;
+                }
+                // It overtakes none and takes as much, so it conflicts with all that this one would.
+                return None;
+            }
+            if !overtaking.may_pass(older) {
+                return Some(older);
+            }
+        }
+        None
+    }
+
+    /// Returns the ranges of which a request takes the room. What a pin keeps on the card anyway is
+    /// taken from no other.
+    fn taken_by(&self, wanted: &SplitRequest) -> RoomSet {
+        let mut taken = self.ranges_of(&wanted.come);
+        taken.retain(|range| self.ranges[*range].takes_room());
+        taken
+    }
+
+    pub(super) fn wanted_by(&self, waiter: &Waiter) -> SplitRequest {
         self.split_by_place(&waiter.buffers, &waiter.in_place_allowed)
     }
 
-    /// Returns true if the younger request would take, or keep, what the older one waits for.
-    fn conflict(&self, older: &SplitRequest, younger: &SplitRequest) -> bool {
-        let same = |&(buffer, access): &(BufferId, Access)| {
-            let mut others = older.come.iter();
-            others.any(|&(other, held)| other == buffer && access.max(held) == Access::Exclusive)
-        };
-        // No work uses a buffer on the card while it is read in place.
-        let apart = |one: &SplitRequest, other: &SplitRequest| {
-            one.stay.iter().any(|id| other.come.iter().any(|(come, _)| come == id))
-        };
-        if younger.come.iter().any(same) || apart(older, younger) || apart(younger, older) {
-            return true;
-        }
-        if !self.lacks_room(older) {
-            return false;
-        }
-        // What the older one needs too, and what no lease keeps on the card, is not taken from it.
-        let needed = self.ranges_of(&older.come);
-        let mut ranges = self.ranges_of(&younger.come).into_iter();
-        ranges.any(|range| !needed.contains(&range) && !self.is_pinned_or_exposed(range))
+    /// Returns true if the card has no room for a set now.
+    fn lacks(&self, wanted: &SplitRequest) -> bool {
+        let needed = self.needed(&wanted.come);
+        !needed.is_zero() && self.committed + needed > self.config.capacity
     }
 
     /// Returns true if a request waits for room that it can have once leases end. One that waits
     /// for more, for a pin to be removed, holds up no other.
-    fn lacks_room(&self, wanted: &SplitRequest) -> bool {
+    pub(super) fn lacks_room(&self, wanted: &SplitRequest) -> bool {
         let all_there = wanted.come.iter().all(|&(id, _)| self.buffers.contains_key(id));
-        if !all_there || self.has_room(&wanted.come).is_ok() {
+        if !all_there || !self.lacks(wanted) {
             return false;
         }
         let own = self.ranges_of(&wanted.come);
-        let others = self.ranges.keys().filter(|range| !own.contains(range));
-        let kept: Bytes = others
-            .filter(|&range| self.is_pinned_or_exposed(range))
-            .map(|range| self.ranges[range].len)
-            .sum();
-        let needed: Bytes = own.iter().map(|&range| self.ranges[range].len).sum();
-        kept + needed <= self.config.capacity
-    }
-
-    /// Returns true if a range would stay on the card without any lease.
-    fn is_pinned_or_exposed(&self, range: super::RangeId) -> bool {
-        self.tenants(range).any(|id| self.buffers[id].is_pinned_or_exposed())
-    }
-
-    /// Returns true if a waiter cannot be granted before `holder` ends a lease.
-    fn is_waited_for_by(&self, holder: HolderKey, ticket: Ticket) -> bool {
-        if !self.leases.values().any(|lease| lease.holder == holder) {
-            return false;
-        }
-        let mut holders = BTreeSet::new();
-        let mut known = BTreeSet::from([ticket]);
-        let mut open = vec![ticket];
-        while let Some(ticket) = open.pop() {
-            let wanted = self.wanted_by(&self.wait_queue[&ticket]);
-            let leases = self.leases_before(&wanted);
-            holders.extend(leases.iter().map(|lease| self.leases[lease].holder));
-            let in_front = self.older(Some(ticket));
-            let in_front =
-                in_front.filter(|(_, older)| self.conflict(&self.wanted_by(older), &wanted));
-            let waits_too =
-                self.wait_queue.iter().filter(|(_, other)| holders.contains(&other.holder));
-            open.extend(in_front.chain(waits_too).map(|(&t, _)| t).filter(|&t| known.insert(t)));
-        }
-        holders.contains(&holder)
-    }
-
-    /// Returns the leases that must end before a waiter can be granted. What is read in place waits
-    /// for none.
-    fn leases_before(&self, wanted: &SplitRequest) -> BTreeSet<BufferLeaseId> {
-        let there = |&&(id, _): &&(BufferId, Access)| self.buffers.contains_key(id);
-        let there: SmallVec<[_; 4]> = wanted.come.iter().filter(there).copied().collect();
-        let mut leases = self.excluding_leases(&there);
-        if self.lacks_room(wanted) {
-            leases.extend(self.leases_with_room());
-        }
-        leases
+        let own = own.iter().map(|&range: &RangeId| &self.ranges[range]);
+        // What is kept counts once, also if it is named.
+        let more: Bytes =
+            own.filter(|range| range.takes_room()).map(super::range::Range::needs).sum();
+        self.kept + more <= self.config.capacity
     }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::planner::{Access, BufferId, Hint, PieceState};
+use crate::planner::{Access, BufferId, BufferProgress, BufferStatus, Hint, PieceState, SpillTier};
 use vramp_alloc::StreamId;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
-use super::acquire::InPlaceMode;
+use super::buffer_events::BufferChange;
 use super::lease_set::LeaseSet;
+use super::service::Service;
 use super::spill_error::SpillError;
 use super::state::Shared;
 use vramp_tiers::Deadline;
@@ -18,26 +19,56 @@ pub(super) struct Owner {
     pub shared: Arc<Shared>,
     pub id: BufferId,
     range: AddrRange,
+    /// Its contents were in memory of others at first.
+    was_adopted: bool,
+    /// Makes room for the buffer as long as it exists.
+    _service: Arc<Service>,
 }
 
 impl Owner {
-    pub fn new(shared: &Arc<Shared>, id: BufferId, range: AddrRange) -> Owner {
-        Owner { shared: Arc::clone(shared), id, range }
+    pub fn new(service: &Arc<Service>, id: BufferId, range: AddrRange) -> Owner {
+        let shared = Arc::clone(&service.shared);
+        Owner { shared, id, range, was_adopted: false, _service: Arc::clone(service) }
     }
 
+    /// The owner of an adopted buffer, whose own addresses these are.
+    pub fn adopted(service: &Arc<Service>, id: BufferId, range: AddrRange) -> Owner {
+        let mut owner = Owner::new(service, id, range);
+        owner.was_adopted = true;
+        owner
+    }
+
+    /// Returns the buffer's own start.
     pub fn start(&self) -> DeviceAddr {
         self.range.start
+    }
+
+    /// Returns where the contents start under a lease that is held.
+    pub fn leased_start(&self) -> DeviceAddr {
+        self.adopted_memory().map_or(self.range.start, |adopted| adopted.start)
+    }
+
+    /// Returns the memory of others that the contents are in.
+    fn adopted_memory(&self) -> Option<AddrRange> {
+        if !self.was_adopted {
+            return None;
+        }
+        let state = self.shared.lock();
+        let at = state.core.slice(self.id).expect("a buffer lives as long as its handles");
+        state.adopted_memory(at.range)
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        state.orphans.push(self.id);
+        state.core.release_handles(self.id);
         // Work that cannot be queried counts as in flight.
         let _ = state.poll();
+        state.note_freed();
         drop(state);
-        self.shared.notify();
+        // Copies that went made room below the card.
+        self.shared.notify_spillable();
     }
 }
 
@@ -76,8 +107,28 @@ impl DeferrableBuffer {
 
     /// Returns its addresses, which never change. Memory is behind them only under a lease: work
     /// that uses the addresses without one loses the device.
+    ///
+    /// An adopted buffer gets to these addresses when it first comes back to the card. Until then
+    /// [`LeaseSet::address`] returns those that were adopted.
     pub fn addresses(&self) -> AddrRange {
         AddrRange::new(self.owner.start() + self.offset, self.len)
+    }
+
+    /// Returns true while its contents are in memory that was [adopted](super::SpillManager::adopt).
+    /// False from the time on when all of it left the card, and for other buffers.
+    pub fn is_adopted(&self) -> bool {
+        self.owner.adopted_memory().is_some()
+    }
+
+    /// Returns the access that a lease on it gets: to overwrite a part, the rest has to be restored.
+    pub(super) fn granted(&self, access: Access) -> Access {
+        let is_part = self.len != self.owner.range.len;
+        if is_part && access == Access::Overwrite { Access::Exclusive } else { access }
+    }
+
+    /// Returns the offset in the buffer of which it is a view.
+    pub(super) fn offset(&self) -> Bytes {
+        self.offset
     }
 
     /// Returns its id in records and reports.
@@ -108,7 +159,7 @@ impl DeferrableBuffer {
     /// As [`SpillManager::lease`](super::SpillManager::lease).
     pub fn lease(&self, access: Access, stream: StreamId) -> Result<LeaseSet, SpillError> {
         let deadline = Deadline::from(self.owner.shared.config.patience);
-        self.owner.shared.lease(&[(self, access)], &[stream], deadline, InPlaceMode::Never)
+        self.owner.shared.lease(&[(self, access)], &[stream], deadline, false)
     }
 
     /// Allows reading it in place while it is spilled: its copies lie in host memory that is mapped
@@ -136,7 +187,7 @@ impl DeferrableBuffer {
     /// As [`lease`](DeferrableBuffer::lease).
     pub fn read_in_place(&self, stream: StreamId) -> Result<LeaseSet, SpillError> {
         let deadline = Deadline::from(self.owner.shared.config.patience);
-        self.owner.shared.lease_in_place(&[(self, Access::Shared)], &[stream], deadline)
+        self.owner.shared.lease(&[(self, Access::Shared)], &[stream], deadline, true)
     }
 
     /// Returns the state of each piece.
@@ -147,15 +198,23 @@ impl DeferrableBuffer {
     /// Returns true if all its contents are on the card now. Without a lease that may change at
     /// once.
     pub fn is_resident(&self) -> bool {
-        self.states().iter().all(|state| {
-            matches!(
-                state,
-                PieceState::Empty
-                    | PieceState::Resident { .. }
-                    | PieceState::Cleaning { .. }
-                    | PieceState::Leaving { .. }
-            )
-        })
+        !self.status().is_deferred()
+    }
+
+    /// Returns true if contents are below the card only: the next lease restores them.
+    pub fn is_deferred(&self) -> bool {
+        self.status().is_deferred()
+    }
+
+    /// Returns true if a lease holds the buffer. [`status`](DeferrableBuffer::status) says how many.
+    pub fn is_locked(&self) -> bool {
+        self.status().is_locked()
+    }
+
+    /// Returns how much of it is deferred, and how many leases hold it. O(1).
+    pub fn status(&self) -> BufferStatus {
+        let status = self.owner.shared.lock().core.status(self.owner.id);
+        status.expect("a buffer lives as long as its handles")
     }
 
     /// Hints that it is needed soon: others leave first.
@@ -179,16 +238,48 @@ impl DeferrableBuffer {
         set.expect("a buffer lives as long as its handles");
     }
 
-    /// Restores it ahead of need, without a lease. The calling thread does not wait for the copies.
+    /// Restores it ahead of need, without a lease. The calling thread waits neither for work on the
+    /// buffer nor for copies from the host or another card. It waits for contents on the disk, for
+    /// evictions that make room, and for work that reads the buffer in place.
     ///
     /// # Errors
     /// As [`lease`](DeferrableBuffer::lease), but without waiting for other leases.
     pub fn prefetch(&self) -> Result<(), SpillError> {
-        let now = Deadline::from(std::time::Instant::now());
-        let wanted = [(self, Access::Shared)];
-        let lease = self.owner.shared.lease(&wanted, &[], now, InPlaceMode::Never)?;
-        lease.cancel();
-        Ok(())
+        self.owner.shared.prefetch(self)
+    }
+
+    /// Evicts it now: all of it leaves the card, for the fastest tier with room. The members of a group
+    /// leave together. Returns the bytes of the card that became free; zero if it has no memory there.
+    /// Waits for the copies, and for work in flight on it.
+    ///
+    /// # Errors
+    /// A lease, a pin, an exposure or a move holds it; there is no room; a move failed; or a stream
+    /// captures a graph. Contents are whole, on the card or below.
+    pub fn spill(&self) -> Result<Bytes, SpillError> {
+        self.owner.shared.spill_buffer(self.owner.id, None)
+    }
+
+    /// Evicts it as [`spill`](DeferrableBuffer::spill) does, and moves its copies down to `tier`: those
+    /// that lie on faster tiers are moved or dropped. What is on a slower tier already stays there.
+    ///
+    /// # Errors
+    /// As [`spill`](DeferrableBuffer::spill).
+    pub fn spill_to(&self, tier: SpillTier) -> Result<Bytes, SpillError> {
+        self.owner.shared.spill_buffer(self.owner.id, Some(tier))
+    }
+
+    /// Returns the bytes in moves that are in flight.
+    pub fn progress(&self) -> BufferProgress {
+        let progress = self.owner.shared.lock().core.progress(self.owner.id);
+        progress.expect("a buffer lives as long as its handles")
+    }
+
+    /// Returns the stream of the last lease on it; `None` before the first. It may have been
+    /// destroyed since.
+    pub fn last_stream(&self) -> Option<StreamId> {
+        let key = self.owner.shared.lock().core.last_stream(self.owner.id);
+        let key = key.expect("a buffer lives as long as its handles")?;
+        Some(StreamId::new(u32::try_from(key.0).expect("keys of leases are stream ids")))
     }
 
     /// Discards its contents: they are neither copied out nor restored until it is written.
@@ -199,12 +290,17 @@ impl DeferrableBuffer {
         let mut state = self.owner.shared.lock();
         state.poll()?;
         let stale = state.core.discard(self.owner.id)?;
+        state.emit(self.owner.id, BufferChange::Discarded);
         state.drop_copies(&stale);
+        state.note_freed();
+        drop(state);
+        // Copies that went made room below the card, and the memory on it leaves without a copy.
+        self.owner.shared.notify_spillable();
         Ok(())
     }
 
     /// Writes `bytes` at `offset` from the host, and waits until they are there. The buffer is
-    /// restored for that.
+    /// restored for that, unless all of it is written.
     ///
     /// # Errors
     /// As [`lease`](DeferrableBuffer::lease), or the bytes do not fit.
@@ -215,11 +311,13 @@ impl DeferrableBuffer {
             return Ok(());
         }
         let shared = &self.owner.shared;
-        let mut lease = self.lease(Access::Exclusive, shared.stream.id)?;
-        lease.wrote_only(0, offset, len)?;
-        let range = AddrRange::new(self.addresses().start + offset, len);
+        // Before the lease: if there are none, nothing is written.
         let mut host = shared.blocks(len)?;
         host.write(Bytes::ZERO, bytes).expect("as many blocks were asked for");
+        let access = if len == self.len { Access::Overwrite } else { Access::Exclusive };
+        let mut lease = self.lease(access, shared.stream.id)?;
+        lease.wrote_only(0, offset, len)?;
+        let range = AddrRange::new(lease.address(0).start + offset, len);
         let after = vramp_tiers::movers::CopyDependency::Stream(shared.stream.raw);
         let moved = shared.mover.to_device(range, host).after(after).start();
         let moved = moved.map_err(MoveError::from).and_then(|mut transfer| transfer.wait());
@@ -227,8 +325,9 @@ impl DeferrableBuffer {
         shared.keep_unsettled(self.id(), moved)
     }
 
-    /// Reads from `offset` into `into` on the host, after work in flight that writes the buffer. It
-    /// is restored for that.
+    /// Reads from `offset` into `into` on the host, after work in flight that writes the buffer. If
+    /// contents left the card for the host, they are read there, as they are when the call begins; other
+    /// calls go on meanwhile. Else the buffer is restored.
     ///
     /// # Errors
     /// As [`lease`](DeferrableBuffer::lease), or there are not so many bytes.
@@ -239,8 +338,14 @@ impl DeferrableBuffer {
             return Ok(());
         }
         let shared = &self.owner.shared;
+        if self.is_deferred()
+            && let Some(copies) = shared.host_copies(self.id(), self.offset + offset, len)
+        {
+            copies.read(into);
+            return Ok(());
+        }
         let lease = self.lease(Access::Shared, shared.stream.id)?;
-        let range = AddrRange::new(self.addresses().start + offset, len);
+        let range = AddrRange::new(lease.address(0).start + offset, len);
         let host = shared.blocks(len)?;
         let after = vramp_tiers::movers::CopyDependency::Stream(shared.stream.raw);
         let moved = shared.mover.to_host(range, host).after(after).start();
@@ -263,8 +368,11 @@ impl std::fmt::Debug for DeferrableBuffer {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        let unpinned = self.owner.shared.lock().core.unpin(self.owner.id);
+        let mut state = self.owner.shared.lock();
+        let unpinned = state.core.unpin(self.owner.id);
         debug_assert!(unpinned.is_ok(), "a pin is taken off once: {unpinned:?}");
-        self.owner.shared.notify();
+        state.note_freed();
+        drop(state);
+        self.owner.shared.notify_spillable();
     }
 }

@@ -175,6 +175,9 @@ impl Shared {
             };
             let copied = copied.take().expect("a move settles once");
             let freed = state.note_out(out, settled, copied);
+            if matches!(settled, Settled::Spilled { .. }) {
+                state.emit_deferred(out.piece, out.at.len);
+            }
             state.note_rate(out.to, out.at.len, took_ns);
             let what = match settled {
                 Settled::Spilled { .. } => Some(MoveKind::Spilled(out.to)),
@@ -187,7 +190,6 @@ impl Shared {
             }
             state.reap();
             drop(guard);
-            self.notify();
             return Ok(freed);
         }
     }
@@ -220,6 +222,9 @@ impl State {
     }
 
     fn keep_copy(&mut self, piece: PieceId, copied: FinishedCopy) {
+        if let FinishedCopy::None = copied {
+            return;
+        }
         let copies = self.copies.entry(piece).or_default();
         match copied {
             FinishedCopy::None => {}
@@ -233,6 +238,9 @@ impl State {
     /// Counts a copy, and updates the rate by it.
     pub(super) fn note_rate(&mut self, to: Option<SpillTier>, bytes: Bytes, took_ns: u64) {
         let Some(to) = to else { return };
+        if to == SpillTier::Disk {
+            self.disk_gate.succeeded();
+        }
         self.rates.record_out(to, bytes, took_ns);
         let (sum, time) = match to {
             SpillTier::Peer(_) => (&mut self.stats.to_peer_bytes, &mut self.stats.to_peer_ns),

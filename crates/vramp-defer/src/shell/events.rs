@@ -8,8 +8,8 @@
 //! Copies of the mover have no tokens: their transfers wait for them. If such a wait fails, tokens on
 //! the mover's streams stand for the copies ([`Events::note_copies`]).
 //!
-//! Growth: an entry for each use whose work is not known to be over. A stream without entries leaves
-//! its last number, 24 bytes.
+//! Growth: an entry for each use whose work is not known to be over, found in O(log n). A stream without
+//! uses has no entry: numbers are counted over all streams, so that none is used again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -69,13 +69,16 @@ pub(super) struct Events {
     driver: Arc<dyn Driver>,
     /// Streams of the mover.
     copies: [Stream; 4],
+    /// Streams with uses.
     streams: BTreeMap<StreamKey, Open>,
+    /// Number of the last use.
+    last: u64,
     stock: Vec<Event>,
 }
 
 #[derive(Default)]
 struct Open {
-    last: u64,
+    /// In the order of their numbers.
     uses: VecDeque<Use>,
 }
 
@@ -111,7 +114,7 @@ impl Events {
     pub fn new(allocator: &Arc<Allocator>, mover: &Mover) -> Events {
         let (allocator, driver) = (Arc::clone(allocator), Arc::clone(allocator.driver()));
         let copies = mover.copy_streams();
-        Events { allocator, driver, copies, streams: BTreeMap::new(), stock: Vec::new() }
+        Events { allocator, driver, copies, streams: BTreeMap::new(), last: 0, stock: Vec::new() }
     }
 
     /// Returns a token for all that is queued on `stream` by now. At most two driver calls.
@@ -126,10 +129,10 @@ impl Events {
 
     fn note_key(&mut self, stream: StreamKey) -> UseToken {
         let work = self.observe(stream).unwrap_or(Work::Unrecorded);
+        self.last += 1;
         let open = self.streams.entry(stream).or_default();
-        open.last += 1;
-        open.uses.push_back(Use { number: open.last, work });
-        UseToken { stream, number: open.last }
+        open.uses.push_back(Use { number: self.last, work });
+        UseToken { stream, number: self.last }
     }
 
     fn stream_work(&self, stream: StreamKey) -> Option<StreamWork> {
@@ -201,13 +204,16 @@ impl Events {
     pub fn of(&mut self, token: UseToken) -> Result<Option<WorkEvent>, DriverError> {
         self.record_missing(token.stream)?;
         let Some(open) = self.streams.get(&token.stream) else { return Ok(None) };
-        let mut from = open.uses.iter().skip_while(|use_| use_.number < token.number).peekable();
-        if from.peek().is_none_or(|use_| use_.number != token.number) {
-            return Ok(None);
-        }
+        let place = open.uses.binary_search_by_key(&token.number, |use_| use_.number);
+        let Ok(place) = place else { return Ok(None) };
         // Its own event, for a later one would make the waiter wait for later work too; or, if it
         // has none, the next.
-        match from.map(|use_| &use_.work).find(|work| !matches!(work, Work::Unrecorded)) {
+        match open
+            .uses
+            .range(place..)
+            .map(|use_| &use_.work)
+            .find(|work| !matches!(work, Work::Unrecorded))
+        {
             Some(Work::Event(event)) => Ok(Some(event.clone())),
             Some(Work::Over) => Ok(None),
             _ => {
@@ -232,9 +238,10 @@ impl Events {
     /// # Errors
     /// For a stream, none could be recorded.
     pub fn last(&mut self) -> Vec<Result<WorkEvent, DriverError>> {
-        let busy = self.streams.iter().filter(|(_, open)| !open.uses.is_empty());
-        let tokens: Vec<UseToken> =
-            busy.map(|(&stream, open)| UseToken { stream, number: open.last }).collect();
+        let last = |(&stream, open): (&StreamKey, &Open)| {
+            open.uses.back().map(|last| UseToken { stream, number: last.number })
+        };
+        let tokens: Vec<UseToken> = self.streams.iter().filter_map(last).collect();
         let event = |token| self.of(token).transpose();
         tokens.into_iter().filter_map(event).collect()
     }
@@ -246,7 +253,7 @@ impl Events {
     /// up to the first that is not.
     pub fn poll(&mut self) -> (Vec<UseToken>, Result<(), DriverError>) {
         let mut over = Vec::new();
-        if self.streams.values().all(|open| open.uses.is_empty()) {
+        if self.streams.is_empty() {
             return (over, Ok(()));
         }
         let asked = match self.allocator.any_captures() {
@@ -259,8 +266,7 @@ impl Events {
 
     fn ask(&mut self, over: &mut Vec<UseToken>) -> Result<(), DriverError> {
         let mut asked = Ok(());
-        let busy = self.streams.iter().filter(|(_, open)| !open.uses.is_empty());
-        for stream in busy.map(|(&stream, _)| stream).collect::<Vec<_>>() {
+        for stream in self.streams.keys().copied().collect::<Vec<_>>() {
             match self.ask_stream(stream) {
                 Ok(number) => over.extend(number.map(|number| UseToken { stream, number })),
                 // The work of other streams is known all the same. The first error is returned.
@@ -273,7 +279,17 @@ impl Events {
     fn ask_stream(&mut self, stream: StreamKey) -> Result<Option<u64>, DriverError> {
         self.record_missing(stream)?;
         let Events { driver, streams, stock, .. } = self;
-        streams.get_mut(&stream).expect("it is busy").take_over(&**driver, stock)
+        let open = streams.get_mut(&stream).expect("it is busy");
+        let over = open.take_over(&**driver, stock);
+        if open.uses.is_empty() {
+            streams.remove(&stream);
+        }
+        over
+    }
+
+    /// Returns the number of streams with uses, and of uses.
+    pub fn counts(&self) -> [usize; 2] {
+        [self.streams.len(), self.streams.values().map(|open| open.uses.len()).sum()]
     }
 }
 

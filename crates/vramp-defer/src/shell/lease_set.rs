@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::planner::{
-    Access, BufferId, BufferLeaseId, BufferUse, GrantedLease, LeaseEnd, PointerScope, UseToken,
-    Writes, WrittenRange,
+    Access, BufferId, BufferLeaseId, BufferUse, GrantedLease, HolderKey, LeaseEnd, PointerScope,
+    UseToken, Writes, WrittenRange,
 };
 use smallvec::SmallVec;
 use vramp_alloc::{Driver, StreamId, StreamWork};
@@ -12,6 +12,7 @@ use vramp_core::{AddrRange, Bytes};
 
 use super::buffer_handle::{DeferrableBuffer, Owner, Pin};
 use super::events::LeaseStream;
+use super::lease_owner::LeaseOwner;
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
 
@@ -31,15 +32,27 @@ pub struct LeaseSet {
     named: Vec<Named>,
     streams: SmallVec<[LeaseStream; 2]>,
     written: Option<Vec<WrittenRange>>,
+    holder: HolderKey,
     ended: bool,
 }
 
-/// A buffer of the request.
-struct Named {
+/// A buffer of the request. Keeps it alive.
+pub(super) struct Named {
     owner: Arc<Owner>,
+    /// Under the lease.
     range: AddrRange,
+    /// Offset of the view in the buffer.
+    offset: Bytes,
     access: Access,
     in_place: bool,
+}
+
+impl Named {
+    pub fn new(buffer: &DeferrableBuffer, access: Access) -> Named {
+        let owner = Arc::clone(&buffer.owner);
+        let (range, offset) = (buffer.addresses(), buffer.offset());
+        Named { owner, range, offset, access, in_place: false }
+    }
 }
 
 /// Arguments to end a lease.
@@ -65,9 +78,13 @@ impl State {
         let uses: Vec<BufferUse> = buffers.iter().flat_map(of).collect();
         let writes = written.as_deref().map_or(Writes::All, Writes::Only);
         let now_ns = self.events.now_ns();
+        let leased = self.leased_for_events(*lease);
         let ended = self.core.end_lease(*lease, &LeaseEnd { uses: &uses, writes }, now_ns);
         match ended {
-            Ok(stale) => self.drop_copies(&stale),
+            Ok(stale) => {
+                self.emit_unlocked(&leased);
+                self.drop_copies(&stale);
+            }
             // It stays held, so that nothing that is in use moves.
             Err(error) => debug_assert!(false, "a lease that is held ends: {error}"),
         }
@@ -78,23 +95,33 @@ impl LeaseSet {
     pub(super) fn new(
         shared: &Arc<Shared>,
         granted: GrantedLease,
-        wanted: &[(&DeferrableBuffer, Access)],
+        mut named: Vec<Named>,
         streams: SmallVec<[LeaseStream; 2]>,
+        holder: HolderKey,
     ) -> LeaseSet {
-        let GrantedLease { lease, in_place, .. } = granted;
-        let strongest = |id: BufferId| {
-            let same = wanted.iter().filter(|(other, _)| other.owner.id == id);
-            same.map(|(_, access)| *access).max().unwrap_or(Access::Shared)
-        };
-        let name = |buffer: &DeferrableBuffer| Named {
-            owner: Arc::clone(&buffer.owner),
-            range: buffer.addresses(),
-            access: strongest(buffer.owner.id),
-            in_place: in_place.contains(&buffer.owner.id),
-        };
-        let named = wanted.iter().map(|(buffer, _)| name(buffer)).collect();
+        let GrantedLease { lease, mut in_place, .. } = granted;
+        in_place.sort_unstable();
+        // A buffer that is named twice is leased with the stronger access.
+        let mut strongest: SmallVec<[(BufferId, Access); 4]> =
+            named.iter().map(|named| (named.owner.id, named.access)).collect();
+        strongest.sort_unstable_by(|one, other| one.0.cmp(&other.0).then(other.1.cmp(&one.1)));
+        strongest.dedup_by_key(|(id, _)| *id);
+        for named in &mut named {
+            let id = named.owner.id;
+            // Memory that was adopted may have been replaced while the request waited.
+            named.range.start = named.owner.leased_start() + named.offset;
+            named.in_place = in_place.binary_search(&id).is_ok();
+            let place = strongest.binary_search_by_key(&id, |&(known, _)| known);
+            named.access = strongest[place.expect("each name is in the list")].1;
+        }
         let shared = Arc::clone(shared);
-        LeaseSet { shared, lease, named, streams, written: None, ended: false }
+        LeaseSet { shared, lease, named, streams, written: None, holder, ended: false }
+    }
+
+    /// Returns the owner of the lease: for a lease taken without naming one, the thread's that took it, or
+    /// one of its own after [`SpillManager::request`](super::SpillManager::request).
+    pub fn owner(&self) -> LeaseOwner {
+        LeaseOwner { key: self.holder }
     }
 
     /// Returns the addresses of the buffers, in the order of the request; of a view, its part.
@@ -128,16 +155,15 @@ impl LeaseSet {
         offset: Bytes,
         len: Bytes,
     ) -> Result<(), SpillError> {
-        let Named { owner, range, access, .. } = self.named(index)?;
-        if *access != Access::Exclusive {
+        let Named { owner, range, offset: base, access, .. } = self.named(index)?;
+        if !access.is_exclusive() {
             return Err(SpillError::NotWritable { index });
         }
         let whole = range.len;
         if offset.checked_add(len).is_none_or(|end| end > whole) {
             return Err(SpillError::Outside { offset, len, whole });
         }
-        let base = range.start.number() - owner.start().number();
-        let offset = Bytes::new(base) + offset;
+        let offset = *base + offset;
         let written = WrittenRange { buffer: owner.id, offset, len };
         self.written.get_or_insert_default().push(written);
         Ok(())
@@ -190,8 +216,9 @@ impl Drop for LeaseSet {
             let mut state = self.shared.lock();
             state.end_lease(ending);
             state.reap();
+            state.note_freed();
             drop(state);
-            self.shared.notify();
+            self.shared.notify_spillable();
         }
     }
 }
@@ -243,9 +270,12 @@ impl Exposure {
 impl Drop for Exposure {
     fn drop(&mut self) {
         if self.scope == PointerScope::Opaque {
-            let released = self.owner.shared.lock().core.release(self.owner.id);
+            let mut state = self.owner.shared.lock();
+            let released = state.core.release(self.owner.id);
             debug_assert!(released.is_ok(), "an exposure is released once: {released:?}");
-            self.owner.shared.notify();
+            state.note_freed();
+            drop(state);
+            self.owner.shared.notify_spillable();
         }
     }
 }

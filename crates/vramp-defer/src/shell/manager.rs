@@ -1,42 +1,41 @@
 //! The manager of a card's deferrable buffers. It spills them when memory runs short.
 
-use std::sync::{Arc, Weak};
+use std::any::Any;
+use std::sync::Arc;
 
 use crate::planner::{
-    Access, DeferCensus, DeferCounters, PeerId, RangeId, Rates, allocation_deficit,
+    Access, BufferId, BufferStatus, DeferCensus, DeferCounters, GroupSetId, PeerId, Rates,
 };
-use vramp_alloc::observe::Registration;
-use vramp_alloc::{Allocator, Driver, StreamId, StreamWork};
-use vramp_core::{AddrRange, Bytes, Inconsistency, Shortage};
-use vramp_tiers::Priority;
+use vramp_alloc::{Allocator, Driver, StreamId};
+use vramp_core::{AddrRange, Bytes, Inconsistency};
 
-use super::acquire::InPlaceMode;
+use super::adopt::AdoptFailed;
+use super::buffer_events::{BufferChange, EventStream};
 use super::buffer_handle::{DeferrableBuffer, Owner};
-use super::cleaner::Cleaner;
-use super::guests::Guest;
+use super::homes::RangeBacking;
+use super::lease_builder::LeaseBuilder;
 use super::lease_set::LeaseSet;
 use super::peer_copy::PeerPart;
 use super::report::{FailedMove, MoveRecord, SpillStats, Spilled, WaitRecord};
+use super::service::Service;
 use super::spill_config::SpillConfig;
 use super::spill_error::SpillError;
-use super::state::{RangeBacking, Shared};
-use crate::sync::Mutex;
+use super::state::Shared;
+use super::stream_locks::StreamLocks;
 use vramp_tiers::Deadline;
 use vramp_tiers::DiskStore;
 use vramp_tiers::MemorySpace;
 use vramp_tiers::Mover;
-use vramp_tiers::spill::{SpillRequest, SpillerRegistration};
 
 /// The deferrable buffers of one card. [The crate's page](crate) has an example.
 ///
-/// While the manager lives, allocations of its allocator, and reservations in the space that it
-/// charges, spill buffers when memory runs short. It must live as long as its buffers are used.
+/// Allocations of its allocator, and reservations in the space that it charges, spill buffers when
+/// memory runs short. That ends with the last of the manager's clones, buffers and groups.
+#[derive(Clone)]
 pub struct SpillManager {
-    shared: Arc<Shared>,
-    registration: Registration,
-    guests: Vec<Guest>,
-    _spiller: Option<SpillerRegistration>,
-    _cleaner: Option<Cleaner>,
+    pub(super) shared: Arc<Shared>,
+    service: Arc<Service>,
+    pub(super) locks: Arc<StreamLocks>,
 }
 
 /// Parts that a manager is made of.
@@ -60,6 +59,16 @@ impl SpillManager {
     /// # Errors
     /// The configuration is invalid, or the mover is of another device.
     pub fn new(parts: SpillParts, config: SpillConfig) -> Result<SpillManager, SpillError> {
+        SpillManager::keeping(parts, config, None)
+    }
+
+    /// Returns a manager without buffers. What it keeps is dropped after the last of its clones and
+    /// buffers.
+    pub(super) fn keeping(
+        parts: SpillParts,
+        config: SpillConfig,
+        kept: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<SpillManager, SpillError> {
         let SpillParts { allocator, mover, disk, budget, peers } = parts;
         if !Arc::ptr_eq(allocator.driver(), mover.driver()) {
             return Err(SpillError::Settings(
@@ -78,18 +87,9 @@ impl SpillManager {
         let stores = peers.iter().map(|peer| peer.store.clone()).collect();
         let shared = Shared::new(&allocator, mover, disk, budget.clone(), stores, config)?;
         let shared = Arc::new(shared);
-        let guests = peers.iter().map(|peer| Guest::new(&shared, peer)).collect();
-        let weak = Arc::downgrade(&shared);
-        let registration = allocator.on_shortage(move |shortage| answer(&weak, shortage));
-        let spiller = budget.map(|space| {
-            let weak = Arc::downgrade(&shared);
-            space.register_spiller(Priority::default(), move |request: &SpillRequest<'_>| {
-                let Some(shared) = Weak::upgrade(&weak) else { return Bytes::ZERO };
-                shared.spill(request.bytes(), &|| request.left()).freed
-            })
-        });
-        let cleaner = cleaner.map(|how| Cleaner::start(&shared, how));
-        Ok(SpillManager { shared, registration, guests, _spiller: spiller, _cleaner: cleaner })
+        shared.watcher.watch(&shared);
+        let service = Arc::new(Service::start(&shared, budget.as_ref(), &peers, cleaner, kept));
+        Ok(SpillManager { shared, service, locks: Arc::default() })
     }
 
     /// Returns an empty buffer of `len`. It has addresses, and no memory before the first lease.
@@ -106,8 +106,9 @@ impl SpillManager {
                 let range = Arc::new(range);
                 let home = RangeBacking::new(range, false);
                 state.homes.insert(added.at.range, home);
+                state.emit(added.buffer, BufferChange::Created);
                 drop(guard);
-                Ok(DeferrableBuffer::new(Owner::new(&self.shared, added.buffer, addresses)))
+                Ok(DeferrableBuffer::new(Owner::new(&self.service, added.buffer, addresses)))
             }
             Err(error) => {
                 let removed = state.core.remove(added.buffer);
@@ -117,10 +118,64 @@ impl SpillManager {
         }
     }
 
+    /// Makes a buffer of memory that is on the device already: of any allocator, at least one byte. The
+    /// work queued on `stream` writes it. `owner` keeps it allocated; nothing is copied.
+    ///
+    /// Leases use the adopted addresses until all of the buffer has left the card. Then `owner` is
+    /// dropped, without a lock, by the thread that evicted the buffer: perhaps in the middle of an
+    /// allocation. From then on the buffer is restored at its own addresses, and
+    /// [`LeaseSet::address`] says where it is. Its pieces leave together.
+    ///
+    /// Until then the memory is its allocator's: no space is charged for it, and it does not count
+    /// against the capacity of leases.
+    ///
+    /// ```
+    /// # use vramp_defer::{Access, Tiers};
+    /// # use vramp_tiers::Bytes;
+    /// # let tiers = Tiers::from_toml(
+    /// #     "device = 'sim:h200'\n[[gpu]]\nindex = 0\ncapacity = '64MiB'\n\
+    /// #      [[host]]\nindex = 0\ncapacity = '256MiB'",
+    /// # )?;
+    /// # let allocator = std::sync::Arc::clone(tiers.allocator());
+    /// # let stream = tiers.stream();
+    /// struct Owned(std::sync::Arc<vramp_alloc::Allocator>, Option<vramp_alloc::Allocation>);
+    /// impl Drop for Owned {
+    ///     fn drop(&mut self) {
+    ///         let block = self.1.take().expect("it is freed once");
+    ///         let stream = block.stream();
+    ///         let _ = self.0.free(block, stream);
+    ///     }
+    /// }
+    /// let block = allocator.malloc(Bytes::mib(32), stream)?;
+    /// let memory = vramp_alloc::device::AddrRange::new(block.addr(), block.len());
+    /// let owner = Box::new(Owned(allocator, Some(block)));
+    /// let buffer = tiers.manager().adopt(memory, owner, stream)?;
+    /// assert_eq!(buffer.lease(Access::Shared, stream)?.address(0), memory);
+    /// tiers.manager().spill(Bytes::mib(32));
+    /// assert!(!buffer.is_adopted());
+    /// assert_eq!(buffer.lease(Access::Shared, stream)?.address(0), buffer.addresses());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The length is zero, no addresses could be reserved, the stream is unknown or captures a graph, or
+    /// the memory is no allocation of the device, or is a buffer's already. The owner is returned with
+    /// the error.
+    pub fn adopt(
+        &self,
+        memory: AddrRange,
+        owner: Box<dyn Send>,
+        stream: StreamId,
+    ) -> Result<DeferrableBuffer, Box<AdoptFailed>> {
+        self.shared.adopt(&self.service, memory, owner, stream)
+    }
+
     /// Returns a group for small buffers that are used together and have the same lifetime. They
     /// share memory, and leave together.
     pub fn group(&self) -> BufferGroup {
-        BufferGroup { shared: Arc::clone(&self.shared), ranges: Mutex::default() }
+        let set = self.shared.lock().core.add_group_set();
+        let (shared, service) = (Arc::clone(&self.shared), Arc::clone(&self.service));
+        BufferGroup { shared, service, set }
     }
 
     /// Leases all of the buffers, for work on `stream`. Restores them at their addresses; the
@@ -152,7 +207,29 @@ impl SpillManager {
         streams: &[StreamId],
         deadline: impl Into<Deadline>,
     ) -> Result<LeaseSet, SpillError> {
-        self.shared.lease(buffers, streams, deadline.into(), InPlaceMode::Never)
+        self.shared.lease(buffers, streams, deadline.into(), false)
+    }
+
+    /// Returns a request for a lease on all of the buffers, to be completed and then waited for by a
+    /// thread or a task. The lease belongs to no thread.
+    ///
+    /// ```no_run
+    /// # use vramp_defer::{Access, DeferrableBuffer, LeaseOwner, SpillError, SpillManager};
+    /// # async fn task(manager: &SpillManager, a: &DeferrableBuffer, b: &DeferrableBuffer,
+    /// #     stream: vramp_alloc::StreamId) -> Result<(), SpillError> {
+    /// let outer = manager.request(&[(a, Access::Shared)]).stream(stream).await?;
+    /// // The task may be on another thread by now. It keeps the first lease while it waits.
+    /// let both = [(a, Access::Shared), (b, Access::Exclusive)];
+    /// let inner = manager.request(&both).stream(stream).holding(&outer).await?;
+    /// # drop((outer, inner));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn request<'a>(
+        &'a self,
+        buffers: &'a [(&'a DeferrableBuffer, Access)],
+    ) -> LeaseBuilder<'a> {
+        LeaseBuilder::new(&self.shared, buffers)
     }
 
     /// Leases as [`lease`](SpillManager::lease) does, but a buffer that is only read, and was made
@@ -196,10 +273,11 @@ impl SpillManager {
         streams: &[StreamId],
         deadline: impl Into<Deadline>,
     ) -> Result<LeaseSet, SpillError> {
-        self.shared.lease_in_place(buffers, streams, deadline.into())
+        self.shared.lease(buffers, streams, deadline.into(), true)
     }
 
-    /// Leases, launches, waits for `stream`, and ends the lease: for synchronous work.
+    /// Leases, launches, ends the lease, and waits for `stream`: for synchronous work. Locks of the
+    /// stream stay.
     ///
     /// # Errors
     /// As [`lease`](SpillManager::lease); or the work failed.
@@ -210,11 +288,13 @@ impl SpillManager {
         launch: impl FnOnce(&LeaseSet) -> R,
     ) -> Result<R, SpillError> {
         let result = self.lock_and_launch_async(buffers, stream, launch)?;
-        self.sync_and_unlock(stream)?;
+        self.synchronize(stream)?;
+        self.shared.lock().poll()?;
         Ok(result)
     }
 
-    /// Leases, launches, and ends the lease at what was queued on the stream.
+    /// Leases, launches, and ends the lease at what was queued on the stream: the buffers stay where
+    /// they are until that is complete, and no call has to unlock them.
     ///
     /// # Errors
     /// As [`lease`](SpillManager::lease).
@@ -228,36 +308,23 @@ impl SpillManager {
         Ok(launch(&lease))
     }
 
-    /// Waits for `stream`, which may have been destroyed. Leases for work on it have ended then;
-    /// they end without this call too.
-    ///
-    /// # Errors
-    /// The work failed, or the stream is unknown.
-    pub fn sync_and_unlock(&self, stream: StreamId) -> Result<(), SpillError> {
-        let work = self.shared.allocator.stream_work(stream);
-        match work.ok_or_else(|| SpillError::UnknownStream(stream.to_string()))? {
-            StreamWork::Open(raw) => self.shared.driver.synchronize_stream(raw)?,
-            StreamWork::Ended(end) => end.synchronize()?,
-            StreamWork::Over => {}
-        }
-        self.shared.lock().poll()?;
-        Ok(())
-    }
-
     /// Evicts buffers until `bytes` more of the card are free, or none may leave.
     pub fn spill(&self, bytes: Bytes) -> Spilled {
+        self.shared.disk_gate.open();
         self.shared.spill(bytes, &|| bytes)
     }
 
     /// Copies out contents that were not used for long, up to `budget`. They stay on the card, and
     /// leave later without a copy. Returns the number of bytes chosen.
     pub fn clean(&self, budget: Bytes) -> Bytes {
+        self.shared.disk_gate.open();
         self.shared.clean(budget)
     }
 
     /// Reclaims host memory: drops copies that are not needed, and moves others to the disk.
     /// Returns the bytes freed.
     pub fn relieve_host(&self, bytes: Bytes) -> Bytes {
+        self.shared.disk_gate.open();
         self.shared.relieve_host(bytes)
     }
 
@@ -283,13 +350,51 @@ impl SpillManager {
         }
     }
 
+    /// Subscribes to the changes of all buffers' states, with a queue of at most `capacity` events: a
+    /// full one drops its oldest event. Nothing is called back: any thread takes events out.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use vramp_defer::events::BufferChange;
+    /// # use vramp_defer::{Access, Tiers};
+    /// # use vramp_tiers::Bytes;
+    /// # let tiers = Tiers::from_toml(
+    /// #     "device = 'sim:h200'\n[[gpu]]\nindex = 0\ncapacity = '64MiB'\n\
+    /// #      [[host]]\nindex = 0\ncapacity = '256MiB'",
+    /// # )?;
+    /// let events = tiers.manager().events(1024);
+    /// let buffer = tiers.buffer(Bytes::mib(1))?;
+    /// let lease = buffer.lease(Access::Exclusive, tiers.stream())?;
+    /// let second = std::thread::spawn(move || {
+    ///     let created = events.recv(Duration::from_secs(1))?;
+    ///     assert_eq!(created.change, BufferChange::Created);
+    ///     events.recv(Duration::from_secs(1))
+    /// });
+    /// let locked = second.join().expect("it does not panic")?;
+    /// assert_eq!((locked.buffer, locked.change), (buffer.id(), BufferChange::Locked));
+    /// assert_eq!(locked.status.leases, 1);
+    /// # drop(lease);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn events(&self, capacity: usize) -> EventStream {
+        self.shared.lock().subscribers.add(capacity)
+    }
+
+    /// Returns the present state of all buffers, for a subscriber that lost events. O(buffers).
+    pub fn statuses(&self) -> Vec<(BufferId, BufferStatus)> {
+        let state = self.shared.lock();
+        let status = |id| Some((id, state.core.status(id).ok()?));
+        state.core.ids().filter_map(status).collect()
+    }
+
     /// Ends the epoch: pointers exposed until now are no longer used, and work on them is complete.
     pub fn end_epoch(&self) {
         let mut state = self.shared.lock();
         state.core.end_epoch();
         state.reap();
+        state.note_freed();
         drop(state);
-        self.shared.notify();
+        self.shared.notify_spillable();
     }
 
     /// Sums all buffers.
@@ -307,7 +412,8 @@ impl SpillManager {
 
     /// Returns the statistics of transfers and waits since the start.
     pub fn stats(&self) -> SpillStats {
-        self.shared.lock().stats
+        let state = self.shared.lock();
+        SpillStats { woken: state.waiting.woken, ..state.stats }
     }
 
     /// Returns the transfer rates measured on the manager's own copies.
@@ -328,6 +434,18 @@ impl SpillManager {
     /// Returns the last lease requests that waited, the oldest first, with what they waited for.
     pub fn waits(&self) -> Vec<WaitRecord> {
         self.shared.lock().history.waits()
+    }
+
+    /// Returns the number of entries of each table of the manager and its planner, after work that is
+    /// complete was processed. O(entries): for tests that nothing stays.
+    #[doc(hidden)]
+    pub fn footprint(&self) -> Vec<(&'static str, usize)> {
+        let mut state = self.shared.lock();
+        // Work that cannot be queried counts as in flight.
+        let _ = state.poll();
+        let mut tables = state.core.footprint();
+        tables.extend(state.footprint());
+        tables
     }
 
     /// Checks the invariants. O(pieces log pieces).
@@ -357,30 +475,10 @@ impl SpillManager {
         if on_cards != counted {
             return bad(format!("{on_cards} copies on cards, the planner counts {counted}"));
         }
+        state.account.audit(state.core.occupied())?;
         drop(state);
         self.shared.peers.stores().try_for_each(|(_, store)| store.audit())?;
         Ok(())
-    }
-}
-
-/// Spills what an allocation lacks.
-fn answer(shared: &Weak<Shared>, shortage: &Shortage) -> bool {
-    let Some(shared) = shared.upgrade() else { return false };
-    let page = shared.driver.info().limits.page;
-    let deficit = allocation_deficit(shortage, page);
-    // While the next piece is copied, freed memory is remapped to where the block will lie.
-    let left = || {
-        // Only ahead of need: if it fails, the allocation itself reports it.
-        let _ = shared.allocator.assemble(shortage);
-        deficit
-    };
-    !shared.spill(deficit, &left).freed.is_zero()
-}
-
-impl Drop for SpillManager {
-    fn drop(&mut self) {
-        self.guests.clear();
-        self.shared.allocator.unregister(self.registration);
     }
 }
 
@@ -394,56 +492,42 @@ impl std::fmt::Debug for SpillManager {
 /// Small buffers that share memory.
 pub struct BufferGroup {
     shared: Arc<Shared>,
-    ranges: Mutex<Vec<RangeId>>,
+    service: Arc<Service>,
+    set: GroupSetId,
 }
 
 impl BufferGroup {
-    /// Returns a buffer of `len`, at most a piece.
+    /// Returns a buffer of `len`, at most a piece. O(log n) in the buffers of the group, and a
+    /// reservation of addresses where none of its ranges has room.
     ///
     /// # Errors
     /// The length is zero or more than a piece, or no addresses could be reserved.
     pub fn buffer(&self, len: Bytes) -> Result<DeferrableBuffer, SpillError> {
-        let mut ranges = crate::sync::lock(&self.ranges);
         let mut guard = self.shared.lock();
         let state = &mut *guard;
-        ranges.retain(|range| state.homes.contains_key(range));
-        let placed = ranges.iter().find_map(|&range| state.core.add_tenant(range, len).ok());
-        let added = match placed {
+        let added = match state.core.add_member(self.set, len)? {
             Some(added) => added,
             None => {
                 let piece = self.shared.config.piece;
-                let range = state.core.add_group(piece)?;
-                let made = self.shared.allocator.stable_range(piece, piece);
-                let made = made.map_err(SpillError::from).and_then(|addresses| {
-                    let added = state.core.add_tenant(range, len)?;
-                    Ok((addresses, added))
-                });
-                match made {
-                    Ok((addresses, added)) => {
-                        let addresses = Arc::new(addresses);
-                        let home = RangeBacking::new(addresses, true);
-                        state.homes.insert(range, home);
-                        ranges.push(range);
-                        added
-                    }
-                    Err(error) => {
-                        state.core.remove_group(range);
-                        return Err(error);
-                    }
-                }
+                let addresses = self.shared.allocator.stable_range(piece, piece)?;
+                let range = state.core.add_group(piece, Some(self.set))?;
+                state.homes.insert(range, RangeBacking::new(Arc::new(addresses), true));
+                state.core.add_tenant(range, len)?
             }
         };
         let addresses = state.addresses(added.at);
+        state.emit(added.buffer, BufferChange::Created);
         drop(guard);
-        Ok(DeferrableBuffer::new(Owner::new(&self.shared, added.buffer, addresses)))
+        Ok(DeferrableBuffer::new(Owner::new(&self.service, added.buffer, addresses)))
     }
 }
 
 impl Drop for BufferGroup {
     fn drop(&mut self) {
         let mut guard = self.shared.lock();
-        let state = &mut *guard;
-        state.ended_groups.extend(crate::sync::lock(&self.ranges).drain(..));
-        state.reap();
+        for range in guard.core.end_group_set(self.set) {
+            let gone = guard.homes.remove(&range);
+            guard.to_drop.extend(gone.map(|home| Box::new(home) as Box<dyn Send>));
+        }
     }
 }

@@ -5,8 +5,10 @@
 //! 3. It makes the calls after unlocking ([`Shared::map_copies`]), and records their results.
 //!
 //! Until then no other thread maps or unmaps there. Leases wait as for a move in flight
-//! ([`State::is_mapping`]), and so does a push to the disk. A copy that becomes stale meanwhile is
+//! ([`Deferrables::set_mapping`]), and so does a push to the disk. A copy that becomes stale meanwhile is
 //! unmapped afterwards.
+//!
+//! [`Deferrables::set_mapping`]: crate::planner::Deferrables::set_mapping
 
 use std::sync::Arc;
 
@@ -36,6 +38,7 @@ impl Shared {
             let mut state = self.lock();
             failed.into_iter().for_each(|at| state.forget_mapping(range, at));
             state.mapping_now.remove(&range);
+            state.core.set_mapping(range, false);
             state.recycle_copies();
             drop(state);
             // This may be the last reference to the range.
@@ -88,6 +91,7 @@ impl State {
             return None;
         }
         self.mapping_now.insert(range);
+        self.core.set_mapping(range, true);
         Some(PendingMaps { range, home, parts })
     }
 

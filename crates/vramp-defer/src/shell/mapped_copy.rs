@@ -13,9 +13,12 @@
 //! If any of it fails the contents are whole, but cannot be read in place: they are in blocks of
 //! the host, or behind the copy mapping alone.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::planner::{BufferId, CopyOut, PieceId, PieceState, RangeId, Restore, UseToken};
+use crate::planner::{
+    BufferId, CopyOut, Deferrables, PieceId, PieceState, RangeId, Restore, UseToken,
+};
 use vramp_alloc::range::{HostBacking, HostBackingError, StableRange};
 use vramp_alloc::{Driver, DriverError};
 use vramp_core::Bytes;
@@ -23,7 +26,7 @@ use vramp_driver::DeviceCopy;
 
 use super::events::LeaseStream;
 use super::spill_error::SpillError;
-use super::state::{Shared, State};
+use super::state::{Shared, SpilledCopies, State};
 use vramp_tiers::reserve::Charge;
 
 /// Number of spare copies kept for later pieces.
@@ -48,6 +51,18 @@ pub(super) struct InPlacePool {
     retired: Vec<(MappedCopy, Vec<UseToken>)>,
 }
 
+impl InPlacePool {
+    /// Returns the bytes that copies in stock take of the host's space.
+    pub fn charged(&self) -> Bytes {
+        self.stock.iter().map(|mapped| mapped.memory.len()).sum()
+    }
+
+    /// Returns the number of stale copies that work may still read.
+    pub fn retired_count(&self) -> usize {
+        self.retired.len()
+    }
+}
+
 impl Shared {
     /// Lets a buffer be read in place while it is spilled.
     pub(super) fn make_readable(&self, buffer: BufferId) -> Result<(), SpillError> {
@@ -60,6 +75,9 @@ impl Shared {
         let range = state.core.slice(buffer)?.range;
         if state.homes[&range].is_group {
             return Err(SpillError::NotReadable("it shares memory with its group"));
+        }
+        if state.adopted_memory(range).is_some() {
+            return Err(SpillError::NotReadable("its memory was adopted and has not left yet"));
         }
         if state.readable.is_none() {
             let stream = LeaseStream::create(&self.allocator)?;
@@ -151,6 +169,7 @@ impl Shared {
         let token = state.events.note(stream.id);
         let done = state.core.restore_queued(fill.id, token);
         done.expect("a restore that was begun is not settled");
+        state.emit_retrieved(fill);
         let event = state.events.of(token);
         state.stats.from_host_bytes += len.count();
         drop(guard);
@@ -215,18 +234,17 @@ impl State {
 
     /// Returns true if each spilled piece can be read at its address.
     pub fn is_mapped(&self, buffer: BufferId) -> bool {
-        let states = self.core.states(buffer).unwrap_or_default();
-        (0..).zip(states).all(|(index, state)| {
-            let below = self.copies.get(&PieceId { buffer, index });
-            let mapped = below.and_then(|below| below.mapped.as_ref());
-            !matches!(state, PieceState::Spilled { .. })
-                || mapped.is_some_and(|mapped| mapped.mapped_at.is_some())
-        })
+        is_mapped(&self.core, &self.copies, buffer)
     }
 
     /// Records that no copy is mapped there.
     pub fn forget_mapping(&mut self, range: RangeId, at: Bytes) {
-        let current = self.copies.values_mut().filter_map(|below| below.mapped.as_mut());
+        let index = at.whole(self.core.config().piece);
+        let buffer = self.core.tenants(range).next();
+        let piece = buffer.zip(u32::try_from(index).ok());
+        let below =
+            piece.and_then(|(buffer, index)| self.copies.get_mut(&PieceId { buffer, index }));
+        let current = below.and_then(|below| below.mapped.as_mut()).into_iter();
         let retired = self.readable.iter_mut().flat_map(|readable| &mut readable.retired);
         for mapped in current.chain(retired.map(|(mapped, _)| mapped)) {
             if mapped.mapped_at == Some((range, at)) {
@@ -270,4 +288,19 @@ impl State {
             }
         }
     }
+}
+
+/// Returns true if all that is spilled of a buffer is mapped.
+pub(super) fn is_mapped(
+    core: &Deferrables,
+    copies: &BTreeMap<PieceId, SpilledCopies>,
+    buffer: BufferId,
+) -> bool {
+    let states = core.states(buffer).unwrap_or_default();
+    (0..).zip(states).all(|(index, state)| {
+        let below = copies.get(&PieceId { buffer, index });
+        let mapped = below.and_then(|below| below.mapped.as_ref());
+        !matches!(state, PieceState::Spilled { .. })
+            || mapped.is_some_and(|mapped| mapped.mapped_at.is_some())
+    })
 }

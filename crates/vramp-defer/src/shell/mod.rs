@@ -4,7 +4,8 @@
 //! 2. A [`DeferrableBuffer`] has an address for life. Memory is behind it while it is needed.
 //! 3. Each use takes a lease ([`SpillManager::lease`]) on all the buffers of a kernel. What is not
 //!    on the card is restored; the stream waits for that, the host does not. If other leases are in
-//!    the way the request waits in order of arrival (`acquire.rs`, `queued_request.rs`).
+//!    the way the request waits in order of arrival, and the thread that ends the wait hands the lease
+//!    over (`acquire.rs`, `queued_request.rs`, `hand_over.rs`).
 //! 4. Dropping the lease ends it: an event marks when the stream has passed. No device is ever
 //!    synchronized.
 //! 5. When memory is short for an allocation, a lease or a reservation, just enough unused pieces
@@ -26,36 +27,63 @@
 //!
 //! [`PeerStore`]: vramp_tiers::PeerStore
 //!
-//! Deliberately absent: decisions, which are the [`planner`](crate::planner)'s; user callbacks.
+//! Deliberately absent: decisions, which are the [`planner`](crate::planner)'s; user callbacks: changes are
+//! recorded for subscribers, who read them on threads of their own (`buffer_events.rs`).
 
+mod account;
 mod acquire;
+mod adopt;
+mod at_rest;
+mod buffer_events;
 mod buffer_handle;
+mod cancel;
 mod cleaner;
+mod closed_disk;
 mod copy_out;
 mod events;
 mod guests;
+mod hand_over;
+mod homes;
+mod lease_builder;
+mod lease_owner;
 mod lease_set;
 mod manager;
 mod map_copies;
 mod mapped_copy;
+mod pay;
 mod peer_copy;
 mod pinned_memory;
+mod prefetch;
 mod push_copy;
 mod queued_request;
+mod read_copy;
 mod relieve_host;
 mod relieve_peer;
 mod report;
 mod restore;
+mod service;
 mod spill;
 mod spill_config;
 mod spill_error;
+mod spill_one;
 mod staging;
 mod state;
+mod stream_locks;
+mod tiers;
+mod timers;
+mod wait_slot;
+mod watcher;
 
+pub use adopt::AdoptFailed;
+pub use buffer_events::{BufferChange, BufferEvent, EventStream, EventsError};
 pub use buffer_handle::{DeferrableBuffer, Pin};
+pub use lease_builder::{LeaseBuilder, LeaseFuture, RestoreJob};
+pub use lease_owner::LeaseOwner;
 pub use lease_set::{Exposure, LeaseSet};
 pub use manager::{BufferGroup, SpillManager, SpillParts};
 pub use peer_copy::PeerPart;
 pub use report::{FailedMove, MoveKind, MoveRecord, SpillStats, Spilled, WaitRecord};
 pub use spill_config::{CleanerConfig, SpillConfig};
 pub use spill_error::SpillError;
+pub use stream_locks::{LockId, StreamLock};
+pub use tiers::{ObjectTier, Tiers, TiersError, TiersOptions};

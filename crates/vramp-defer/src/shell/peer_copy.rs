@@ -207,6 +207,7 @@ impl Shared {
         let token = state.events.note(stream.id);
         let done = state.core.restore_queued(fill.id, token);
         done.expect("a restore that was begun is not settled");
+        state.emit_retrieved(fill);
         let event = state.events.of(token);
         state.stats.from_peer_bytes += len.count();
         drop(guard);

@@ -8,11 +8,14 @@
 //!    stays. So a pin finds all of a buffer's memory with its contents, or is refused.
 //! 4. The next lease on the card allows pins again.
 //!
-//! Growth: no call while nothing is pinned, else O(log n) for each range, each time memory is short.
+//! Growth: no call while nothing is pinned, else O(log n) for each pinned handle, each time memory is
+//! short.
 //!
 //! [`Allocator::pin_range`]: vramp_alloc::Allocator::pin_range
 
-use crate::planner::{CopyOut, GrantedLease};
+use std::collections::BTreeSet;
+
+use crate::planner::{CopyOut, GrantedLease, RangeId};
 use vramp_alloc::Allocator;
 
 use super::spill_error::SpillError;
@@ -24,12 +27,16 @@ impl State {
         if allocator.pinned().0 == 0 && !self.has_pinned_memory {
             return;
         }
-        self.has_pinned_memory = false;
-        for (&range, home) in &self.homes {
-            let is_pinned = home.range.has_pins();
-            self.core.set_pinned_memory(range, is_pinned);
-            self.has_pinned_memory |= is_pinned;
+        let handles = allocator.pinned_handles().into_iter();
+        let pinned: BTreeSet<RangeId> = handles.filter_map(|at| self.homes.at(at)).collect();
+        for &range in self.pinned_ranges.difference(&pinned) {
+            self.core.set_pinned_memory(range, false);
         }
+        for &range in &pinned {
+            self.core.set_pinned_memory(range, true);
+        }
+        self.has_pinned_memory = !pinned.is_empty();
+        self.pinned_ranges = pinned;
     }
 
     /// Refuses pins of a piece's range from now on.
@@ -43,6 +50,7 @@ impl State {
             return Ok(());
         }
         self.core.set_pinned_memory(out.at.range, true);
+        self.pinned_ranges.insert(out.at.range);
         self.has_pinned_memory = true;
         Err(SpillError::PinnedMemory { buffer: out.piece.buffer })
     }

@@ -10,6 +10,7 @@ use crate::planner::{PieceId, Push, RangeId, SpillTier};
 use vramp_alloc::range::HostBackingError;
 use vramp_core::{AddrRange, Bytes};
 
+use super::buffer_events::BufferChange;
 use super::report::{MoveKind, MoveRecord};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
@@ -20,11 +21,8 @@ impl Shared {
     /// Moves a mapped copy to the disk. Returns the host bytes that this freed; `None` if the
     /// piece's copy is not mapped.
     pub(super) fn push_mapped(&self, push: &Push, store: &Arc<DiskStore>) -> Option<Bytes> {
-        let mut state = self.lock();
         // A mapping in progress was marked before the push was chosen. None begins after it.
-        while state.is_mapping(push.piece.buffer) {
-            state = self.wait_briefly(state);
-        }
+        let state = self.wait_until(|state| !state.is_mapping(push.piece.buffer));
         let mapped = state.copies.get(&push.piece)?.mapped.as_ref()?;
         let from = AddrRange::new(mapped.copy_mapping.range().start, push.len);
         drop(state);
@@ -50,7 +48,7 @@ impl Shared {
                 Bytes::ZERO
             }
         };
-        self.notify();
+        self.retry_stalled();
         Some(freed)
     }
 
@@ -109,6 +107,8 @@ impl State {
         self.note_rate(Some(SpillTier::Disk), push.len, took_ns);
         let (piece, bytes, what) = (push.piece, push.len, MoveKind::Pushed);
         self.history.push(MoveRecord { piece, bytes, what, began_ns, took_ns, cost: None });
+        let Push { from, to, .. } = *push;
+        self.emit(piece.buffer, BufferChange::Moved { from, to, bytes });
     }
 
     /// Drops the mapped copy of a piece. Returns the bytes that frees.

@@ -7,6 +7,7 @@
 use crate::planner::{PeerDemand, PeerId, Push, SpillTier};
 use vramp_core::Bytes;
 
+use super::buffer_events::BufferChange;
 use super::report::{MoveKind, MoveRecord};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
@@ -55,13 +56,13 @@ impl Shared {
         };
         for push in choice.pushes {
             made += self.move_on(&push);
-            self.notify();
+            self.retry_stalled();
         }
         made
     }
 
     /// Moves a copy on. Returns the bytes that this removed from its card.
-    fn move_on(&self, push: &Push) -> Bytes {
+    pub(super) fn move_on(&self, push: &Push) -> Bytes {
         let began_ns = self.driver.now_ns();
         match self.copy_on(push) {
             Ok(moved) => {
@@ -117,5 +118,7 @@ impl State {
         self.stats.moved_on_bytes += push.len.count();
         let (piece, bytes, what) = (push.piece, push.len, MoveKind::MovedOn(push.to));
         self.history.push(MoveRecord { piece, bytes, what, began_ns, took_ns, cost: None });
+        let Push { from, to, .. } = *push;
+        self.emit(piece.buffer, BufferChange::Moved { from, to, bytes });
     }
 }

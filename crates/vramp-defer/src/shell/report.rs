@@ -43,11 +43,18 @@ pub struct SpillStats {
     pub promotions: u64,
     /// Lease requests that waited.
     pub waits: u64,
+    /// Waiters that were woken: one for each that was served, can never be, or is a future whose
+    /// deadline passed.
+    pub woken: u64,
+    /// Looks at memory that becomes free outside the manager, while a waiter lacks some.
+    pub looks: u64,
     /// Nanoseconds that they waited.
     pub waited_ns: u64,
     /// Moves that failed with an error; [`SpillManager::failures`](super::SpillManager::failures)
     /// returns the last ones. Their contents stayed where they were.
     pub failures: u64,
+    /// Times that the disk got no new copies for a while because it had failed.
+    pub disk_backoffs: u64,
     /// Moves that were given up without an error: there was no room for them, or they were not
     /// needed any more.
     pub given_up: u64,

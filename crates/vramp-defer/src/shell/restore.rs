@@ -8,13 +8,14 @@ use vramp_alloc::{AllocError, Driver};
 use vramp_core::Bytes;
 
 use super::events::{LeaseStream, WorkEvent};
+use super::pay::Payment;
 use super::report::{FailedMove, MoveKind, MoveRecord};
 use super::spill_error::SpillError;
 use super::state::Shared;
 use vramp_tiers::movers::CopyDependency;
 
 impl Shared {
-    /// Restores a lease's buffers. Work queued on `streams` later runs after it.
+    /// Pays for a lease's memory and restores its buffers. Work queued on `streams` later runs after it.
     ///
     /// Memory and contents come piece by piece, so that the eviction of one piece overlaps the
     /// copies of earlier ones.
@@ -25,10 +26,11 @@ impl Shared {
         &self,
         granted: &GrantedLease,
         streams: &[LeaseStream],
+        payment: &mut Payment,
     ) -> Result<(), SpillError> {
         let mut restores: Vec<Restore> = granted.restores.clone();
         let failures = self.lock().stats.failures;
-        let brought = self.charge_occupied().and_then(|()| {
+        let brought = self.pay(granted.lease, streams, payment).and_then(|()| {
             granted
                 .ranges
                 .iter()
@@ -42,6 +44,7 @@ impl Shared {
             },
             error => error,
         });
+        let brought = brought.map_err(|error| error.after(self.disk_gate.failure()));
         if brought.is_err() {
             let mut state = self.lock();
             for restore in restores {
@@ -54,7 +57,7 @@ impl Shared {
     }
 
     /// Returns the last move that failed, if one failed since.
-    fn failed_since(&self, failures: u64) -> Option<Box<FailedMove>> {
+    pub(super) fn failed_since(&self, failures: u64) -> Option<Box<FailedMove>> {
         let state = self.lock();
         let last = state.history.failed().next_back().cloned();
         last.filter(|_| state.stats.failures > failures).map(Box::new)
@@ -68,6 +71,10 @@ impl Shared {
     ) -> Result<(), SpillError> {
         let (home, keep) = {
             let mut state = self.lock();
+            if state.adopted_memory(range).is_some() {
+                drop(state);
+                return self.restore_adopted(range, restores, streams);
+            }
             let home = &state.homes[&range];
             if home.fully_backed && restores.iter().all(|restore| restore.at.range != range) {
                 let ready_after = home.ready_after;
@@ -119,23 +126,39 @@ impl Shared {
                 let next = (at.round_down(piece) + piece).min(end);
                 self.unmap_part(range, at, next - at)?;
                 self.back(home, at, next - at)?;
-                while let Some(place) = restores.iter().position(|restore| {
+                self.fill_all(restores, streams, |restore| {
                     restore.at.range == range && at <= restore.at.offset && restore.at.offset < next
-                }) {
-                    let restore = restores[place];
-                    if let Err(error) = self.fill(&restore, streams) {
-                        restores.swap_remove(place);
-                        self.fail(
-                            restore.id,
-                            restore.piece,
-                            MoveKind::Restored(restore.from),
-                            &error,
-                        );
-                        return Err(error);
-                    }
-                    restores.swap_remove(place);
-                }
+                })?;
                 at = next;
+            }
+        }
+        Ok(())
+    }
+
+    /// Restores what left of a buffer to its adopted memory, which is there.
+    fn restore_adopted(
+        &self,
+        range: RangeId,
+        restores: &mut Vec<Restore>,
+        streams: &[LeaseStream],
+    ) -> Result<(), SpillError> {
+        self.fill_all(restores, streams, |restore| restore.at.range == range)
+    }
+
+    /// Restores some of the pieces, and takes them out of the list.
+    fn fill_all(
+        &self,
+        restores: &mut Vec<Restore>,
+        streams: &[LeaseStream],
+        which: impl Fn(&Restore) -> bool,
+    ) -> Result<(), SpillError> {
+        while let Some(place) = restores.iter().position(&which) {
+            let restore = restores.swap_remove(place);
+            if let Err(error) = self.fill(&restore, streams) {
+                let error = error.of_restore(restore.piece.buffer);
+                let what = MoveKind::Restored(restore.from);
+                self.fail(restore.id, restore.piece, what, &error);
+                return Err(error);
             }
         }
         Ok(())
@@ -188,6 +211,7 @@ impl Shared {
                 let token = state.events.note(on.id);
                 let done = state.core.restore_queued(restore.id, token);
                 done.expect("a restore that was begun is not settled");
+                state.emit_retrieved(restore);
                 let event = state.events.of(token);
                 state.stats.from_host_bytes += len.count();
                 state.forget_unmapped_host_copy(restore.piece);
@@ -211,6 +235,7 @@ impl Shared {
                 let mut state = self.lock();
                 let settled = state.core.settle(restore.id);
                 settled.expect("a restore that was begun is not settled");
+                state.emit_retrieved(restore);
                 state.stats.from_disk_bytes += len.count();
                 state.stats.from_disk_ns += took_ns;
                 state.rates.record_in(SpillTier::Disk, len, took_ns);
@@ -221,46 +246,6 @@ impl Shared {
         let record = MoveRecord { piece, bytes: len, what, began_ns, took_ns, cost: None };
         self.lock().history.push(record);
         Ok(())
-    }
-
-    /// Charges the card's space, if there is one, for the memory to be mapped. Buffers are spilled
-    /// for it.
-    fn charge_occupied(&self) -> Result<(), SpillError> {
-        let Some(space) = &self.budget else { return Ok(()) };
-        loop {
-            let missing = {
-                let mut state = self.lock();
-                let paid: Bytes =
-                    state.charges.iter().map(vramp_tiers::reserve::Charge::bytes).sum();
-                let missing = state.core.occupied().saturating_sub(paid + state.charging);
-                if missing.is_zero() {
-                    return Ok(());
-                }
-                state.charging += missing;
-                missing
-            };
-            // Not while holding the lock: callbacks of the space may call the manager.
-            let charged = space.charge(missing);
-            let mut state = self.lock();
-            state.charging -= missing;
-            match charged {
-                Ok(charge) => {
-                    state.charges.push(charge);
-                    state.settle_charges();
-                    return Ok(());
-                }
-                Err(full) => {
-                    drop(state);
-                    let lacks = missing.saturating_sub(full.refusal.available);
-                    // Copies of other cards leave first. The manager's own buffers are spilled here if
-                    // the space is being spilled already.
-                    let freed = space.spill(lacks);
-                    if freed.is_zero() && self.spill(lacks, &|| lacks).freed.is_zero() {
-                        return Err(SpillError::NoBudget(full));
-                    }
-                }
-            }
-        }
     }
 }
 

@@ -9,21 +9,23 @@ use crate::planner::{
     AfterRound, CopyOut, EvictionCost, MoveId, PieceId, SpillDemand, SpillRoom, SpillRounds,
 };
 use vramp_core::Bytes;
+use vramp_tiers::movers::MoveError;
 
-use super::copy_out::CopyInFlight;
+use super::copy_out::{CopyInFlight, StartedCopy};
+use super::homes::RangeBacking;
 use super::report::{FailedMove, MoveKind, Spilled};
 use super::spill_error::SpillError;
-use super::state::{RangeBacking, Shared, State};
+use super::state::{Shared, State};
 use crate::planner::UseToken;
 
 /// Moves that are evicted together with others of one choice.
-type Moves = VecDeque<(CopyOut, Option<EvictionCost>)>;
+pub(super) type Moves = VecDeque<(CopyOut, Option<EvictionCost>)>;
 
 /// Result of a batch of moves.
 #[derive(Default)]
-struct Evicted {
-    freed: Bytes,
-    failed: Option<FailedMove>,
+pub(super) struct Evicted {
+    pub freed: Bytes,
+    pub failed: Option<FailedMove>,
 }
 
 impl Shared {
@@ -47,6 +49,7 @@ impl Shared {
             let room = self.room();
             // A statement of its own: dropped copies are freed when the lock is released.
             self.lock().drop_excess_host_copies(&room, missing);
+            self.demote(&room, missing);
             let choice = {
                 let mut state = self.lock();
                 state.note_pins(&self.allocator);
@@ -76,8 +79,21 @@ impl Shared {
         if rounds.missing().is_zero() {
             (spilled.short, spilled.failed) = (None, None);
         }
-        self.notify();
+        if !spilled.freed.is_zero() {
+            self.retry_stalled();
+        }
         spilled
+    }
+
+    /// Moves older host copies to the disk so that victims find room on the host, where that pays.
+    fn demote(&self, room: &SpillRoom, deficit: Bytes) {
+        let pushes = {
+            let mut state = self.lock();
+            let room = SpillRoom { peers: room.peers, ..self.room_below() };
+            let demand = SpillDemand { deficit, rates: state.rates, room };
+            state.core.demote(&demand, self.driver.now_ns())
+        };
+        self.push_to_disk(&pushes);
     }
 
     /// Processes completed work. Returns the bytes that became free by it.
@@ -119,7 +135,7 @@ impl Shared {
     }
 
     /// Performs moves, a few in flight at a time, until `left` is zero.
-    fn evict(&self, mut moves: Moves, left: &dyn Fn() -> Bytes) -> Evicted {
+    pub(super) fn evict(&self, mut moves: Moves, left: &dyn Fn() -> Bytes) -> Evicted {
         let mut in_flight: VecDeque<CopyInFlight> = VecDeque::new();
         let mut evicted = Evicted::default();
         let mut enough = false;
@@ -143,6 +159,10 @@ impl Shared {
             let Some(CopyInFlight { out, cost, began_ns, copy }) = in_flight.pop_front() else {
                 return evicted;
             };
+            if matches!(copy, StartedCopy::ToDisk) && self.disk_gate.is_closed() {
+                self.give_up(out.id);
+                continue;
+            }
             match self.finish_copy_out(&out, cost, began_ns, copy) {
                 Ok(freed) => evicted.freed += freed,
                 Err(error) => self.fail_copy_out(&out, &error, &mut evicted),
@@ -177,7 +197,12 @@ impl Shared {
         }
         let mut state = self.lock();
         state.abandon(id);
-        Some(state.note_failed(piece, what, error))
+        let failed = state.note_failed(piece, what, error);
+        let is_of_disk = matches!(error, SpillError::Move(MoveError::Disk { .. }));
+        if is_of_disk && !matches!(what, MoveKind::Restored(_)) {
+            state.stats.disk_backoffs += u64::from(self.disk_gate.failed(failed.clone()));
+        }
+        Some(failed)
     }
 }
 

@@ -30,6 +30,9 @@ pub struct SpillConfig {
     pub cleaner: Option<CleanerConfig>,
     /// Known transfer rates. The manager's own copies update them.
     pub rates: Rates,
+    /// Longest time without new copies to the disk after it failed. The time begins with 10 ms, and
+    /// doubles with each failure in a row. Zero to try again at once.
+    pub disk_backoff_max: Duration,
     /// Number of moves kept in the history.
     pub history: usize,
 }
@@ -60,6 +63,7 @@ impl Default for SpillConfig {
             in_flight: 4,
             cleaner: None,
             rates: Rates::default(),
+            disk_backoff_max: Duration::from_secs(1),
             history: 256,
         }
     }

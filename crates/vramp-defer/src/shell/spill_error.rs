@@ -1,13 +1,13 @@
 //! Why a buffer was not made, leased or moved. Every error says what to do.
 
 use crate::planner::{
-    AddError, BufferId, DeferConfigError, ExposeError, Failure, HeldError, LeaseRefused,
-    UnknownBuffer,
+    AddError, BufferId, DeferConfigError, EvictError, ExposeError, Failure, HeldError,
+    LeaseRefused, UnknownBuffer,
 };
 use vramp_alloc::graph::ArenaError;
 use vramp_alloc::range::HostBackingError;
-use vramp_alloc::{AllocError, DriverError};
-use vramp_core::Bytes;
+use vramp_alloc::{AllocError, DriverError, StreamId};
+use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Stream;
 
 use super::report::FailedMove;
@@ -15,7 +15,7 @@ use vramp_tiers::disk::DiskTierError;
 use vramp_tiers::host::HostPoolError;
 use vramp_tiers::movers::{MoveError, MoveFailed};
 use vramp_tiers::peer::PeerStoreError;
-use vramp_tiers::reserve::SpaceFull;
+use vramp_tiers::{ReserveError, SpaceId};
 
 /// Why a call of the manager failed. A failed call changes nothing that it was to change.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,17 @@ pub enum SpillError {
     /// The buffer belongs to another manager.
     #[error("the buffer belongs to another manager: lease it there")]
     OtherManager,
+    /// The reservation that is to pay for a lease is of another space, or of another manager of spaces.
+    #[error(
+        "the reservation is of {reserved}, and the buffers are charged to another space: reserve in \
+         the space that the spill manager was given, {charged}"
+    )]
+    OtherSpace {
+        /// Space of the reservation.
+        reserved: SpaceId,
+        /// Space that the buffers are charged to.
+        charged: SpaceId,
+    },
     /// The lease has no buffer at that index.
     #[error("the lease has no buffer at index {index}: count from zero in the request's order")]
     NotNamed {
@@ -69,11 +80,18 @@ pub enum SpillError {
     /// The lease was refused, and waiting did not help or cannot.
     #[error("no lease: {0}")]
     Refused(LeaseRefused),
+    /// The wait for a lease was cancelled by
+    /// [`SpillManager::cancel_waits`](super::SpillManager::cancel_waits).
+    #[error("the wait for a lease was cancelled: what it waits for is being ended")]
+    Cancelled,
+    /// The job that restores a lease's buffers was dropped before it ran. The lease has ended.
+    #[error("the job that restores the buffers was dropped: run every job that `restore_on` gets")]
+    JobDropped,
     /// The allocator had no memory for the buffers. Their contents stay whole, on the card or below.
     #[error(
         "no memory to restore the buffers: end leases, pins or exposures, or free memory: \
          {error}{}",
-        .failed.iter().map(|failed| format!("; meanwhile {failed}")).collect::<String>()
+        meanwhile(.failed)
     )]
     NoMemory {
         /// The allocator's error.
@@ -81,9 +99,25 @@ pub enum SpillError {
         /// A move that failed meanwhile, which may be why nothing could leave.
         failed: Option<Box<FailedMove>>,
     },
-    /// The card's space has no budget left for the buffers.
-    #[error("no budget to restore the buffers: {0}")]
-    NoBudget(SpaceFull),
+    /// The card's space has no room within its limit for the buffers, or older requests go first.
+    #[error("no budget to restore the buffers: {error}{}", meanwhile(.failed))]
+    NoBudget {
+        /// The space's error.
+        error: Box<ReserveError>,
+        /// A move that failed meanwhile, which may be why nothing could leave.
+        failed: Option<Box<FailedMove>>,
+    },
+    /// The lease has no deadline, and waiting cannot help: no buffer can leave the card, and no other
+    /// owner holds memory that it could free. Contents stay whole.
+    #[error(
+        "no buffer can leave the card, and waiting cannot help, since all are idle and no tier below \
+         has room: drop or discard buffers, raise the capacity of the host or the disk, or lease \
+         fewer at once; with a deadline the lease waits until another thread does that: {error}"
+    )]
+    NothingCanLeave {
+        /// What the last attempt lacked.
+        error: Box<SpillError>,
+    },
     /// Another card has no memory for a copy, or failed. The contents stay where they were.
     #[error(transparent)]
     Peer(#[from] PeerStoreError),
@@ -96,6 +130,29 @@ pub enum SpillError {
     /// A transfer failed. The contents stay where they were.
     #[error(transparent)]
     Move(#[from] MoveError),
+    /// The contents of a buffer on the disk are damaged: they are never restored. A lease with
+    /// [`Access::Overwrite`](crate::Access::Overwrite) replaces them; `discard` drops them.
+    #[error(
+        "{buffer} cannot be restored: {error}; write it anew from its source, under a lease with \
+         Access::Overwrite or after discard"
+    )]
+    Damaged {
+        /// The buffer.
+        buffer: BufferId,
+        /// What the disk store found.
+        error: DiskTierError,
+    },
+    /// The driver cannot copy the memory, or it was adopted before.
+    #[error("{memory} cannot be adopted: {error}")]
+    NotAdoptable {
+        /// The memory.
+        memory: AddrRange,
+        /// The driver's error.
+        error: DriverError,
+    },
+    /// The memory to adopt is that of a deferrable buffer, which leaves these addresses.
+    #[error("{0} is a deferrable buffer's already: use that buffer, or a view of it")]
+    AddressesOfBuffer(AddrRange),
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -109,6 +166,24 @@ pub enum SpillError {
         /// Length of the buffer or view.
         whole: Bytes,
     },
+    /// A buffer that was to leave the card is held, or has no room below.
+    #[error(transparent)]
+    Evict(#[from] EvictError),
+    /// A move failed, so the buffer left in part or not at all. Its contents are whole.
+    #[error("the buffer was not spilled: {0}")]
+    NotSpilled(Box<FailedMove>),
+    /// There is no such lock.
+    #[error(
+        "the lock of stream {stream} does not exist: it was unlocked, alone or with its stream, or \
+         belongs to another manager"
+    )]
+    UnknownLock {
+        /// Stream of the lock.
+        stream: StreamId,
+    },
+    /// A stream captures a graph.
+    #[error("a stream captures a graph: no buffer can leave the card before the capture ends")]
+    CaptureInProgress,
     /// A pin or an exposure was refused.
     #[error(transparent)]
     Expose(#[from] ExposeError),
@@ -117,13 +192,28 @@ pub enum SpillError {
     Held(#[from] HeldError),
 }
 
+fn meanwhile(failed: &Option<Box<FailedMove>>) -> String {
+    failed.as_ref().map(|failed| format!("; meanwhile {failed}")).unwrap_or_default()
+}
+
 impl SpillError {
+    /// Adds a failed move to an error about missing memory that has none.
+    pub(super) fn after(mut self, last: Option<FailedMove>) -> SpillError {
+        if let SpillError::NoMemory { failed, .. } | SpillError::NoBudget { failed, .. } = &mut self
+            && failed.is_none()
+        {
+            *failed = last.map(Box::new);
+        }
+        self
+    }
+
     /// Returns the kind of failure, by which the planner decides what follows.
     pub(super) fn failure(&self) -> Failure {
         match self {
             SpillError::Refused(_) => Failure::Refused,
             SpillError::NoMemory { .. } => Failure::CardFull,
-            SpillError::NoBudget(_) => Failure::BudgetFull,
+            SpillError::NoBudget { .. } => Failure::BudgetFull,
+            SpillError::NothingCanLeave { error } => error.failure(),
             SpillError::Move(MoveError::Host(
                 HostPoolError::Full(_) | HostPoolError::Exhausted { .. },
             )) => Failure::HostFull,
@@ -137,8 +227,29 @@ impl SpillError {
     }
 }
 
+impl SpillError {
+    /// Returns the error of a restore of `buffer`, with the remedy where its contents are damaged.
+    pub(super) fn of_restore(self, buffer: BufferId) -> SpillError {
+        match self {
+            SpillError::Move(MoveError::Disk { error, .. }) if error.is_damage() => {
+                SpillError::Damaged { buffer, error }
+            }
+            other => other,
+        }
+    }
+}
+
 impl From<Box<MoveFailed>> for SpillError {
     fn from(failed: Box<MoveFailed>) -> SpillError {
         SpillError::Move(failed.error)
+    }
+}
+
+impl From<LeaseRefused> for SpillError {
+    fn from(refused: LeaseRefused) -> SpillError {
+        match refused {
+            LeaseRefused::Unknown(unknown) => unknown.into(),
+            refused => SpillError::Refused(refused),
+        }
     }
 }

@@ -15,12 +15,14 @@ impl Shared {
         loop {
             let (staged, before) = StagedTransfer::begin(self);
             let done = transfer();
-            let after = staged.end();
+            let (after, ended) = staged.end();
             let Err(error) = done else { return done };
             match error.failure().staging_retry(before, after) {
                 StagingRetry::Return => return Err(error),
                 StagingRetry::Now => {}
-                StagingRetry::AfterOthers => drop(self.wait_briefly(self.lock())),
+                StagingRetry::AfterOthers => {
+                    drop(self.wait_until(|state| state.ended_transfers > ended));
+                }
             }
         }
     }
@@ -37,17 +39,21 @@ impl<'a> StagedTransfer<'a> {
         (StagedTransfer(shared), state.staged_transfers - 1)
     }
 
-    /// Ends it. Returns the number of others in flight.
-    fn end(self) -> usize {
+    /// Ends it. Returns the number of others in flight, and of all that have ended.
+    fn end(self) -> (usize, u64) {
         let shared = self.0;
         drop(self);
-        shared.lock().staged_transfers
+        let state = shared.lock();
+        (state.staged_transfers, state.ended_transfers)
     }
 }
 
 impl Drop for StagedTransfer<'_> {
     fn drop(&mut self) {
-        self.0.lock().staged_transfers -= 1;
+        let mut state = self.0.lock();
+        state.staged_transfers -= 1;
+        state.ended_transfers += 1;
+        drop(state);
         self.0.notify();
     }
 }

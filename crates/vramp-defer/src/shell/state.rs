@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -11,25 +12,32 @@ use crate::planner::{
     BufferId, DeferConfig, Deferrables, PeerTable, PieceId, RangeId, RangeSlice, Rates, SpillRoom,
     SpillTier, StaleCopy, UseToken,
 };
-use vramp_alloc::range::StableRange;
 use vramp_alloc::{Allocator, Driver, DriverError, StreamId};
 use vramp_core::{AddrRange, Bytes};
 
+use super::account::Account;
+use super::at_rest::{EndlessWait, SeenRoom};
+use super::buffer_events::Subscribers;
+use super::closed_disk::DiskGate;
 use super::events::{Events, LeaseStream, WorkEvent};
+use super::hand_over::Waiting;
+use super::homes::Homes;
 use super::lease_set::LeaseEnding;
 use super::mapped_copy::{InPlacePool, MappedCopy};
 use super::peer_copy::Peers;
 use super::report::{History, SpillStats};
 use super::spill_config::SpillConfig;
 use super::spill_error::SpillError;
+use super::timers::Timers;
+use super::watcher::Watcher;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
+use vramp_tiers::CancelToken;
 use vramp_tiers::DiskStore;
 use vramp_tiers::MemorySpace;
 use vramp_tiers::Mover;
 use vramp_tiers::host::HostAllocation;
 use vramp_tiers::movers::{DiskCopy, MoverConfig};
 use vramp_tiers::peer::{PeerAllocation, PeerStore};
-use vramp_tiers::reserve::Charge;
 
 /// Copies of a piece below the card.
 #[derive(Default)]
@@ -43,81 +51,74 @@ pub(super) struct SpilledCopies {
     pub peer: Option<PeerAllocation>,
 }
 
-/// Address range of a buffer or of a group.
-pub(super) struct RangeBacking {
-    pub range: Arc<StableRange>,
-    /// Shared by several small buffers.
-    pub is_group: bool,
-    /// All of it is backed: nothing was lent since it was restored.
-    pub fully_backed: bool,
-    /// Work after which the memory may be used: earlier owners' work on it may be in flight until
-    /// then.
-    pub ready_after: Option<UseToken>,
-    /// Copies whose transfer could not wait for them. The memory may be lent after them.
-    pub unsettled: SmallVec<[UseToken; 4]>,
-    /// Contents were being moved since the last lease: the memory may not be pinned.
-    pub refuses_pins: bool,
-}
-
-impl RangeBacking {
-    /// Returns addresses without memory.
-    pub fn new(range: Arc<StableRange>, is_group: bool) -> RangeBacking {
-        RangeBacking {
-            range,
-            is_group,
-            fully_backed: false,
-            ready_after: None,
-            unsettled: SmallVec::new(),
-            refuses_pins: false,
-        }
+impl SpilledCopies {
+    /// Returns the bytes that the copies take of the host's space.
+    pub fn charged_host(&self) -> Bytes {
+        let host = self.host.as_ref().map(HostAllocation::len).unwrap_or_default();
+        host + self.mapped.as_ref().map(|mapped| mapped.memory.len()).unwrap_or_default()
     }
 
-    /// Returns the work after which the memory may be lent.
-    pub fn lend_after(&self) -> impl Iterator<Item = UseToken> {
-        self.ready_after.into_iter().chain(self.unsettled.iter().copied())
+    /// Returns the bytes that the copy takes of the disk's space.
+    pub fn charged_disk(&self) -> Bytes {
+        self.disk.as_ref().map(|disk| disk.charged()).unwrap_or_default()
+    }
+
+    fn is_empty(&self) -> bool {
+        let SpilledCopies { host, mapped, disk, peer } = self;
+        host.is_none() && mapped.is_none() && disk.is_none() && peer.is_none()
     }
 }
 
 pub(super) struct State {
     pub core: Deferrables,
+    /// Slots of the requests in the planner's queue.
+    pub waiting: Waiting,
+    /// For tasks in the budget's queue.
+    pub timers: Timers,
     pub events: Events,
     pub copies: BTreeMap<PieceId, SpilledCopies>,
-    pub homes: BTreeMap<RangeId, RangeBacking>,
-    /// Buffers without handles that something still holds.
-    pub orphans: Vec<BufferId>,
+    pub homes: Homes,
     /// Leases that end once their streams no longer capture.
     pub deferred_ends: Vec<LeaseEnding>,
     /// Ranges that need less memory, which earlier owners' work may still use.
-    pub pending_release: Vec<RangeId>,
+    pub pending_release: BTreeSet<RangeId>,
     /// Total memory that became free as buffers and leases ended.
     pub reclaimed: Bytes,
-    /// Groups that get no more buffers.
-    pub ended_groups: Vec<RangeId>,
-    /// Charges for the memory on the card, if a space is charged.
-    pub charges: Vec<Charge>,
-    /// Bytes for which a charge is being requested.
-    pub charging: Bytes,
+    /// Charges for the memory on the card; empty if no space is charged.
+    pub account: Account,
     pub rates: Rates,
+    pub disk_gate: Arc<DiskGate>,
     /// Shared by the readable buffers; `None` before the first.
     pub readable: Option<InPlacePool>,
     /// Ranges of which memory was lent: copies may be mapped there.
-    pub to_map: Vec<RangeId>,
+    pub to_map: BTreeSet<RangeId>,
     /// Ranges where copies are being mapped, with the lock released.
     pub mapping_now: BTreeSet<RangeId>,
     /// Stale copies on other cards, and what may still read them.
     pub retired_peers: Vec<(PeerAllocation, Vec<UseToken>)>,
     /// Some ranges are recorded as pinned.
     pub has_pinned_memory: bool,
+    /// The ranges that are recorded as pinned.
+    pub pinned_ranges: BTreeSet<RangeId>,
     /// Number of transfers in flight to or from the disk.
     pub staged_transfers: usize,
+    /// Number of those that have ended.
+    pub ended_transfers: u64,
+    /// Number of times that memory or room may have become free.
+    pub changes: u64,
+    /// Requests without a deadline that wait in the queue of the card's space.
+    pub endless_waits: Vec<Weak<EndlessWait>>,
+    pub seen_room: SeenRoom,
     pub stats: SpillStats,
+    pub subscribers: Subscribers,
     pub history: History,
     /// Values to drop after unlocking: dropping them wakes waiters of a budget and runs its
     /// callbacks.
     pub to_drop: Vec<Box<dyn Send>>,
 }
 
-/// The held lock. After unlocking it drops what is in `to_drop`, and maps what can be mapped.
+/// The held lock. Before unlocking it serves the waiters that a change marked. After unlocking it wakes
+/// them, drops what is in `to_drop`, and maps what can be mapped.
 pub(super) struct Locked<'a> {
     guard: Option<MutexGuard<'a, State>>,
     shared: &'a Shared,
@@ -142,9 +143,18 @@ impl DerefMut for Locked<'_> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         if let Some(mut state) = self.guard.take() {
-            let gone = std::mem::take(&mut state.to_drop);
             let maps = state.begin_maps();
+            if state.core.has_to_check() {
+                state.hand_over(self.shared.driver.now_ns());
+            }
+            let gone = std::mem::take(&mut state.to_drop);
+            let woken = std::mem::take(&mut state.waiting.to_wake);
+            let has_to_watch = state.has_to_watch();
             drop(state);
+            woken.iter().for_each(|slot| slot.wake());
+            if has_to_watch || self.shared.has_starving_waiters() {
+                self.shared.watcher.ring();
+            }
             self.shared.map_copies(maps);
             drop(gone);
         }
@@ -156,7 +166,14 @@ pub(super) struct Shared {
     pub driver: Arc<dyn Driver>,
     pub mover: Mover,
     pub disk: Option<Arc<DiskStore>>,
+    pub disk_gate: Arc<DiskGate>,
     pub budget: Option<MemorySpace>,
+    /// Limit of the budget's space.
+    budget_limit: Option<Bytes>,
+    /// Leases may keep memory that a waiter of the budget's space lacks.
+    pub starves: AtomicBool,
+    /// Ends the waits in the space's queue.
+    pub budget_waits: Mutex<CancelToken>,
     pub peers: Peers,
     pub config: SpillConfig,
     /// The manager's own stream: memory is mapped, and data prefetched, in its order.
@@ -164,8 +181,10 @@ pub(super) struct Shared {
     /// Stream that waits for the ends of copies to the host.
     pub leaving: LeaseStream,
     state: Mutex<State>,
-    /// Notified when a lease ends, a move settles, or work is observed complete.
+    /// Notified when copies were mapped, and when a transfer has returned its staging blocks.
     changed: Condvar,
+    /// Looks for what notifies no waiter.
+    pub watcher: Watcher,
 }
 
 const HOME: &str = "each range has addresses";
@@ -201,26 +220,34 @@ impl Shared {
                 let _ = allocator.destroy_stream(own);
             }
         })?;
+        let account = Account::new(budget.as_ref().map(|space| space.levels().granule));
+        let disk_gate = Arc::new(DiskGate::new(config.disk_backoff_max));
         let state = State {
             core,
+            waiting: Waiting::default(),
+            timers: Timers::default(),
             events: Events::new(allocator, &mover),
             copies: BTreeMap::new(),
-            homes: BTreeMap::new(),
-            orphans: Vec::new(),
+            homes: Homes::default(),
             deferred_ends: Vec::new(),
-            pending_release: Vec::new(),
+            pending_release: BTreeSet::new(),
             reclaimed: Bytes::ZERO,
-            ended_groups: Vec::new(),
-            charges: Vec::new(),
-            charging: Bytes::ZERO,
+            account,
             rates: config.rates,
+            disk_gate: Arc::clone(&disk_gate),
             readable: None,
-            to_map: Vec::new(),
+            to_map: BTreeSet::new(),
             mapping_now: BTreeSet::new(),
             retired_peers: Vec::new(),
             has_pinned_memory: false,
+            pinned_ranges: BTreeSet::new(),
             staged_transfers: 0,
+            ended_transfers: 0,
+            changes: 0,
+            endless_waits: Vec::new(),
+            seen_room: SeenRoom::default(),
             stats: SpillStats::default(),
+            subscribers: Subscribers::default(),
             history: History::keeping(config.history),
             to_drop: Vec::new(),
         };
@@ -229,13 +256,18 @@ impl Shared {
             driver,
             mover,
             disk,
+            disk_gate,
+            budget_limit: budget.as_ref().map(MemorySpace::limit),
             budget,
+            starves: AtomicBool::new(false),
+            budget_waits: Mutex::new(CancelToken::new()),
             peers,
             config,
             stream,
             leaving,
             state: Mutex::new(state),
             changed: Condvar::new(),
+            watcher: Watcher::default(),
         })
     }
 
@@ -243,21 +275,26 @@ impl Shared {
         Locked { guard: Some(lock(&self.state)), shared: self }
     }
 
-    /// Wakes all waiters.
+    /// Wakes the threads in [`wait_until`](Shared::wait_until).
     pub fn notify(&self) {
         self.changed.notify_all();
     }
 
-    /// Waits for a change, but not long: work that completes notifies no thread.
-    pub fn wait_briefly<'a>(&'a self, mut state: Locked<'a>) -> Locked<'a> {
-        if !state.to_drop.is_empty() || state.has_pending_maps() {
-            drop(state);
-            return self.lock();
+    /// Waits until `done` returns true, which is checked after each [`notify`](Shared::notify).
+    pub fn wait_until(&self, done: impl Fn(&State) -> bool) -> Locked<'_> {
+        loop {
+            let mut state = self.lock();
+            if done(&state) {
+                return state;
+            }
+            if state.has_duties() {
+                // Performed when it is unlocked.
+                continue;
+            }
+            let guard = self.changed.wait(state.guard.take().expect(LOCKED));
+            let guard = Some(guard.unwrap_or_else(PoisonError::into_inner));
+            drop(Locked { guard, shared: self });
         }
-        let moment = Duration::from_micros(200);
-        let waited = self.changed.wait_timeout(state.guard.take().expect(LOCKED), moment);
-        let guard = waited.unwrap_or_else(PoisonError::into_inner).0;
-        Locked { guard: Some(guard), shared: self }
     }
 
     /// Returns the most memory that leased buffers may occupy now.
@@ -267,7 +304,8 @@ impl Shared {
             let limit = self.allocator.limit().unwrap_or(card).min(card);
             limit.saturating_sub(self.allocator.live())
         };
-        self.config.capacity.unwrap_or_else(all)
+        let capacity = self.config.capacity.unwrap_or_else(all);
+        self.budget_limit.map_or(capacity, |limit| capacity.min(limit))
     }
 
     /// Returns the free space below the card and on other cards, promises included. A driver call for
@@ -277,7 +315,7 @@ impl Shared {
     }
 
     /// Returns the free space of host and disk, promises included. With a disk, the last blocks of
-    /// the host are kept as staging.
+    /// the host are kept as staging. A disk that failed a moment ago has no space.
     pub fn room_below(&self) -> SpillRoom {
         let peers = PeerTable::default();
         let free = |space: &MemorySpace| space.capacity().saturating_sub(space.total());
@@ -287,7 +325,8 @@ impl Shared {
         };
         let MoverConfig { step, staging_pieces, .. } = *self.mover.config();
         let staging = step * u64::from(staging_pieces);
-        SpillRoom { peers, host: host.saturating_sub(staging), disk: free(store.space()) }
+        let disk = if self.disk_gate.is_closed() { Bytes::ZERO } else { free(store.space()) };
+        SpillRoom { peers, host: host.saturating_sub(staging), disk }
     }
 
     /// Keeps the memory of a buffer if copies of a transfer may be in flight. Called before its lease
@@ -353,6 +392,25 @@ impl Drop for Shared {
 }
 
 impl State {
+    /// Returns true if unlocking does more than to unlock.
+    fn has_duties(&self) -> bool {
+        !self.to_drop.is_empty()
+            || !self.waiting.to_wake.is_empty()
+            || self.core.has_to_check()
+            || self.has_pending_maps()
+    }
+
+    /// Returns true if a waiter may be served, or has to end, without a call of the manager.
+    fn has_to_watch(&self) -> bool {
+        let has_waiters = !self.waiting.is_empty();
+        self.timers.len() > 0
+            || !self.endless_waits.is_empty()
+            || has_waiters
+                && (self.core.lacks_memory()
+                    || self.waiting.has_deadlines()
+                    || !self.deferred_ends.is_empty())
+    }
+
     /// Returns the event of a token, if there is one and its work may run.
     pub fn event_of(&mut self, token: Option<UseToken>) -> Result<Option<WorkEvent>, DriverError> {
         token.map_or(Ok(None), |token| self.events.of(token))
@@ -376,19 +434,24 @@ impl State {
         }
         self.recycle_copies();
         self.recycle_peer_copies();
-        if !self.orphans.is_empty() || !self.ended_groups.is_empty() {
+        if self.core.has_ending() {
             self.reap();
         }
         asked
     }
 
-    /// Ends buffers without handles once nothing holds them.
+    /// Ends buffers without handles once nothing holds them. Looks at those for which that may have
+    /// changed.
     pub fn reap(&mut self) {
         let before = self.core.occupied();
-        for buffer in std::mem::take(&mut self.orphans) {
+        for buffer in self.core.take_ending() {
             let extent = self.core.slice(buffer);
+            let status = self.core.status(buffer);
             match (self.core.remove(buffer), extent) {
                 (Ok(stale), Ok(extent)) => {
+                    if let Ok(status) = status {
+                        self.emit_freed(buffer, status);
+                    }
                     self.drop_copies(&stale);
                     self.leave(extent.range);
                 }
@@ -397,16 +460,8 @@ impl State {
                     if let Ok(stale) = self.core.discard(buffer) {
                         self.drop_copies(&stale);
                     }
-                    self.orphans.push(buffer);
                 }
                 (_, Err(_)) => {}
-            }
-        }
-        for range in std::mem::take(&mut self.ended_groups) {
-            if self.core.remove_group(range) {
-                self.homes.remove(&range);
-            } else if self.core.needed_memory(range).is_ok() {
-                self.ended_groups.push(range);
             }
         }
         self.reclaimed += before.saturating_sub(self.core.occupied());
@@ -416,7 +471,7 @@ impl State {
     /// Ends a buffer's use of a range. The addresses go with the last buffer.
     fn leave(&mut self, range: RangeId) {
         if self.core.needed_memory(range).is_err() {
-            self.homes.remove(&range);
+            self.to_drop.extend(self.homes.remove(&range).map(needless));
         } else {
             self.lend(range);
         }
@@ -429,17 +484,16 @@ impl State {
         let home = self.homes.get_mut(&range).expect(HOME);
         home.fully_backed = false;
         if home.lend_after().any(|token| !self.events.is_over(token)) {
-            if !self.pending_release.contains(&range) {
-                self.pending_release.push(range);
-            }
+            self.pending_release.insert(range);
             return Bytes::ZERO;
         }
         home.ready_after = None;
         home.unsettled.clear();
-        if self.readable.is_some() && !self.to_map.contains(&range) {
-            self.to_map.push(range);
+        let released = self.release_adopted(range);
+        if self.readable.is_some() {
+            self.to_map.insert(range);
         }
-        home.range.lend(&keep)
+        released + self.homes[&range].range.lend(&keep)
     }
 
     /// Keeps the memory of a buffer until copies are over whose transfer could not wait for them.
@@ -454,16 +508,9 @@ impl State {
 
     /// Returns charges beyond the memory on the card.
     pub fn settle_charges(&mut self) {
-        let paid: Bytes = self.charges.iter().map(Charge::bytes).sum();
-        let mut over = paid.saturating_sub(self.core.occupied());
-        while !over.is_zero() {
-            let Some(charge) = self.charges.last_mut() else { return };
-            let now = over.min(charge.bytes());
-            self.to_drop.push(Box::new(charge.split(now)));
-            over -= now;
-            if charge.bytes().is_zero() {
-                self.charges.pop();
-            }
+        let ended = self.account.settle(self.core.occupied());
+        if !ended.is_empty() {
+            self.to_drop.push(Box::new(ended));
         }
     }
 
@@ -485,12 +532,51 @@ impl State {
                 }
                 SpillTier::Disk => self.to_drop.extend(below.disk.take().map(needless)),
             }
+            self.forget_empty(gone.piece);
         }
     }
 
-    /// Returns the addresses of a slice.
+    /// Returns the number of entries of each table.
+    pub fn footprint(&self) -> Vec<(&'static str, usize)> {
+        let [streams, uses] = self.events.counts();
+        let endless = self.endless_waits.iter().filter(|wait| wait.strong_count() > 0).count();
+        vec![
+            ("slots of waiters", self.waiting.len()),
+            ("endless waits for the budget", endless),
+            ("timers of tasks", self.timers.len()),
+            ("copies of pieces", self.copies.len()),
+            ("address ranges", self.homes.len()),
+            ("streams with work", streams),
+            ("uses with work", uses),
+            ("leases on capturing streams", self.deferred_ends.len()),
+            ("ranges to lend", self.pending_release.len()),
+            ("charges", self.account.entries()),
+            ("ranges to map", self.to_map.len() + self.mapping_now.len()),
+            ("stale copies on cards", self.retired_peers.len()),
+            ("stale mapped copies", self.readable.as_ref().map_or(0, InPlacePool::retired_count)),
+        ]
+    }
+
+    /// Removes the entry of a piece that has no copies.
+    pub fn forget_empty(&mut self, piece: PieceId) {
+        if self.copies.get(&piece).is_some_and(SpilledCopies::is_empty) {
+            self.copies.remove(&piece);
+        }
+    }
+
+    /// Returns the addresses of a slice now.
     pub fn addresses(&self, at: RangeSlice) -> AddrRange {
-        let start = self.homes.get(&at.range).expect(HOME).range.range().start;
+        let home = self.homes.get(&at.range).expect(HOME);
+        let start = match self.adopted_memory(at.range) {
+            Some(adopted) => adopted.start,
+            None => home.range.range().start,
+        };
         AddrRange::new(start + at.offset, at.len)
+    }
+
+    /// Returns the adopted memory that the contents of a range are in; `None` once they are in its own.
+    pub fn adopted_memory(&self, range: RangeId) -> Option<AddrRange> {
+        let adopted = self.homes.get(&range)?.adopted.as_ref()?;
+        self.core.is_adopted(range).then_some(adopted.range)
     }
 }

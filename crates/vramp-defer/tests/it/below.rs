@@ -196,12 +196,29 @@ fn a_bit_that_flipped_on_the_disk_is_found_before_anybody_sees_it() {
     let at = 4096 + (3 << 20) + 77;
     flip(&rig, at);
     let error = buffer.lease(Access::Shared, rig.stream).unwrap_err();
-    let SpillError::Move(MoveError::Disk { error: found, .. }) = &error else { panic!("{error}") };
+    let SpillError::Damaged { buffer: damaged, error: found } = &error else { panic!("{error}") };
     assert!(matches!(found, DiskTierError::Corrupt { .. }), "{error}");
+    assert_eq!(*damaged, buffer.id());
+    assert!(error.to_string().contains("Access::Overwrite or after discard"), "{error}");
     assert!(!buffer.is_resident(), "what is wrong is never lent");
     flip(&rig, at);
     rig.expect(&buffer, 3);
     rig.check();
+}
+
+#[test]
+fn a_damaged_buffer_can_be_written_after_it_was_discarded() {
+    let rig = Plan { names: FileNames::Shown, ..to_disk(None) }.build();
+    let buffer = rig.filled(MIB(16), 3);
+    assert_eq!(rig.manager.spill(MIB(16)).freed, MIB(16));
+    flip(&rig, 4096 + (3 << 20));
+    let refused = buffer.lease(Access::Exclusive, rig.stream).map(drop);
+    assert!(matches!(refused, Err(SpillError::Damaged { .. })), "{refused:?}");
+    buffer.discard().unwrap();
+    rig.fill(&buffer, 4);
+    rig.expect(&buffer, 4);
+    drop(buffer);
+    rig.expect_nothing();
 }
 
 #[test]
@@ -423,4 +440,45 @@ fn callbacks_that_panic_while_buffers_move_are_contained() {
     assert!(rig.spaces.panics() > 0);
     drop((listens, helps, buffers));
     rig.expect_nothing();
+}
+
+#[test]
+fn a_dead_disk_is_tried_a_few_times_and_used_again_once_it_heals() {
+    for budget in [false, true] {
+        let io = Faulty::new();
+        let usual = to_disk(Some(Arc::<Faulty>::clone(&io)));
+        let longest = SpillConfig::default().disk_backoff_max;
+        let config = SpillConfig { disk_backoff_max: longest, ..usual.config.clone() };
+        let rig = Plan { budget, config, ..usual }.build();
+        let writes = Arc::new(AtomicU64::new(0));
+        let idle = rig.filled(MIB(48), 1);
+        rig.sim.synchronize_stream(rig.queue).unwrap();
+        let counted = Arc::clone(&writes);
+        io.set(move |request| {
+            let is_write = request.direction == Direction::Write;
+            counted.fetch_add(u64::from(is_write), Ordering::Relaxed);
+            if is_write { Fault::Fail(EIO) } else { Fault::None }
+        });
+        let other = rig.manager.buffer(MIB(48)).unwrap();
+        // It waits 300 ms for memory.
+        let error = other.lease(Access::Exclusive, rig.stream).unwrap_err();
+        assert!(error.to_string().contains("meanwhile"), "{error}");
+        assert!(error.to_string().contains("did not go to the disk"), "{error}");
+        let stats = rig.manager.stats();
+        assert!((1..=8).contains(&stats.failures), "{stats:?}");
+        assert!((1..=8).contains(&stats.disk_backoffs), "{stats:?}");
+        let files = rig.store.as_ref().unwrap().stats().extents.backings;
+        assert!(files <= 16, "{files} files");
+        // A call that names the disk tries it, and says what failed.
+        let before = writes.load(Ordering::Relaxed);
+        let error = idle.spill_to(vramp_defer::SpillTier::Disk).unwrap_err();
+        assert!(matches!(error, SpillError::NotSpilled(_)), "{error}");
+        assert!(writes.load(Ordering::Relaxed) > before);
+        io.heal();
+        let set = [(&other, Access::Exclusive)];
+        drop(rig.manager.lease_on(&set, &[rig.stream], LONG).unwrap());
+        drop(other);
+        rig.expect(&idle, 1);
+        rig.check();
+    }
 }

@@ -135,9 +135,7 @@ fn a_bit_that_flipped_in_compressed_contents_is_found_before_anybody_sees_them()
         let at = 4096 + (1 << 20) + 77;
         flip(&rig, at);
         let error = rig.bytes_of(&buffer).err().unwrap();
-        let SpillError::Move(MoveError::Disk { error: found, .. }) = &error else {
-            panic!("{error}")
-        };
+        let SpillError::Damaged { error: found, .. } = &error else { panic!("{error}") };
         assert!(matches!(found, DiskTierError::Corrupt { .. }), "{error}");
         assert!(!buffer.is_resident(), "what is wrong is never lent");
         flip(&rig, at);

@@ -207,7 +207,7 @@ fn who_is_told_of_pressure_may_ask_the_manager() {
     let (done, told) = std::sync::mpsc::channel();
     let uses = Arc::clone(&rig);
     std::thread::spawn(move || {
-        let buffers: Vec<_> = (1..=4).map(|byte| uses.filled(MIB(60), byte)).collect();
+        let buffers: Vec<_> = (1..=4).map(|byte| uses.filled(MIB(56), byte)).collect();
         drop(buffers);
         uses.sim.synchronize_stream(uses.queue).unwrap();
         uses.manager.census();

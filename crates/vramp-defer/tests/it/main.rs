@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 
+mod adopted;
 mod below;
+mod budget;
+mod buffer_events;
 mod cards;
 mod cards_in_need;
 mod child;
@@ -12,6 +15,7 @@ mod ends;
 mod fair;
 mod faults;
 mod faulty;
+mod growth;
 mod hooked;
 mod in_place;
 mod in_place_pushes;
@@ -19,13 +23,24 @@ mod in_place_sets;
 mod killed;
 mod leases;
 mod machine;
+mod many_small;
 mod moves;
+mod objects;
+mod overwrite;
+mod paid;
 mod peers;
 mod pinned;
+mod prefetch;
 mod random;
+mod random_budget;
 mod random_cards;
 mod random_ends;
 mod sharing;
+mod spill_one;
+mod stream_locks;
+mod stuck;
+mod tiers;
+mod waiting;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,7 +52,7 @@ use vramp_defer::{Access, DeferrableBuffer, SpillConfig, SpillManager, SpillPart
 use vramp_driver::Stream;
 use vramp_driver::sim::{Contents, FaultPlan, Simulator, SimulatorBuilder};
 use vramp_host::{BlockIo, IoChoice, open_io};
-use vramp_tiers::disk::{CompressionConfig, DiskConfig, FileNames};
+use vramp_tiers::disk::{CompressionConfig, DiskConfig, FileNames, ObjectStore, ObjectStoreConfig};
 use vramp_tiers::host::HostPoolConfig;
 use vramp_tiers::movers::MoverConfig;
 use vramp_tiers::{Bytes, DiskStore, HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
@@ -51,6 +66,8 @@ struct Plan {
     host: Bytes,
     disk: Option<Bytes>,
     budget: bool,
+    /// A store of the program in place of files.
+    objects: Option<Arc<dyn ObjectStore>>,
     /// Engine of the disk, if not the usual one.
     io: Option<Arc<dyn BlockIo>>,
     names: FileNames,
@@ -66,6 +83,8 @@ impl Default for Plan {
         let config = SpillConfig {
             piece: PIECE,
             patience: Duration::from_millis(300),
+            // A disk that heals is used again well within the patience.
+            disk_backoff_max: Duration::from_millis(20),
             ..SpillConfig::default()
         };
         Plan {
@@ -73,6 +92,7 @@ impl Default for Plan {
             host: MIB(512),
             disk: None,
             budget: false,
+            objects: None,
             io: None,
             names: FileNames::Hidden,
             compression: None,
@@ -145,6 +165,10 @@ impl Plan {
             let config =
                 DiskConfig { file_size: MIB(32), names, compression, ..DiskConfig::default() };
             let space = spaces.space(disk).unwrap();
+            if let Some(objects) = self.objects {
+                let config = ObjectStoreConfig::default();
+                return Arc::new(DiskStore::with_objects(objects, config, &space).unwrap());
+            }
             let io = self.io.unwrap_or_else(|| open_io(IoChoice::Auto, config.depth).unwrap().io);
             let directory = self.directory.as_deref().unwrap_or(own.path());
             Arc::new(DiskStore::open_with(directory, config, &space, io).unwrap())

@@ -1,6 +1,7 @@
 use vramp_alloc::Driver;
 use vramp_defer::report::PieceState;
 use vramp_driver::Call;
+use vramp_driver::sim::Kernel;
 
 use super::*;
 
@@ -18,6 +19,29 @@ fn a_buffer_leaves_for_a_malloc_and_comes_back_with_its_bytes_to_its_address() {
     rig.expect(&buffer, 0x5A);
     assert_eq!(buffer.addresses(), at);
     rig.check();
+}
+
+#[test]
+fn contents_on_the_host_are_read_there_while_the_card_has_no_room() {
+    let rig = rig();
+    let buffer = rig.filled(MIB(40), 0x5A);
+    buffer.write(MIB(31), &[7; 3 << 20]).unwrap();
+    let block = rig.allocator.malloc(MIB(60), rig.stream).unwrap();
+    assert!(!buffer.is_resident());
+    let mut bytes = vec![0; 4 << 20];
+    buffer.read(MIB(30), &mut bytes).unwrap();
+    let (before, after) = bytes.split_at(1 << 20);
+    assert!(before.iter().all(|&byte| byte == 0x5A) && after.iter().all(|&byte| byte == 7));
+    let outside = buffer.read(MIB(39), &mut bytes);
+    assert!(matches!(outside, Err(vramp_defer::SpillError::Outside { .. })), "{outside:?}");
+    assert!(!buffer.is_resident());
+    assert_eq!(rig.manager.stats().from_host_bytes, 0);
+    rig.check();
+    rig.allocator.free(block, rig.stream).unwrap();
+    // A later write is read, and not the older copy.
+    buffer.write(MIB(30), &[9; 4 << 20]).unwrap();
+    buffer.read(MIB(30), &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 9));
 }
 
 #[test]
@@ -273,5 +297,34 @@ fn a_thread_of_the_manager_copies_ahead_between_the_levels() {
     }
     assert!(buffer.is_resident());
     rig.expect(&buffer, 1);
+    rig.check();
+}
+
+#[test]
+fn new_victims_go_to_a_full_host_and_the_oldest_copies_to_the_disk() {
+    // Beside the staging blocks the host has room for two pieces.
+    let staging = MoverConfig { step: MIB(4), ..MoverConfig::default() };
+    let staging = staging.step * u64::from(staging.staging_pieces);
+    let rig = Plan { host: staging + MIB(16), disk: Some(MIB(512)), ..Plan::default() }.build();
+    let old = rig.filled(MIB(16), 1);
+    rig.sim.synchronize_stream(rig.queue).unwrap();
+    assert_eq!(rig.manager.spill(MIB(16)).freed, MIB(16));
+    // Long after, other contents leave soon after their use.
+    let pause = Kernel::new("pause").lasting(60_000_000_000);
+    rig.sim.launch(rig.queue, pause).unwrap();
+    rig.sim.synchronize_stream(rig.queue).unwrap();
+    let young = rig.filled(MIB(16), 2);
+    rig.sim.synchronize_stream(rig.queue).unwrap();
+    assert_eq!(rig.manager.spill(MIB(16)).freed, MIB(16));
+    let on_disk = |buffer: &DeferrableBuffer| {
+        let copies = buffer.states().into_iter().map(|state| match state {
+            PieceState::Spilled { copies } => copies.disk && !copies.host,
+            other => panic!("{other:?}"),
+        });
+        copies.collect::<Vec<_>>()
+    };
+    assert_eq!((on_disk(&old), on_disk(&young)), (vec![true; 2], vec![false; 2]));
+    rig.expect(&old, 1);
+    rig.expect(&young, 2);
     rig.check();
 }

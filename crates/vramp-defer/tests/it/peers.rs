@@ -76,6 +76,37 @@ fn where_blocks_take_the_whole_card_leases_are_refused_and_contents_stay() {
 }
 
 #[test]
+fn with_no_room_for_idle_buffers_each_use_brings_its_own_and_sends_it_away() {
+    let rig = rig();
+    let buffers: Vec<_> = (1..=3).map(|byte| rig.filled(MIB(16), byte)).collect();
+    for round in 0..3 {
+        for (buffer, byte) in buffers.iter().zip(1..) {
+            rig.expect(buffer, byte);
+            rig.manager.spill(MIB(64));
+            assert_eq!(rig.manager.census().occupied, Bytes::ZERO, "round {round}");
+            assert!(buffers.iter().all(|buffer| !buffer.is_resident()));
+        }
+    }
+    rig.check();
+}
+
+#[test]
+fn a_capacity_of_zero_refuses_leases_and_says_so() {
+    let usual = Plan::default().config;
+    let config = SpillConfig { capacity: Some(Bytes::ZERO), ..usual };
+    let rig = Plan { config, ..Plan::default() }.build();
+    let buffer = rig.manager.buffer(MIB(16)).unwrap();
+    match buffer.lease(Access::Shared, rig.stream) {
+        Err(SpillError::Refused(vramp_defer::LeaseRefused::TooLarge { needed, capacity })) => {
+            assert_eq!((needed, capacity), (MIB(16), Bytes::ZERO));
+        }
+        other => panic!("nothing may be leased: {other:?}"),
+    }
+    assert_eq!(rig.manager.census().occupied, Bytes::ZERO);
+    rig.check();
+}
+
+#[test]
 fn the_least_recently_used_leaves_first_and_each_use_renews() {
     let rig = rig();
     let buffers: Vec<_> = (1..=4).map(|byte| rig.filled(MIB(16), byte)).collect();
@@ -205,6 +236,8 @@ fn with_little_room_on_card_and_host_buffers_go_down_step_by_step_and_come_back(
     let census = rig.manager.census();
     assert_eq!(census.resident + census.spilled, MIB(64), "{census:?}");
     assert!(!census.spilled_host.is_zero() && !census.spilled_disk.is_zero(), "{census:?}");
+    assert!(buffers[3].is_resident(), "the last one used stays");
+    assert!(buffers[..2].iter().all(|buffer| !buffer.is_resident()), "the oldest leave");
     for (buffer, byte) in buffers.iter().rev().zip([4, 3, 2, 1]) {
         rig.expect(buffer, byte);
         assert!(rig.manager.census().resident <= MIB(24));

@@ -6,7 +6,7 @@ use Access::{Exclusive, Shared};
 fn grouped(tenants: &[u64]) -> (Deferrables, RangeId, Vec<BufferId>) {
     let sizes = DeferConfig { piece: b(4096), page: b(1024), capacity: b(16384), ..config() };
     let mut core = Deferrables::new(sizes).unwrap();
-    let group = core.add_group(b(4000)).unwrap();
+    let group = core.add_group(b(4000), None).unwrap();
     let add = |&len: &u64| core.add_tenant(group, b(len)).unwrap().buffer;
     let all = tenants.iter().map(add).collect();
     (core, group, all)

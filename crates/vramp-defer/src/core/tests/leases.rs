@@ -25,7 +25,7 @@ fn lengths_that_make_no_buffer_are_refused() {
     for len in [b(0), Bytes::new(u64::MAX)] {
         assert!(matches!(core.add_buffer(len), Err(AddError::Length { .. })));
     }
-    assert!(matches!(core.add_group(b(17)), Err(AddError::Length { .. })));
+    assert!(matches!(core.add_group(b(17), None), Err(AddError::Length { .. })));
     for piece in [0, 6, 1 << 40] {
         let wrong = DeferConfig { piece: b(piece), ..config() };
         assert!(matches!(Deferrables::new(wrong), Err(DeferConfigError::Piece { .. })));

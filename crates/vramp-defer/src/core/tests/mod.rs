@@ -1,7 +1,9 @@
 //! Tests of the planner: named cases, and random programs against a naive twin.
 
 mod choice;
+mod demote;
 mod exposure;
+mod full_scan;
 mod groups;
 mod in_place;
 mod leases;

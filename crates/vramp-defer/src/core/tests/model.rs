@@ -113,114 +113,124 @@ fn write(world: &mut World, piece: PieceId) {
     (bits.latest, bits.card) = (number, Some(number));
 }
 
-fn lease_step(
-    core: &mut Deferrables,
-    world: &mut World,
-    ask: &Ask,
-    ticket: Option<Ticket>,
-) -> Result<bool, TestCaseError> {
-    let Ask { stream, ref buffers, stays } = *ask;
+/// A request that is not in the queue. Returns true if it was granted.
+fn lease_step(core: &mut Deferrables, world: &mut World, ask: &Ask) -> Result<bool, TestCaseError> {
     let wanted = &world.split_by_place(ask);
-    let committed_before = world.committed(core);
     let held = |lease: &&TwinLease| excludes(&lease.ways(), wanted);
     let busy: Vec<BufferLeaseId> = world.leases.iter().filter(held).map(|lease| lease.id).collect();
-    let in_the_way = |one: &&TwinMove| {
-        let way = wanted.get(&one.piece.buffer);
-        way.is_some_and(|way| match one.kind {
-            Kind::Out(to) => *way == Way::Exclusive && to.is_some() && one.queued.is_none(),
-            Kind::Restore(_) | Kind::Push(..) => *way != Way::InPlace,
-        })
-    };
-    let older = world.wait_queue.iter().take_while(|waiter| Some(waiter.ticket) != ticket);
-    let behind = older.enumerate().filter(|(place, older)| {
-        world.comes_after(core, &world.split_by_place(&older.ask), wanted)
-            && !world.waits_for(core, *place).contains(&stream)
-    });
-    let behind: Vec<Ticket> = behind.map(|(_, older)| older.ticket).collect();
-    let settling = world.moves.iter().filter(in_the_way).count();
-    let ranges = world.ranges_of(wanted);
-    let all: u64 = ranges.iter().map(|&range| world.range_len(core, range)).sum();
+    let (standing, settling) = (world.standing_of_a_new_one(core, ask), world.settling(wanted));
     let list = ask.list();
-    let streams = [StreamKey(stream)];
-    let holder = HolderKey(stream);
-    let request = LeaseRequest { buffers: &list, streams: &streams, holder, ticket };
+    let streams = [StreamKey(ask.stream)];
+    let holder = HolderKey(ask.stream);
+    let request = LeaseRequest { buffers: &list, streams: &streams, holder, holding: &[] };
     let granted = core.lease_in_place(&request, &ask.in_place_allowed(), world.now);
     let given = granted.is_ok();
     match granted {
         Ok(granted) => {
-            let in_place = granted.in_place;
-            prop_assert!(stays || in_place.is_empty());
-            let told = |id| in_place.contains(id);
-            prop_assert!(wanted.iter().all(|(id, way)| told(id) == (*way == Way::InPlace)));
-            prop_assert!(busy.is_empty() && settling == 0 && all <= CAPACITY);
-            prop_assert!(behind.is_empty(), "{:?} came before", behind);
-            let mut after: BTreeMap<u64, u64> = BTreeMap::new();
-            for (&id, &access) in buffers {
-                let twin = world.twin(id);
-                let reads = twin.reads.iter().filter(|_| access == Access::Exclusive);
-                for (&stream, &number) in twin.writes.iter().chain(reads) {
-                    let known = after.entry(stream).or_default();
-                    *known = number.max(*known);
-                }
-            }
-            for one in &world.moves {
-                let written = wanted.get(&one.piece.buffer) == Some(&Way::Exclusive);
-                if let (true, Some(number)) = (written, one.queued) {
-                    let known = after.entry(COPIES).or_default();
-                    *known = number.max(*known);
-                }
-            }
-            after.remove(&stream);
-            let told = granted.after.iter().map(|token| (token.stream.0, token.number));
-            prop_assert_eq!(told.collect::<BTreeMap<u64, u64>>(), after);
-            for fill in &granted.restores {
-                prop_assert_eq!(world.bits(fill.piece).card, None);
-                world.begin(fill.id, fill.piece, Kind::Restore(fill.from))?;
-            }
-            let buffers = buffers.clone();
-            world.leases.push(TwinLease { id: granted.lease, stream, buffers, in_place });
-            // Memory that was pinned without a lease may exceed it; leases never add to that.
-            prop_assert!(world.committed(core) <= CAPACITY.max(committed_before));
+            prop_assert_eq!(standing, Standing::Served);
+            take_step(core, world, ask, granted)?;
         }
-        Err(LeaseRefused::TooLarge { .. }) => prop_assert!(all > CAPACITY),
+        Err(LeaseRefused::TooLarge { .. }) => prop_assert_eq!(standing, Standing::Never),
         Err(LeaseRefused::Busy { held_by }) => prop_assert_eq!(held_by, busy),
         Err(LeaseRefused::Settling { moves }) => prop_assert_eq!(moves.len(), settling),
         Err(LeaseRefused::Full { needed, committed, .. }) => {
             prop_assert_eq!(committed.count(), world.committed(core));
             prop_assert!(committed + needed > b(CAPACITY));
         }
-        Err(LeaseRefused::OlderWaiters { waiting }) => prop_assert_eq!(waiting, behind),
+        Err(LeaseRefused::OlderWaiters { behind }) => {
+            let Standing::Behind(place) = standing else {
+                return Err(TestCaseError::fail(format!(
+                    "{behind} is not in its way: {standing:?}"
+                )));
+            };
+            prop_assert_eq!(behind, world.wait_queue[place].ticket);
+        }
         Err(other) => prop_assert!(false, "{other}"),
     }
+    prop_assert_eq!(given, standing == Standing::Served);
     Ok(given)
 }
 
-/// Retries the request at a place of the queue; granted, it leaves the queue.
-fn ask_step(
-    core: &mut Deferrables,
+/// The planner granted a lease.
+fn take_step(
+    core: &Deferrables,
     world: &mut World,
-    place: usize,
-) -> Result<bool, TestCaseError> {
-    let TwinWaiter { ticket, ask } = world.wait_queue[place].clone();
-    let removed = ask.buffers.keys().any(|&id| world.find(id).is_none());
-    let done = removed || lease_step(core, world, &ask, Some(ticket))?;
-    if done {
-        prop_assert!(core.dequeue(ticket));
-        world.wait_queue.remove(place);
+    ask: &Ask,
+    granted: GrantedLease,
+) -> Result<(), TestCaseError> {
+    let Ask { stream, ref buffers, stays } = *ask;
+    let wanted = &world.split_by_place(ask);
+    let in_place = granted.in_place;
+    prop_assert!(stays || in_place.is_empty());
+    let told = |id| in_place.contains(id);
+    prop_assert!(wanted.iter().all(|(id, way)| told(id) == (*way == Way::InPlace)));
+    let mut after: BTreeMap<u64, u64> = BTreeMap::new();
+    for (&id, &access) in buffers {
+        let twin = world.twin(id);
+        let reads = twin.reads.iter().filter(|_| access == Access::Exclusive);
+        for (&stream, &number) in twin.writes.iter().chain(reads) {
+            let known = after.entry(stream).or_default();
+            *known = number.max(*known);
+        }
     }
-    Ok(done)
+    for one in &world.moves {
+        let written = wanted.get(&one.piece.buffer) == Some(&Way::Exclusive);
+        if let (true, Some(number)) = (written, one.queued) {
+            let known = after.entry(COPIES).or_default();
+            *known = number.max(*known);
+        }
+    }
+    after.remove(&stream);
+    let told = granted.after.iter().map(|token| (token.stream.0, token.number));
+    prop_assert_eq!(told.collect::<BTreeMap<u64, u64>>(), after);
+    for fill in &granted.restores {
+        prop_assert_eq!(world.bits(fill.piece).card, None);
+        world.begin(fill.id, fill.piece, Kind::Restore(fill.from))?;
+    }
+    let committed_before = world.committed(core);
+    let buffers = buffers.clone();
+    world.leases.push(TwinLease { id: granted.lease, stream, buffers, in_place });
+    // Memory that was pinned without a lease may exceed it; leases never add to that.
+    prop_assert!(world.committed(core) <= CAPACITY.max(committed_before));
+    Ok(())
 }
 
-/// Enters the queue, or keeps its place there with what may be read in place now.
-fn wait_step(core: &mut Deferrables, world: &mut World, ask: Ask, ticket: Option<Ticket>) -> Step {
-    let holder = HolderKey(ask.stream);
-    let request = LeaseRequest { buffers: &ask.list(), holder, ticket, ..LeaseRequest::default() };
-    let given = core.enqueue(&request, &ask.in_place_allowed()).unwrap();
-    prop_assert!(ticket.is_none_or(|ticket| ticket == given), "it lost its place");
-    match world.wait_queue.iter_mut().find(|waiter| waiter.ticket == given) {
-        Some(waiter) => waiter.ask = ask,
-        None => world.wait_queue.push(TwinWaiter { ticket: given, ask }),
+/// Checks the marked waiters. Each that is served could be, and no other can be.
+fn serve_step(core: &mut Deferrables, world: &mut World) -> Step {
+    while let Some(ticket) = core.next_to_check() {
+        let place = world.wait_queue.iter().position(|waiter| waiter.ticket == ticket);
+        let place = place.expect("the planner has a waiter that its twin has not");
+        let standing = world.standings(core)[place];
+        let ask = world.wait_queue[place].ask.clone();
+        match core.recheck(ticket, &ask.in_place_allowed(), world.now) {
+            Ok(None) => {}
+            Ok(Some(granted)) => {
+                prop_assert_eq!(standing, Standing::Served, "{} was served", ticket);
+                world.wait_queue.remove(place);
+                take_step(core, world, &ask, granted)?;
+            }
+            Err(refused) => {
+                prop_assert_eq!(standing, Standing::Never, "{}", refused);
+                world.wait_queue.remove(place);
+            }
+        }
+        core.audit().map_err(|error| TestCaseError::fail(error.to_string()))?;
     }
+    for (waiter, standing) in world.wait_queue.iter().zip(world.standings(core)) {
+        let waits = !matches!(standing, Standing::Served | Standing::Never);
+        prop_assert!(waits, "{} was forgotten: {:?}", waiter.ticket, standing);
+    }
+    Ok(())
+}
+
+/// Enters the queue.
+fn wait_step(core: &mut Deferrables, world: &mut World, ask: Ask) -> Step {
+    let holder = HolderKey(ask.stream);
+    let streams = [StreamKey(ask.stream)];
+    let list = ask.list();
+    let request = LeaseRequest { buffers: &list, streams: &streams, holder, holding: &[] };
+    let ticket = core.enqueue(&request, &ask.in_place_allowed(), None).unwrap();
+    world.wait_queue.push(TwinWaiter { ticket, ask });
     Ok(())
 }
 
@@ -415,7 +425,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Step {
         Act::Hint { which, hint } => hint_step(core, world, which, hint),
     };
     world.end_scopes();
-    done
+    done.and_then(|()| serve_step(core, world))
 }
 
 fn add_step(core: &mut Deferrables, world: &mut World, len: u64) -> Step {
@@ -470,21 +480,29 @@ fn request_step(
         *known = access(writes).max(*known);
     }
     let ask = Ask { stream, buffers: wanted, stays };
-    if !lease_step(core, world, &ask, None)? && waits {
-        wait_step(core, world, ask, None)?;
+    let fits = world.standing_of_a_new_one(core, &ask) != Standing::Never;
+    if !lease_step(core, world, &ask)? && waits && fits {
+        wait_step(core, world, ask)?;
     }
     Ok(())
 }
 
+/// Checks a waiter out of turn, with other buffers that may be read in place.
 fn retry_step(core: &mut Deferrables, world: &mut World, which: usize, stays: bool) -> Step {
     if world.wait_queue.is_empty() {
         return Ok(());
     }
     let place = which % world.wait_queue.len();
-    if !ask_step(core, world, place)? {
-        let TwinWaiter { ticket, ask } = world.wait_queue[place].clone();
-        wait_step(core, world, Ask { stays, ..ask }, Some(ticket))?;
+    world.wait_queue[place].ask.stays = stays;
+    let TwinWaiter { ticket, ask } = world.wait_queue[place].clone();
+    let standing = world.standings(core)[place];
+    let checked = core.recheck(ticket, &ask.in_place_allowed(), world.now);
+    if let Ok(Some(granted)) = checked {
+        prop_assert_eq!(standing, Standing::Served);
+        world.wait_queue.remove(place);
+        return take_step(core, world, &ask, granted);
     }
+    prop_assert!(checked.is_ok() && standing != Standing::Served, "{:?}", standing);
     Ok(())
 }
 
@@ -560,7 +578,10 @@ fn choose_step(
     let mut room = SpillRoom { host: b(room), disk: b(room / 2), ..SpillRoom::default() };
     (0..).zip(peers).for_each(|(ordinal, free)| room.peers[peer(ordinal)] = b(free));
     let promised = tiers().map(|tier| world.promised(tier));
+    let expected = full_scan::choice(core, &SpillDemand { room, ..short(deficit) }, world.now);
     let choice = core.choose(&SpillDemand { room, ..short(deficit) }, world.now);
+    let chosen = choice.victims.iter().flat_map(|victim| &victim.moves).map(|out| out.piece);
+    prop_assert_eq!(chosen.collect::<Vec<_>>(), expected, "as by looking at every piece");
     let longest = choice.victims.iter().map(|victim| victim.frees).max();
     let longest = longest.unwrap_or_default();
     prop_assert!(choice.frees < b(deficit) + longest.max(b(1)));
@@ -796,19 +817,12 @@ fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Step {
             twin.pinned_memory = false;
         }
         core.end_epoch();
+        let before = world.wait_queue.len();
+        serve_step(core, world)?;
         if world.wait_queue.is_empty() {
             return Ok(());
         }
-        let all: u64 = {
-            let ranges = world.ranges_of(&world.split_by_place(&world.wait_queue[0].ask));
-            ranges.iter().map(|&range| world.range_len(core, range)).sum()
-        };
-        let served = ask_step(core, world, 0)?;
-        prop_assert_eq!(served, all <= CAPACITY);
-        if !served {
-            let gone = world.wait_queue.remove(0);
-            prop_assert!(core.dequeue(gone.ticket));
-        }
+        prop_assert!(world.wait_queue.len() < before, "the oldest waits for nothing");
     }
 }
 
@@ -821,7 +835,7 @@ proptest! {
     ) {
         let sizes = DeferConfig { piece: b(PIECE), capacity: b(CAPACITY), ..config() };
         let mut core = Deferrables::new(sizes).unwrap();
-        let group = core.add_group(b(PIECE)).unwrap();
+        let group = core.add_group(b(PIECE), None).unwrap();
         let mut world = World { group: Some(group), ..World::default() };
         for act in acts {
             step(&mut core, &mut world, &act)

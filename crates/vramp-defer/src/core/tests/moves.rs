@@ -250,3 +250,18 @@ fn a_buffer_that_somebody_needs_is_not_removed_and_says_by_whom() {
     assert_eq!(core.remove(a).unwrap(), []);
     assert_eq!(core.occupied(), b(0));
 }
+
+#[test]
+fn what_is_kept_on_the_card_stays_without_a_lease() {
+    let mut core = core();
+    let buffer = written(&mut core, 16, 0);
+    let out = core.choose(&short(16), 1).victims[0].moves[0].clone();
+    let buffers = [(buffer, Access::Shared)];
+    core.keep(&LeaseRequest { buffers: &buffers, ..LeaseRequest::default() }, 2).unwrap();
+    core.audit().unwrap();
+    assert!(matches!(core.settle(out.id), Ok(Settled::Cleaned { .. })));
+    let held = lease(&mut core, buffer, Access::Exclusive, 3);
+    let refused = core.keep(&LeaseRequest { buffers: &buffers, ..LeaseRequest::default() }, 4);
+    assert!(matches!(refused, Err(LeaseRefused::Busy { .. })), "{refused:?}");
+    end(&mut core, held, 5);
+}

@@ -148,9 +148,25 @@ impl From<Access> for Way {
     fn from(access: Access) -> Way {
         match access {
             Access::Shared => Way::Shared,
-            Access::Exclusive => Way::Exclusive,
+            Access::Exclusive | Access::Overwrite => Way::Exclusive,
         }
     }
+}
+
+/// How a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Served,
+    /// A buffer is gone, or the set is too large.
+    Never,
+    /// An older waiter, at this place of the queue, goes first.
+    Behind(usize),
+    /// Leases or moves are in the way.
+    Busy,
+    /// `keeps`: leases have it, and younger ones must not take it.
+    LacksRoom {
+        keeps: bool,
+    },
 }
 
 pub type SplitRequest = BTreeMap<BufferId, Way>;
@@ -319,6 +335,86 @@ impl World {
             && new > 0
             && self.committed(core) + new > CAPACITY
             && alone <= CAPACITY
+    }
+
+    /// Moves that a request waits for.
+    pub fn settling(&self, wanted: &SplitRequest) -> usize {
+        let in_the_way = |one: &&TwinMove| {
+            let way = wanted.get(&one.piece.buffer);
+            way.is_some_and(|way| match one.kind {
+                Kind::Out(to) => *way == Way::Exclusive && to.is_some() && one.queued.is_none(),
+                Kind::Restore(_) | Kind::Push(..) => *way != Way::InPlace,
+            })
+        };
+        self.moves.iter().filter(in_the_way).count()
+    }
+
+    /// How each waiter stands, the oldest first.
+    pub fn standings(&self, core: &Deferrables) -> Vec<Standing> {
+        self.all_standings(core).0
+    }
+
+    /// How a request stands that is younger than all waiters.
+    pub fn standing_of_a_new_one(&self, core: &Deferrables, ask: &Ask) -> Standing {
+        let (_, keeping) = self.all_standings(core);
+        self.stands(core, self.wait_queue.len(), &keeping, ask)
+    }
+
+    fn all_standings(&self, core: &Deferrables) -> (Vec<Standing>, Vec<usize>) {
+        let (mut all, mut keeping) = (Vec::new(), Vec::new());
+        for (place, waiter) in self.wait_queue.iter().enumerate() {
+            let standing = self.stands(core, place, &keeping, &waiter.ask);
+            if standing == (Standing::LacksRoom { keeps: true }) {
+                keeping.push(place);
+            }
+            all.push(standing);
+        }
+        (all, keeping)
+    }
+
+    /// `keeping` are the older ones that lack nothing but room.
+    fn stands(&self, core: &Deferrables, older: usize, keeping: &[usize], ask: &Ask) -> Standing {
+        if ask.buffers.keys().any(|&id| self.find(id).is_none()) {
+            return Standing::Never;
+        }
+        let wanted = self.split_by_place(ask);
+        let ranges = self.ranges_of(&wanted);
+        let all: u64 = ranges.iter().map(|&range| self.range_len(core, range)).sum();
+        if all > CAPACITY {
+            return Standing::Never;
+        }
+        let other = |place: usize| self.split_by_place(&self.wait_queue[place].ask);
+        let may_pass = |place: usize| self.waits_for(core, place).contains(&ask.stream);
+        let behind =
+            (0..older).rev().find(|&place| excludes(&other(place), &wanted) && !may_pass(place));
+        if let Some(place) = behind {
+            return Standing::Behind(place);
+        }
+        let busy = self.leases.iter().any(|lease| excludes(&lease.ways(), &wanted));
+        if busy || self.settling(&wanted) > 0 {
+            return Standing::Busy;
+        }
+        let behind = keeping.iter().rev().find(|&&place| {
+            let needed = self.ranges_of(&other(place));
+            let takes =
+                |range: &RangeId| !needed.contains(range) && !self.is_pinned_or_exposed(*range);
+            // One that lacks the same has no room either.
+            let is_taken = |range: &&RangeId| !self.is_pinned_or_exposed(**range);
+            let taken = |ranges: &[RangeId]| -> Vec<RangeId> {
+                ranges.iter().filter(is_taken).copied().collect()
+            };
+            let same = !taken(&ranges).is_empty() && taken(&ranges) == taken(&needed);
+            (same || ranges.iter().any(takes)) && !may_pass(place)
+        });
+        if let Some(&place) = behind {
+            return Standing::Behind(place);
+        }
+        let new = ranges.iter().filter(|&&range| !self.is_anchored(range));
+        let new: u64 = new.map(|&range| self.range_len(core, range)).sum();
+        if new > 0 && self.committed(core) + new > CAPACITY {
+            return Standing::LacksRoom { keeps: self.lacks_room(core, &wanted) };
+        }
+        Standing::Served
     }
 
     /// The younger request must not overtake the older one.

@@ -1,0 +1,151 @@
+//! Memory of others that becomes a deferrable buffer.
+//!
+//! 1. [`SpillManager::adopt`](super::SpillManager::adopt) takes a range of the device, and an owner that
+//!    keeps it allocated. The driver adopts the range, so that it can be copied. Nothing is copied.
+//! 2. Leases see the adopted addresses, and the owner stays, until all of the buffer has left the card.
+//!    Then the driver forgets the range, and the owner is dropped: the memory is free.
+//! 3. From then on the buffer is restored at its own addresses.
+//!
+//! The owner is dropped without a lock, by the thread that evicted the buffer or dropped its last
+//! handle: perhaps in the middle of an allocation.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use vramp_alloc::{Driver, StreamId, StreamWork};
+use vramp_core::{AddrRange, Bytes};
+
+use super::buffer_events::BufferChange;
+use super::buffer_handle::{DeferrableBuffer, Owner};
+use super::homes::RangeBacking;
+use super::service::Service;
+use super::spill_error::SpillError;
+use super::state::{Shared, State};
+use crate::planner::RangeId;
+
+/// Memory that was not adopted, with its owner.
+#[derive(thiserror::Error)]
+#[error("the memory was not adopted: {error}")]
+pub struct AdoptFailed {
+    /// The reason.
+    pub error: SpillError,
+    /// What keeps the memory.
+    pub owner: Box<dyn Send>,
+}
+
+impl std::fmt::Debug for AdoptFailed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AdoptFailed").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl From<Box<AdoptFailed>> for SpillError {
+    fn from(failed: Box<AdoptFailed>) -> SpillError {
+        failed.error
+    }
+}
+
+/// Memory that the driver adopted. Dropping it makes the driver forget it, and drops the owner.
+pub(super) struct AdoptedMemory {
+    pub range: AddrRange,
+    driver: Arc<dyn Driver>,
+    owner: Option<Box<dyn Send>>,
+}
+
+impl AdoptedMemory {
+    fn new(
+        driver: &Arc<dyn Driver>,
+        range: AddrRange,
+        owner: Box<dyn Send>,
+    ) -> Result<AdoptedMemory, Box<AdoptFailed>> {
+        match driver.adopt_memory(range) {
+            Ok(()) => Ok(AdoptedMemory { range, driver: Arc::clone(driver), owner: Some(owner) }),
+            Err(error) => {
+                let error = SpillError::NotAdoptable { memory: range, error };
+                Err(Box::new(AdoptFailed { error, owner }))
+            }
+        }
+    }
+
+    /// Ends the adoption without a drop of the owner.
+    fn fail(mut self, error: SpillError) -> Box<AdoptFailed> {
+        let owner = self.owner.take().expect("it has its owner until it is dropped");
+        Box::new(AdoptFailed { error, owner })
+    }
+}
+
+impl Drop for AdoptedMemory {
+    fn drop(&mut self) {
+        // First: the memory may be another allocation's once the owner is dropped.
+        self.driver.forget_memory(self.range);
+        let owner = self.owner.take();
+        // A panic of the owner is its own: the memory is not used any more.
+        let _ = catch_unwind(AssertUnwindSafe(move || drop(owner)));
+    }
+}
+
+impl Shared {
+    /// Makes a buffer of the memory at `memory`, which the work queued on `stream` writes.
+    pub(super) fn adopt(
+        &self,
+        service: &Arc<Service>,
+        memory: AddrRange,
+        owner: Box<dyn Send>,
+        stream: StreamId,
+    ) -> Result<DeferrableBuffer, Box<AdoptFailed>> {
+        if let Err(error) = self.check_open(stream) {
+            return Err(Box::new(AdoptFailed { error, owner }));
+        }
+        let own = match self.allocator.stable_range(memory.len, self.config.piece) {
+            Ok(own) => own,
+            Err(error) => return Err(Box::new(AdoptFailed { error: error.into(), owner })),
+        };
+        let adopted = AdoptedMemory::new(&self.driver, memory, owner)?;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let added = state.homes.check_apart(memory).and_then(|()| {
+            let (token, now_ns) = (state.events.note(stream), self.driver.now_ns());
+            Ok(state.core.add_adopted(memory.len, token, now_ns)?)
+        });
+        let added = match added {
+            Ok(added) => added,
+            Err(error) => {
+                drop(guard);
+                return Err(adopted.fail(error));
+            }
+        };
+        let addresses = AddrRange::new(own.range().start, memory.len);
+        let mut home = RangeBacking::new(Arc::new(own), false);
+        home.adopted = Some(adopted);
+        state.homes.insert(added.at.range, home);
+        state.emit(added.buffer, BufferChange::Created);
+        drop(guard);
+        Ok(DeferrableBuffer::new(Owner::adopted(service, added.buffer, addresses)))
+    }
+
+    /// Returns an error for a stream that is unknown or captures a graph.
+    fn check_open(&self, stream: StreamId) -> Result<(), SpillError> {
+        match self.allocator.stream_work(stream) {
+            None => Err(SpillError::UnknownStream(stream.to_string())),
+            Some(StreamWork::Open(raw)) if self.driver.is_capturing(raw)? => {
+                Err(SpillError::Capturing(raw))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+impl State {
+    /// Takes the adopted memory of a range, to be dropped after unlocking. Returns its length; zero if
+    /// contents are there still.
+    pub(super) fn release_adopted(&mut self, range: RangeId) -> Bytes {
+        if self.core.is_adopted(range) {
+            return Bytes::ZERO;
+        }
+        let adopted = self.homes.get_mut(&range).and_then(|home| home.adopted.take());
+        let Some(adopted) = adopted else { return Bytes::ZERO };
+        let freed = adopted.range.len;
+        self.to_drop.push(Box::new(adopted));
+        freed
+    }
+}

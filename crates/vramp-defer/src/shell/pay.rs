@@ -1,0 +1,355 @@
+//! Paying for the memory of a lease, in the same queue and account as reservations.
+//!
+//! 1. A granted lease pays for memory that is to be mapped: first with a reservation that pays for
+//!    it, then from the space, within its limit and in the order of its queue. What is missing is
+//!    spilled meanwhile. The lease is held, so its own buffers stay.
+//! 2. If that fails the lease is cancelled. Its request then waits in the space's queue like a
+//!    reservation ([`Shared::queue_for_budget`]) and holds nothing: neither buffers, nor a charge, nor
+//!    a place in the queue of leases. So what an older request waits for can leave.
+//! 3. The queue hands the bytes over as a prepaid charge, and the request asks for its lease
+//!    anew. If a lease is in the way the bytes go back.
+//!
+//! What a request in the space's queue sleeps for, and which thread has to wake it:
+//!
+//! | the missing bytes are | event | thread |
+//! |---|---|---|
+//! | idle buffers | a spill ([`Shared::spill_for_space`]) | the waiter itself, before it sleeps; it tries again after pauses, a bounded number of times |
+//! | claimed by the spill of another waiter | [`Account::settle`](super::account::Account::settle) returns them; what it could not free, the next attempt claims | that waiter, then this one |
+//! | reserved, or charged to allocations | they are released | their owner; the queue serves all that fit |
+//! | under leases, pins or exposed pointers | [`Shared::notify_spillable`]: the waiter spills again | the one that ends the last of these |
+//! | idle, with no room on host and disk | [`Shared::notify_spillable`] | the one that drops or discards a buffer; the watching thread once host or disk have more room |
+//!
+//! A request of a task stands in the same queue. Its waker is called where a thread would be woken, and
+//! the watching thread calls it after pauses and at the deadline.
+//!
+//! Without a deadline a lease in the last state is refused if no other owner can make room
+//! (`at_rest.rs`). [`SpillManager::cancel_waits`](super::manager::SpillManager::cancel_waits) ends every
+//! wait.
+//!
+//! A waiter of the space whose bytes cannot be spilled, because leases keep them, would starve while
+//! threads lease the same resident buffers again and again. So while there is one, a request of an
+//! owner without leases first waits in the space's queue for all of its bytes, resident or not.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+
+use smallvec::SmallVec;
+
+use crate::planner::{Access, BufferId, BufferLeaseId, HolderKey};
+use vramp_core::Bytes;
+use vramp_tiers::reserve::{
+    CancelToken, Charge, Enqueued, QueuedReservation, ReservationId, ReservationPoll, ReserveError,
+};
+use vramp_tiers::spill::Spilling;
+use vramp_tiers::{Deadline, MemorySpace, Reservation};
+
+use super::at_rest::EndlessWait;
+use super::events::LeaseStream;
+use super::spill_error::SpillError;
+use super::state::Shared;
+use super::timers::TimerKey;
+
+/// What pays for one request: a reservation, and bytes that the space's queue handed over.
+#[derive(Default)]
+pub(super) struct Payment {
+    /// Reservation given by the caller. Otherwise those attached to the thread or the stream pay.
+    pub reservation: Option<Arc<Reservation>>,
+    /// Bytes from the space's queue.
+    pub prepaid: Option<Charge>,
+    /// Bytes that the last attempt lacked, the prepaid ones included.
+    lacks: Bytes,
+    /// The request in the space's queue.
+    queued: Option<Box<QueuedReservation>>,
+    /// What the watching thread looks at while a request without a deadline is there.
+    endless: Option<Arc<EndlessWait>>,
+    /// Cancelled once all waits are to end.
+    waits: Option<CancelToken>,
+    /// When its task is to be polled without an event of the queue.
+    timer: Option<TimerKey>,
+}
+
+/// Where a payment in the space's queue is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PaymentPoll {
+    /// It is not in the queue, or not any more.
+    Ready,
+    /// [`Payment::spill`] is to be called, which may block.
+    Spill,
+    /// The waker will be called.
+    Pending,
+}
+
+impl Payment {
+    fn prepay(&mut self, reserved: Result<Reservation, ReserveError>) -> Result<(), SpillError> {
+        let all_end = self.waits.take().is_some_and(|waits| waits.is_cancelled());
+        let is_endless = self.endless.take().is_some();
+        match reserved {
+            // By the watching thread: the request is to be tried again, and refused if that fails.
+            Err(ReserveError::Cancelled(_)) if is_endless && !all_end => {}
+            reserved => self.prepaid = Some(reserved.map_err(no_budget)?.into_charge()),
+        }
+        Ok(())
+    }
+
+    /// Waits for its turn, if it is in the space's queue.
+    ///
+    /// # Errors
+    /// The deadline passed, or the space's manager was shut down.
+    pub fn wait(&mut self, shared: &Shared) -> Result<(), SpillError> {
+        let Some(queued) = self.queued.take() else { return Ok(()) };
+        let paid = self.prepay(queued.wait());
+        paid.map_err(|error| error.after(shared.disk_gate.failure()))
+    }
+
+    /// Calls spillers for its turn in the space's queue.
+    pub fn spill(&mut self) {
+        if let Some(queued) = &mut self.queued {
+            queued.spill();
+        }
+    }
+
+    /// Returns how it is with its turn in the space's queue.
+    ///
+    /// # Errors
+    /// The deadline passed, or the space's manager was shut down.
+    pub fn poll(&mut self, shared: &Shared, waker: &Waker) -> Result<PaymentPoll, SpillError> {
+        self.stop_timer(shared);
+        let Some(queued) = &mut self.queued else { return Ok(PaymentPoll::Ready) };
+        match queued.poll(waker) {
+            ReservationPoll::Spill => Ok(PaymentPoll::Spill),
+            ReservationPoll::Pending(until) => {
+                self.timer = until.map(|at| shared.lock().timers.set(at, waker.clone()));
+                Ok(PaymentPoll::Pending)
+            }
+            ReservationPoll::Ready(reserved) => {
+                self.queued = None;
+                let paid = self.prepay(reserved);
+                paid.map_err(|error| error.after(shared.disk_gate.failure()))?;
+                Ok(PaymentPoll::Ready)
+            }
+        }
+    }
+
+    /// Removes the timer of a task that is polled or dropped.
+    pub fn stop_timer(&mut self, shared: &Shared) {
+        if let Some(key) = self.timer.take() {
+            let stopped = shared.lock().timers.remove(key);
+            drop(stopped);
+        }
+    }
+}
+
+impl Shared {
+    /// Pays for the memory that a granted lease needs.
+    ///
+    /// # Errors
+    /// There is no room within the limit, or older requests go first.
+    pub(super) fn pay(
+        &self,
+        lease: BufferLeaseId,
+        streams: &[LeaseStream],
+        payment: &mut Payment,
+    ) -> Result<(), SpillError> {
+        // What is not needed goes back, after the lock is free.
+        let mut prepaid = payment.prepaid.take();
+        let Some(space) = &self.budget else { return Ok(()) };
+        let need = self.lock().account.need(lease);
+        if need.is_zero() {
+            return Ok(());
+        }
+        let mut charges: SmallVec<[Charge; 3]> = SmallVec::new();
+        let mut left = need;
+        if let Some(charge) = self.charge_reservation(space, streams, payment, left) {
+            left -= charge.bytes();
+            charges.push(charge);
+        }
+        payment.lacks = left;
+        if let Some(handed) = &mut prepaid {
+            let now = left.min(handed.bytes());
+            left -= now;
+            charges.push(handed.split(now));
+        }
+        if !left.is_zero() {
+            // Not while holding the lock: callbacks of the space may call the manager.
+            charges.push(self.charge_now(space, left)?);
+        }
+        let mut state = self.lock();
+        state.account.pay(lease, charges);
+        state.settle_charges();
+        Ok(())
+    }
+
+    fn charge_reservation(
+        &self,
+        space: &MemorySpace,
+        streams: &[LeaseStream],
+        payment: &Payment,
+        max: Bytes,
+    ) -> Option<Charge> {
+        match &payment.reservation {
+            Some(reservation) => reservation.charge_up_to(max),
+            None => {
+                let streams: SmallVec<[_; 2]> = streams.iter().map(|stream| stream.id).collect();
+                space.charge_attached(&self.allocator, &streams, max)
+            }
+        }
+    }
+
+    /// Charges the space at once, within its limit and in the order of its queue. Spills what is
+    /// missing.
+    fn charge_now(&self, space: &MemorySpace, bytes: Bytes) -> Result<Charge, SpillError> {
+        let request = || space.request(bytes).spilling(Spilling::AlsoNow).now();
+        let reserved = request().or_else(|error| {
+            // A spiller of this space is not called from within one: its own buffers are spilled here.
+            let lacks = match &error {
+                ReserveError::NotNow(refusal) => bytes.saturating_sub(refusal.available()),
+                _ => Bytes::ZERO,
+            };
+            match lacks.is_zero() || self.spill(lacks, &|| lacks).freed.is_zero() {
+                true => Err(error),
+                false => request(),
+            }
+        });
+        reserved.map(Reservation::into_charge).map_err(no_budget)
+    }
+
+    /// Enters the space's queue for what the last attempt lacked. Nothing is held meanwhile.
+    ///
+    /// Without a deadline the wait also ends, with no bytes, once no owner other than `holders` can make
+    /// room.
+    ///
+    /// # Errors
+    /// The bytes never fit, the deadline passed, the wait was cancelled, or the space's manager was shut
+    /// down.
+    pub(super) fn queue_for_budget(
+        &self,
+        payment: &mut Payment,
+        holders: &[HolderKey],
+        deadline: Deadline,
+    ) -> Result<(), SpillError> {
+        let Some(space) = &self.budget else { return Ok(()) };
+        if payment.lacks.is_zero() {
+            return Ok(());
+        }
+        let waits = self.budget_waits();
+        let mut request = space.request(payment.lacks).deadline(deadline);
+        if deadline.instant().is_none() {
+            let wait = Arc::new(EndlessWait { token: CancelToken::new(), holders: holders.into() });
+            request = request.cancel_token(&wait.token);
+            self.lock().add_endless_wait(&wait);
+            if waits.is_cancelled() {
+                return Err(SpillError::Cancelled);
+            }
+            payment.endless = Some(wait);
+        } else {
+            request = request.cancel_token(&waits);
+        }
+        payment.waits = Some(waits);
+        match request.enqueue().map_err(no_budget)? {
+            Enqueued::Served(reservation) => payment.prepay(Ok(reservation)),
+            Enqueued::Waiting(queued) => {
+                payment.queued = Some(queued);
+                Ok(())
+            }
+        }
+    }
+
+    /// Enters the space's queue for the bytes of all buffers if a waiter of the space lacks memory that
+    /// leases keep. Not if one of the holders holds a lease, or if a reservation pays.
+    ///
+    /// # Errors
+    /// As [`queue_for_budget`](Shared::queue_for_budget).
+    pub(super) fn queue_behind_starving(
+        &self,
+        buffers: &[(BufferId, Access)],
+        holders: &[HolderKey],
+        payment: &mut Payment,
+        deadline: Deadline,
+    ) -> Result<(), SpillError> {
+        let Some(space) = &self.budget else { return Ok(()) };
+        if !self.starves.load(Ordering::Relaxed) || payment.reservation.is_some() {
+            return Ok(());
+        }
+        if !space.has_waiters() {
+            self.starves.store(false, Ordering::SeqCst);
+            // A waiter may have come, and set it, between the two steps above.
+            if space.has_waiters() {
+                self.starves.store(true, Ordering::SeqCst);
+            }
+            return Ok(());
+        }
+        let state = self.lock();
+        if holders.iter().any(|&holder| state.core.holds_lease(holder)) {
+            return Ok(());
+        }
+        let whole = state.core.needed_by(buffers);
+        drop(state);
+        payment.lacks = whole.min(space.limit());
+        self.queue_for_budget(payment, holders, deadline)
+    }
+
+    /// Spills for a request in the space's queue. Returns the bytes that came back to the space.
+    pub(super) fn spill_for_space(&self, bytes: Bytes, left: &dyn Fn() -> Bytes) -> Bytes {
+        // What reservations paid stays theirs: evicting it returns nothing to the space.
+        let returnable = self.lock().account.returnable();
+        let bytes_there = bytes.min(returnable);
+        let freed = self.spill(bytes_there, &|| left().min(returnable)).freed;
+        // What leases keep, or what has no room below the card.
+        let still_there = || self.lock().account.returnable();
+        if freed < bytes && still_there() >= bytes - freed {
+            self.starves.store(true, Ordering::SeqCst);
+            self.watcher.ring();
+        }
+        freed
+    }
+
+    /// Wakes waiters of the space that lack memory which could not leave: after leases, pins or
+    /// exposures ended, or copies below the card made room. O(1) without such waiters.
+    pub(super) fn notify_spillable(&self) {
+        if let Some(space) = &self.budget
+            && self.starves.load(Ordering::Relaxed)
+        {
+            let idle = self.lock().core.idle();
+            space.notify_spillable(idle);
+        }
+    }
+
+    /// Frees up to `bytes` of what a reservation pays, for an allocation that exceeds it: charges
+    /// idle buffers to the space as far as there is room, and evicts the others. Returns the bytes
+    /// credited to the reservation.
+    pub(super) fn reclaim(&self, reservation: ReservationId, bytes: Bytes) -> Bytes {
+        let Some(space) = &self.budget else { return Bytes::ZERO };
+        let idle = {
+            let state = self.lock();
+            state.core.idle().min(state.account.paid_by(reservation))
+        };
+        let mut left = bytes.min(idle);
+        if left.is_zero() {
+            return Bytes::ZERO;
+        }
+        let wanted = left;
+        if let Ok(part) = space.request(left).spilling(Spilling::Never).up_to(Bytes::ZERO) {
+            let charge = part.into_charge();
+            let mut state = self.lock();
+            let ended = state.account.replace(reservation, charge);
+            left -= ended.iter().map(Charge::bytes).sum();
+            state.to_drop.push(Box::new(ended));
+            state.settle_charges();
+        }
+        if !left.is_zero() {
+            self.lock().account.begin_reclaim(reservation, left);
+            self.spill(left, &|| left);
+            let mut state = self.lock();
+            left = state.account.end_reclaim(reservation);
+        }
+        wanted - left
+    }
+}
+
+fn no_budget(error: ReserveError) -> SpillError {
+    match error {
+        ReserveError::Cancelled(_) => SpillError::Cancelled,
+        error => SpillError::NoBudget { error: Box::new(error), failed: None },
+    }
+}

@@ -1,0 +1,136 @@
+//! Costs that must not grow with the number of buffers, and tables that must not keep what has ended.
+//! Steps are counted, not timed.
+
+use super::*;
+
+/// A card that holds `count` buffers of 2 MiB and no more, all written and idle.
+fn full_card(count: u64) -> (Rig, Vec<DeferrableBuffer>) {
+    let card = Simulator::builder().memory(Bytes::tib(1)).contents(Contents::Discarded);
+    let rig = Plan { limit: MIB(2) * count, host: MIB(256), ..Plan::default() }.build_on(card);
+    let buffers: Vec<_> = (0..count).map(|_| rig.manager.buffer(MIB(2)).unwrap()).collect();
+    for buffer in &buffers {
+        drop(buffer.lease(Access::Exclusive, rig.stream).unwrap());
+    }
+    rig.sim.synchronize_stream(rig.queue).unwrap();
+    rig.manager.spill(MIB(2));
+    (rig, buffers)
+}
+
+/// Table entries that the planner and the pool look at during `work`.
+fn looked_at(rig: &Rig, work: impl FnOnce()) -> u64 {
+    let count = || rig.manager.counters().looked_at + rig.allocator.stats().unwrap().looked_at;
+    let before = count();
+    work();
+    count() - before
+}
+
+/// Asserts that each operation looks at about as many entries with the most buffers as with the fewest.
+fn expect_flat(name: &str, counts: &[(u64, u64)]) {
+    let (_, few) = counts[0];
+    for (buffers, looked_at) in counts {
+        assert!(*looked_at <= 2 * few + 8, "{name} with {buffers} buffers: {counts:?}");
+    }
+}
+
+const COUNTS: [u64; 4] = [100, 1_000, 10_000, 100_000];
+
+#[test]
+fn a_lease_that_spills_looks_at_as_many_entries_with_100_000_buffers_as_with_100() {
+    let mut of_lease = Vec::new();
+    let mut of_spill = Vec::new();
+    let mut of_poll = Vec::new();
+    for count in COUNTS {
+        let (rig, buffers) = full_card(count);
+        let more: Vec<_> = (0..4).map(|_| rig.manager.buffer(MIB(2)).unwrap()).collect();
+        drop(more[0].lease(Access::Exclusive, rig.stream).unwrap());
+        rig.sim.synchronize_stream(rig.queue).unwrap();
+        of_lease.push((
+            count,
+            looked_at(&rig, || {
+                for buffer in &more[1..] {
+                    drop(buffer.lease(Access::Exclusive, rig.stream).unwrap());
+                }
+            }),
+        ));
+        assert_eq!(rig.manager.counters().victims, 4, "{count}");
+        rig.sim.synchronize_stream(rig.queue).unwrap();
+        rig.manager.census();
+        of_spill.push((
+            count,
+            looked_at(&rig, || {
+                assert_eq!(rig.manager.spill(MIB(2)).freed, MIB(2));
+            }),
+        ));
+        // Many buffers with work in flight, of which little completes.
+        let [busy, other] = [0, 1].map(|_| rig.allocator.create_stream().unwrap());
+        for buffer in &buffers[buffers.len() / 2..] {
+            drop(buffer.lease(Access::Shared, busy).unwrap());
+        }
+        let raw = rig.allocator.stream(busy).unwrap();
+        rig.sim.synchronize_stream(raw).unwrap();
+        rig.manager.census();
+        drop(buffers[50].lease(Access::Shared, other).unwrap());
+        of_poll.push((count, looked_at(&rig, || assert!(rig.manager.census().buffers > 0))));
+    }
+    expect_flat("a lease that spills", &of_lease);
+    expect_flat("a spill", &of_spill);
+    expect_flat("a poll", &of_poll);
+}
+
+#[test]
+fn a_buffer_that_is_dropped_while_many_are_held_looks_at_none_of_them() {
+    let mut counts = Vec::new();
+    for count in COUNTS {
+        let rig = Plan { limit: MIB(64), ..Plan::default() }.build();
+        let buffers: Vec<_> = (0..count).map(|_| rig.manager.buffer(MIB(2)).unwrap()).collect();
+        drop(buffers[0].lease(Access::Exclusive, rig.stream).unwrap());
+        let other = rig.manager.buffer(MIB(2)).unwrap();
+        counts.push((count, looked_at(&rig, || drop(other))));
+    }
+    expect_flat("a drop", &counts);
+}
+
+/// The tables that are not empty.
+fn left(rig: &Rig) -> Vec<(&'static str, usize)> {
+    rig.sim.synchronize_stream(rig.queue).unwrap();
+    rig.manager.footprint().into_iter().filter(|(_, entries)| *entries > 0).collect()
+}
+
+#[test]
+fn buffers_leases_and_groups_leave_nothing() {
+    let rig = rig();
+    assert_eq!(left(&rig), []);
+    for round in 0..100 {
+        let group = rig.manager.group();
+        for _ in 0..1_000 {
+            let [own, member] = [rig.manager.buffer(MIB(2)), group.buffer(Bytes::kib(64))];
+            let (own, member) = (own.unwrap(), member.unwrap());
+            let set = [(&own, Access::Exclusive), (&member, Access::Exclusive)];
+            let lease = rig.manager.lease(&set, rig.stream).unwrap();
+            drop(lease.expose(0, vramp_defer::pointers::PointerScope::Quiesced).unwrap());
+            drop(lease);
+            rig.manager.end_epoch();
+        }
+        if round % 10 == 0 {
+            let spilled: Vec<_> = (1..20).map(|byte| rig.filled(MIB(8), byte)).collect();
+            rig.manager.spill(MIB(64));
+            (1..).zip(&spilled).for_each(|(byte, buffer)| rig.expect(buffer, byte));
+        }
+    }
+    assert_eq!(left(&rig), []);
+    rig.check();
+}
+
+#[test]
+fn streams_that_were_used_leave_nothing() {
+    let rig = rig();
+    let buffer = rig.filled(MIB(2), 1);
+    let before = left(&rig);
+    for _ in 0..100_000 {
+        let stream = rig.allocator.create_stream().unwrap();
+        drop(buffer.lease(Access::Shared, stream).unwrap());
+        rig.allocator.destroy_stream(stream).unwrap();
+    }
+    assert_eq!(left(&rig), before);
+    rig.check();
+}
