@@ -1,6 +1,8 @@
 //! File descriptors that one process publishes and other processes of the same user open and close.
 //!
-//! It is the transport with which processes share memory. It carries descriptors and a description,
+//! [`turns`] lets processes take turns at a card. It uses files and no server.
+//!
+//! The rest is the transport with which processes share memory. It carries descriptors and a description,
 //! bytes with a meaning for the two programs, and counts who has them open. It knows no GPU.
 //!
 //! ```
@@ -113,6 +115,7 @@ mod pidfd;
 mod server;
 mod system;
 mod ticket;
+pub mod turns;
 
 pub use client::{Batch, Connections, OpenOptions, Opened};
 pub use error::{FetchError, OpenError, Refusal, ServeError, Side, TicketError};

@@ -162,6 +162,11 @@ pub fn is_running(process: ProcessName) -> bool {
     })
 }
 
+/// Returns true if the process is stopped, by a signal or a debugger.
+pub fn is_stopped(pid: u32) -> bool {
+    start_and_state(pid).is_some_and(|(_, state)| matches!(state, b'T' | b't'))
+}
+
 /// Returns the start time and the state of a process.
 fn start_and_state(pid: u32) -> Option<(u64, u8)> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;

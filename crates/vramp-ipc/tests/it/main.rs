@@ -12,3 +12,4 @@ mod limits;
 mod numbers;
 mod opens;
 mod stalls;
+mod turns;
