@@ -20,6 +20,46 @@
 #define VRAMP_VERSION 1000
 #define VRAMP_VERSION_STRING "0.1.0"
 
+/* Tier of a space: memory of a card. */
+#define VRAMP_TIER_DEVICE 0
+
+/* Tier of a space: pinned memory of the host. */
+#define VRAMP_TIER_HOST 1
+
+/* Tier of a space: files on a disk. */
+#define VRAMP_TIER_DISK 2
+
+/* Tier of contents: memory of another card. No space has it. */
+#define VRAMP_TIER_PEER 3
+
+/* Index of a space: any of its tier. */
+#define VRAMP_ANY_INDEX UINT32_MAX
+
+/* Time without end, for timeouts. */
+#define VRAMP_FOREVER UINT64_MAX
+
+/* Access of a lease: the work only reads. Several leases may hold the buffer. */
+#define VRAMP_ACCESS_READ 0
+
+/* Access of a lease: the work may read and write. */
+#define VRAMP_ACCESS_WRITE 1
+
+/*
+ * Access of a lease: the work writes all of the buffer, alone, and reads nothing of it. What left the card
+ * is not copied back: its bytes are any at first. When the lease ends all of it counts as written; if it is
+ * cancelled the contents are as before. A buffer that a request also names with another access is restored.
+ */
+#define VRAMP_ACCESS_OVERWRITE 2
+
+/* Hint: nothing is known of the next use. */
+#define VRAMP_HINT_NONE 0
+
+/* Hint: the buffer is needed soon. Others leave first. */
+#define VRAMP_HINT_WILL_NEED 1
+
+/* Hint: the buffer is not needed soon. It leaves before others. */
+#define VRAMP_HINT_WONT_NEED 2
+
 /* Status of a call. Zero is success. vramp_last_error() has the message of a failure. */
 typedef enum {
   /* Success. */
@@ -82,9 +122,27 @@ typedef enum {
   VRAMP_ERROR_EXPORT_ENDED = 28,
   /*
    * Two processes cannot exchange memory: another user, no answer, no path between them, or a limit
-   * of the system. The message says which.
+   * of the system. The message names the cause.
    */
-  VRAMP_ERROR_EXCHANGE = 29
+  VRAMP_ERROR_EXCHANGE = 29,
+  /* The allocator has no tiers. */
+  VRAMP_ERROR_NO_TIERS = 30,
+  /* The space is not in the configuration of the tiers. */
+  VRAMP_ERROR_UNKNOWN_SPACE = 31,
+  /* The reservation does not belong to this allocator, or is released. */
+  VRAMP_ERROR_UNKNOWN_RESERVATION = 32,
+  /* The buffer does not belong to this allocator, or is destroyed. */
+  VRAMP_ERROR_UNKNOWN_BUFFER = 33,
+  /* The time is over, and other leases, work or reservations are still in the way. */
+  VRAMP_ERROR_TIMEOUT = 34,
+  /* The wait ended because the tiers are being closed. */
+  VRAMP_ERROR_CANCELLED = 35,
+  /* The wait would never end: reservations wait for each other. */
+  VRAMP_ERROR_DEADLOCK = 36,
+  /* The contents of a buffer cannot be read back. The message names where they were. */
+  VRAMP_ERROR_CONTENTS = 37,
+  /* A region of memory cannot be paused, resumed or used now, or has no such tag. The message says why. */
+  VRAMP_ERROR_REGION = 38
 } vramp_status_t;
 
 /* Kind of an event. */
@@ -120,6 +178,43 @@ typedef enum {
   /* As fabric handles. */
   VRAMP_HANDLE_FABRIC = 2
 } vramp_handle_type_t;
+
+/* Where the contents of a buffer are. */
+typedef enum {
+  /* It has none: nothing was written. */
+  VRAMP_BUFFER_EMPTY = 0,
+  /* All on the card. */
+  VRAMP_BUFFER_RESIDENT = 1,
+  /* Some or all below the card. A lease restores them. */
+  VRAMP_BUFFER_DEFERRED = 2
+} vramp_buffer_state_t;
+
+/* What happened to a buffer. */
+typedef enum {
+  /* It was made. */
+  VRAMP_BUFFER_CREATED = 0,
+  /* `bytes` of its contents left the card for the tier `to`. */
+  VRAMP_BUFFER_WAS_DEFERRED = 1,
+  /* `bytes` of its contents came back from the tier `from`, for work queued from now on. */
+  VRAMP_BUFFER_RETRIEVED = 2,
+  /* `bytes` of its contents moved from the tier `from` to the tier `to`, both below the card. */
+  VRAMP_BUFFER_MOVED = 3,
+  /* A lease holds it: it stays on the card. */
+  VRAMP_BUFFER_LOCKED = 4,
+  /* A lease on it ended. Work that it queued may still run. */
+  VRAMP_BUFFER_UNLOCKED = 5,
+  /* Its contents were discarded. */
+  VRAMP_BUFFER_DISCARDED = 6,
+  /* It was destroyed, and its work is complete. The last event of the buffer. */
+  VRAMP_BUFFER_FREED = 7,
+  /*
+   * The observer fell behind, and `bytes` is the number of events that were dropped. `buffer` is zero:
+   * ask vramp_buffer_info for the states.
+   */
+  VRAMP_BUFFER_EVENTS_LOST = 8,
+  /* Another change. */
+  VRAMP_BUFFER_OTHER_CHANGE = 9
+} vramp_buffer_change_t;
 
 /* Handle of an allocator. An id that is looked up: any value may be passed. Zero is none. */
 typedef struct {
@@ -376,6 +471,289 @@ typedef struct {
   char fallback[160];
 } vramp_sharing_t;
 
+/*
+ * A store of the caller's own in place of files, for contents that the host has no room for: another
+ * process, a file format, a network. Set the struct to zero before. It is copied. Later versions add
+ * fields at the end.
+ *
+ * Each object is written once under a key of its own, read any number of times, and removed once. The
+ * functions are called with `user`, at the same time for different keys: `write` and `read` on threads of
+ * vramp, `remove` on the thread that drops a copy, perhaps in the middle of its vramp_malloc. No lock is
+ * held, and they may block: what moves waits for them. They return VRAMP_OK, VRAMP_ERROR_OUT_OF_MEMORY if
+ * there is no room, or any other number if they failed. They must not unwind: no C++ exception may leave
+ * them.
+ *
+ * In these functions each call that takes an allocator returns VRAMP_ERROR_BUSY and does nothing, for any
+ * allocator: it could wait for its own end.
+ */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_store_t)`. */
+  uint64_t struct_size;
+  /* Most bytes in the store. Not zero. */
+  uint64_t capacity;
+  /* Passed to the functions. */
+  void *user;
+  /*
+   * Stores `size` bytes under a key that was not used before. If it fails they stay where they were, and
+   * `remove` is called for the key.
+   */
+  int32_t (*write)(void *user, uint64_t key, const void *bytes, size_t size);
+  /*
+   * Fills `bytes` with the object, which has `size` bytes. If it fails the object stays, and may be read
+   * again. Other bytes than were written are found by a checksum.
+   */
+  int32_t (*read)(void *user, uint64_t key, void *bytes, size_t size);
+  /* Removes an object, also one whose `write` failed. If it fails it is not called again for the key. */
+  int32_t (*remove)(void *user, uint64_t key);
+  /*
+   * Called once, after the last call of the other functions: the tiers were closed, and every call that
+   * used them has returned. On any thread, with no lock held. Null for none.
+   */
+  void (*release)(void *user);
+  /* Most calls of `write` and `read` at the same time, up to 64. Zero means 4. */
+  uint64_t threads;
+} vramp_store_t;
+
+/*
+ * Sizes of the tiers below an allocator, for vramp_tiers_open_with. Set the struct to zero before.
+ * Later versions add fields at the end.
+ */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_tiers_options_t)`. */
+  uint64_t struct_size;
+  /*
+   * Budget of the card for reservations and buffers. Zero means the allocator's limit, or the
+   * memory of the device.
+   */
+  uint64_t device_bytes;
+  /* Pinned memory of the host for spilled contents. At least 1 MiB. */
+  uint64_t host_bytes;
+  /* Directory for contents that the host has no room for. Null or empty for none. A path in UTF-8. */
+  const char *disk_directory;
+  /* Most bytes in the directory. Not zero if there is a directory. */
+  uint64_t disk_bytes;
+  /*
+   * A store of the caller in place of the directory: the space VRAMP_TIER_DISK with index 0. Null for
+   * none.
+   */
+  const vramp_store_t *store;
+} vramp_tiers_options_t;
+
+/* A budget: a card, the pinned memory of a NUMA node, or a directory on a disk. */
+typedef struct {
+  /* VRAMP_TIER_DEVICE, VRAMP_TIER_HOST or VRAMP_TIER_DISK. */
+  uint32_t tier;
+  /* Index in the tier, from the configuration. */
+  uint32_t index;
+} vramp_space_t;
+
+/* Statistics of a space, in bytes where not said otherwise. Later versions add fields at the end. */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_space_stats_t)`, as in vramp_stats_t. */
+  uint64_t struct_size;
+  /* Upper bound of all charges. */
+  uint64_t capacity;
+  /* Upper bound of reservations. */
+  uint64_t limit;
+  /* From this total up, data should be spilled. */
+  uint64_t trigger;
+  /* From this total down, spilling should stop. */
+  uint64_t stop;
+  /* Unit of all amounts: requests are rounded up to it. */
+  uint64_t granule;
+  /* All charges: `reserved + overrun + orphaned + unreserved`. */
+  uint64_t total;
+  /* Peak of `total`. */
+  uint64_t peak;
+  /* Free below the limit. */
+  uint64_t available;
+  /* Free below the capacity. */
+  uint64_t available_capacity;
+  /* Sum of the sizes of active reservations. */
+  uint64_t reserved;
+  /* What active reservations use beyond their sizes. */
+  uint64_t overrun;
+  /* What is still allocated from released reservations. */
+  uint64_t orphaned;
+  /* What is charged without a reservation. */
+  uint64_t unreserved;
+  /* Number of active reservations. */
+  uint64_t reservations;
+  /* Number of requests that wait, in all spaces. */
+  uint64_t waiting;
+  /* Number of reservations made so far. */
+  uint64_t reserves;
+  /* Number of requests refused so far. */
+  uint64_t refusals;
+  /* Number of reservations released so far. */
+  uint64_t releases;
+} vramp_space_stats_t;
+
+/* Handle of a reservation: memory of a space that is kept free for its owner. Zero is none. */
+typedef struct {
+  /* Opaque. May be compared. */
+  uint64_t id;
+} vramp_reservation_t;
+
+/* State of a reservation, in bytes. Later versions add fields at the end. */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_reservation_info_t)`, as in vramp_stats_t. */
+  uint64_t struct_size;
+  /* Space of the reservation. */
+  vramp_space_t space;
+  /* Size: the requested bytes, in whole granules of the space. */
+  uint64_t size;
+  /* Bytes charged to it. */
+  uint64_t used;
+  /* What can still be charged to it. */
+  uint64_t unused;
+  /* Peak of `used`. */
+  uint64_t peak;
+} vramp_reservation_info_t;
+
+/*
+ * Handle of a deferrable buffer: its contents may leave the card while no lease holds it. Zero is
+ * none.
+ */
+typedef struct {
+  /* Opaque. May be compared, and hashed: it is never reused. */
+  uint64_t id;
+} vramp_buffer_t;
+
+/* State of a buffer. Without a lease it may change at once. Later versions add fields at the end. */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_buffer_info_t)`, as in vramp_stats_t. */
+  uint64_t struct_size;
+  /* Its address, which never changes. There is memory behind it only under a lease. */
+  void *address;
+  /* Its length in bytes. */
+  uint64_t size;
+  /* Where its contents are. */
+  vramp_buffer_state_t state;
+  /* Number of leases on it. While there are some it is locked: it stays where it is. */
+  uint32_t leases;
+  /* Bytes of contents on the card. */
+  uint64_t device_bytes;
+  /* Bytes of contents with a valid copy on the host. */
+  uint64_t host_bytes;
+  /* Bytes of contents with a valid copy on the disk. */
+  uint64_t disk_bytes;
+  /* Bytes of contents with a valid copy on another card. */
+  uint64_t peer_bytes;
+  /* Bytes that move now, in any direction. */
+  uint64_t moving_bytes;
+  /* Stream of the last lease, which may be forgotten. Zero before the first. */
+  vramp_stream_t last_stream;
+} vramp_buffer_info_t;
+
+/*
+ * Called with `user` when memory that vramp_buffer_adopt took is not needed any more. It must not
+ * unwind: no C++ exception may leave it.
+ */
+typedef void (*vramp_release_t)(void *user);
+
+/* A buffer of a lease, and what the work does with it. */
+typedef struct {
+  /* The buffer. */
+  vramp_buffer_t buffer;
+  /* VRAMP_ACCESS_READ, VRAMP_ACCESS_WRITE or VRAMP_ACCESS_OVERWRITE. */
+  uint32_t access;
+} vramp_buffer_use_t;
+
+/* Handle of a lease on buffers: while it is held they stay on the card. Zero is none. */
+typedef struct {
+  /* Opaque. May be compared. */
+  uint64_t id;
+} vramp_buffer_lease_t;
+
+/*
+ * A change of a buffer. Fields that its kind does not list are zero. Later versions add fields at the
+ * end.
+ */
+typedef struct {
+  /* What happened. */
+  vramp_buffer_change_t change;
+  /* Tier that contents left. */
+  uint32_t from;
+  /* Tier that they went to. */
+  uint32_t to;
+  /* Number of leases on the buffer after the change. */
+  uint32_t leases;
+  /* The buffer. It may be destroyed already. */
+  vramp_buffer_t buffer;
+  /* Bytes of contents. A long buffer moves in pieces, with an event for each. */
+  uint64_t bytes;
+  /* Length of the buffer. */
+  uint64_t size;
+  /* Bytes of its contents below the card after the change. */
+  uint64_t deferred_bytes;
+  /* Time, in nanoseconds of the device's clock. */
+  uint64_t at_ns;
+} vramp_buffer_event_t;
+
+/*
+ * Called for every change of a buffer, on a thread of vramp. No lock is held, so it may call vramp; but
+ * vramp_close and vramp_tiers_close return VRAMP_ERROR_BUSY in it, for any allocator. It must not unwind:
+ * no C++ exception may leave it.
+ */
+typedef void (*vramp_buffer_observer_t)(const vramp_buffer_event_t *event, void *user);
+
+/* Statistics of buffers. Amounts are in bytes. Later versions add fields at the end. */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_tiers_stats_t)`, as in vramp_stats_t. */
+  uint64_t struct_size;
+  /* Number of buffers. */
+  uint64_t buffers;
+  /* Number of leases. */
+  uint64_t leases;
+  /* Number of lease requests that wait. */
+  uint64_t waiting;
+  /* Length of all buffers. */
+  uint64_t total;
+  /* Without contents. */
+  uint64_t empty;
+  /* On the card. */
+  uint64_t resident;
+  /* Below the card only. */
+  uint64_t deferred;
+  /* Valid copies on the host. */
+  uint64_t host_copies;
+  /* Valid copies on the disk. */
+  uint64_t disk_copies;
+  /* Valid copies on other cards. */
+  uint64_t peer_copies;
+  /* In leased buffers. */
+  uint64_t leased;
+  /* Copied to the host so far. */
+  uint64_t to_host;
+  /* Written to the disk so far. */
+  uint64_t to_disk;
+  /* Copied to other cards so far. */
+  uint64_t to_peer;
+  /* Restored from the host so far. */
+  uint64_t from_host;
+  /* Restored from the disk so far. */
+  uint64_t from_disk;
+  /* Restored from other cards so far. */
+  uint64_t from_peer;
+  /* Number of evictions requested so far. */
+  uint64_t evictions;
+  /* What they freed. */
+  uint64_t evicted;
+  /* Number of lease requests that waited so far. */
+  uint64_t waits;
+  /* Nanoseconds that they waited. */
+  uint64_t waited_ns;
+  /* Number of moves that failed so far. vramp_tiers_failures has the last ones. */
+  uint64_t failures;
+} vramp_tiers_stats_t;
+
+/*
+ * Called with a text, which is valid until it returns. It must not unwind: no C++ exception may leave
+ * it.
+ */
+typedef void (*vramp_text_visitor_t)(const char *text, void *user);
+
 /* A block, as PyTorch's statistics need it. Amounts are in bytes. */
 typedef struct {
   /* Address of its first byte. */
@@ -615,7 +993,7 @@ vramp_status_t vramp_trim(vramp_allocator_t allocator, size_t keep);
  */
 vramp_status_t vramp_stats(vramp_allocator_t allocator, vramp_stats_t *stats);
 
-/* Checks every invariant of the allocator's state. O(n log n): for tests. */
+/* Checks every invariant of the state of the allocator and its tiers. O(n log n): for tests. */
 vramp_status_t vramp_audit(vramp_allocator_t allocator);
 
 /*
@@ -715,6 +1093,9 @@ vramp_status_t vramp_device(vramp_allocator_t allocator, vramp_device_t *device)
 vramp_status_t vramp_stream_raw(vramp_allocator_t allocator,
                                 vramp_stream_t stream,
                                 void **raw);
+
+/* Waits on the host for the work queued on a stream so far. VRAMP_ERROR_CAPTURE while it captures. */
+vramp_status_t vramp_stream_synchronize(vramp_allocator_t allocator, vramp_stream_t stream);
 
 /*
  * Frees a block on the stream that it was allocated for, as vramp_free does with that stream. The
@@ -1083,6 +1464,412 @@ vramp_status_t vramp_comm_pool(vramp_allocator_t allocator,
  */
 vramp_status_t vramp_sharing(vramp_allocator_t allocator, vramp_sharing_t *state);
 
+/*
+ * Opens tiers below an allocator, of the spaces in a configuration in TOML: `[[gpu]]` with the number of
+ * its device, or none for the allocator's limit; `[[host]]`; and `[[disk]]`. docs/tiers.md has the keys.
+ * Pins the host's first pool. From then on requests that find too little memory spill buffers first.
+ *
+ * An allocator has at most one set of tiers: VRAMP_ERROR_BUSY if they are open. They end with
+ * vramp_tiers_close or vramp_close.
+ *
+ * What the caller promises:
+ * `config` is null or is zero-terminated.
+ */
+vramp_status_t vramp_tiers_open(vramp_allocator_t allocator,
+                                const char *config);
+
+/*
+ * Opens tiers as vramp_tiers_open does, of the sizes in a struct. Where the call fails the store of the
+ * struct is not released.
+ *
+ * What the caller promises:
+ * `options` is null, or its first eight bytes hold a size that is valid for reading; its directory is
+ * null or zero-terminated; its store is null, or as `options` is. The functions of the store may be called
+ * from any thread with its `user` until `release` was called, and do not unwind.
+ */
+vramp_status_t vramp_tiers_open_with(vramp_allocator_t allocator,
+                                     const vramp_tiers_options_t *options);
+
+/*
+ * Closes the tiers: ends leases at the work queued by then, destroys buffers and their contents, and
+ * releases reservations, pinned memory and files. Waits for work on buffers. Calls of other threads
+ * that wait for memory end with VRAMP_ERROR_CANCELLED. The allocator stays open, and its other memory
+ * stays.
+ *
+ * VRAMP_ERROR_CAPTURE while a stream captures a graph, VRAMP_ERROR_IN_USE while Python uses the tiers:
+ * nothing changes then. VRAMP_ERROR_BUSY in an observer of buffers.
+ */
+vramp_status_t vramp_tiers_close(vramp_allocator_t allocator);
+
+/*
+ * Returns the spaces of the tiers, the fastest tier first. `*count` receives their number; as many of
+ * them are written to `spaces` as `capacity` says. `spaces` may be null if `capacity` is zero.
+ *
+ * What the caller promises:
+ * `spaces` is null or valid for writing `capacity` structs. `count` is null or valid for writing.
+ */
+vramp_status_t vramp_spaces(vramp_allocator_t allocator,
+                            vramp_space_t *spaces,
+                            size_t capacity,
+                            size_t *count);
+
+/*
+ * Returns the statistics of a space. Set `stats->struct_size` to `sizeof(vramp_space_stats_t)` before.
+ *
+ * What the caller promises:
+ * `stats` is null, or its first eight bytes hold a size that is valid for reading and writing.
+ */
+vramp_status_t vramp_space_stats(vramp_allocator_t allocator,
+                                 vramp_space_t space,
+                                 vramp_space_stats_t *stats);
+
+/* Resets the peak of a space to its present total. */
+vramp_status_t vramp_space_reset_peak(vramp_allocator_t allocator, vramp_space_t space);
+
+/*
+ * Reserves `bytes` of a space: no other request gets them until they are released. With an index of
+ * VRAMP_ANY_INDEX any space of the tier is taken. A larger `priority` goes first; zero is usual.
+ *
+ * It waits in order of arrival, spills buffers meanwhile, and ends with VRAMP_ERROR_TIMEOUT after
+ * `timeout_ns` nanoseconds: at once if they are zero, never if they are VRAMP_FOREVER. A request that can
+ * never be served is VRAMP_ERROR_OUT_OF_MEMORY at once. Of requests that wait for each other one ends with VRAMP_ERROR_DEADLOCK.
+ *
+ * What the caller promises:
+ * `reservation` is null or valid for writing.
+ */
+vramp_status_t vramp_reserve(vramp_allocator_t allocator,
+                             vramp_space_t space,
+                             uint64_t bytes,
+                             int32_t priority,
+                             uint64_t timeout_ns,
+                             vramp_reservation_t *reservation);
+
+/*
+ * Reserves at once as many of `most` bytes as a space has, and at least `least`. `*bytes` receives how
+ * many; it may be null. With a `least` of zero the reservation may be empty, and can grow.
+ *
+ * What the caller promises:
+ * `reservation` is null or valid for writing; so is `bytes`.
+ */
+vramp_status_t vramp_reserve_up_to(vramp_allocator_t allocator,
+                                   vramp_space_t space,
+                                   uint64_t least,
+                                   uint64_t most,
+                                   vramp_reservation_t *reservation,
+                                   uint64_t *bytes);
+
+/*
+ * Returns the state of a reservation. Set `info->struct_size` to `sizeof(vramp_reservation_info_t)`
+ * before.
+ *
+ * What the caller promises:
+ * `info` is null, or its first eight bytes hold a size that is valid for reading and writing.
+ */
+vramp_status_t vramp_reservation_info(vramp_allocator_t allocator,
+                                      vramp_reservation_t reservation,
+                                      vramp_reservation_info_t *info);
+
+/*
+ * Adds `bytes` to a reservation, with the timeout of vramp_reserve. Where it fails the reservation is
+ * as before.
+ */
+vramp_status_t vramp_reservation_grow(vramp_allocator_t allocator,
+                                      vramp_reservation_t reservation,
+                                      uint64_t bytes,
+                                      uint64_t timeout_ns);
+
+/*
+ * Shrinks a reservation to what is charged to it. `*released` receives the bytes that came back to the
+ * space; it may be null.
+ *
+ * What the caller promises:
+ * `released` is null or valid for writing.
+ */
+vramp_status_t vramp_reservation_shrink(vramp_allocator_t allocator,
+                                        vramp_reservation_t reservation,
+                                        uint64_t *released);
+
+/* Releases a reservation. What is charged to it stays charged to the space until it is freed. */
+vramp_status_t vramp_reservation_release(vramp_allocator_t allocator,
+                                         vramp_reservation_t reservation);
+
+/*
+ * Attaches a reservation of the card's space to a stream: it pays for the memory of leases for work on
+ * that stream, before the space does. A stream has at most one: VRAMP_ERROR_BUSY if it has another.
+ * Until it is detached a reservation does not grow or shrink. A release detaches it.
+ */
+vramp_status_t vramp_reservation_attach(vramp_allocator_t allocator,
+                                        vramp_reservation_t reservation,
+                                        vramp_stream_t stream);
+
+/*
+ * Detaches a reservation from its stream. What leases used of it stays charged to it until that leaves
+ * the card.
+ */
+vramp_status_t vramp_reservation_detach(vramp_allocator_t allocator,
+                                        vramp_reservation_t reservation);
+
+/*
+ * Creates a buffer of `size` bytes without contents. It has an address, and no memory before the first
+ * lease. More of them may exist than fit on the card.
+ *
+ * What the caller promises:
+ * `buffer` is null or valid for writing.
+ */
+vramp_status_t vramp_buffer_create(vramp_allocator_t allocator,
+                                   uint64_t size,
+                                   vramp_buffer_t *buffer);
+
+/*
+ * Destroys a buffer. Never waits: leases on it, and work that was queued under them, keep its memory
+ * until they end.
+ */
+vramp_status_t vramp_buffer_destroy(vramp_allocator_t allocator,
+                                    vramp_buffer_t buffer);
+
+/*
+ * Returns the state of a buffer. Set `info->struct_size` to `sizeof(vramp_buffer_info_t)` before.
+ * O(pieces).
+ *
+ * What the caller promises:
+ * `info` is null, or its first eight bytes hold a size that is valid for reading and writing.
+ */
+vramp_status_t vramp_buffer_info(vramp_allocator_t allocator,
+                                 vramp_buffer_t buffer,
+                                 vramp_buffer_info_t *info);
+
+/* Sets the priority of a buffer, zero at first. Buffers of lower priority leave the card first. */
+vramp_status_t vramp_buffer_set_priority(vramp_allocator_t allocator,
+                                         vramp_buffer_t buffer,
+                                         int32_t priority);
+
+/*
+ * Says when a buffer is needed next: VRAMP_HINT_WILL_NEED or VRAMP_HINT_WONT_NEED. A lease ends the
+ * hint.
+ */
+vramp_status_t vramp_buffer_hint(vramp_allocator_t allocator, vramp_buffer_t buffer, uint32_t hint);
+
+/*
+ * Restores a buffer ahead of need, without a lease. Does not wait for other leases: then it returns
+ * VRAMP_ERROR_TIMEOUT.
+ */
+vramp_status_t vramp_buffer_prefetch(vramp_allocator_t allocator, vramp_buffer_t buffer);
+
+/*
+ * Discards the contents of a buffer: they are neither copied out nor restored. VRAMP_ERROR_BUSY while
+ * it is leased or moves.
+ */
+vramp_status_t vramp_buffer_discard(vramp_allocator_t allocator,
+                                    vramp_buffer_t buffer);
+
+/*
+ * Writes `size` bytes at `offset` of a buffer from the host's memory, and waits until they are there.
+ * The buffer is restored for that.
+ *
+ * What the caller promises:
+ * `from` is null or valid for reading `size` bytes.
+ */
+vramp_status_t vramp_buffer_write(vramp_allocator_t allocator,
+                                  vramp_buffer_t buffer,
+                                  uint64_t offset,
+                                  const void *from,
+                                  size_t size);
+
+/*
+ * Reads `size` bytes at `offset` of a buffer to the host's memory, after work in flight that writes
+ * the buffer. It is restored for that.
+ *
+ * What the caller promises:
+ * `to` is null or valid for writing `size` bytes.
+ */
+vramp_status_t vramp_buffer_read(vramp_allocator_t allocator,
+                                 vramp_buffer_t buffer,
+                                 uint64_t offset,
+                                 void *to,
+                                 size_t size);
+
+/*
+ * Restores a buffer and waits until its contents are on the card, or other leases are in the way for
+ * `timeout_ns` nanoseconds. Without a lease it may leave again at once.
+ */
+vramp_status_t vramp_buffer_retrieve(vramp_allocator_t allocator,
+                                     vramp_buffer_t buffer,
+                                     uint64_t timeout_ns);
+
+/*
+ * Evicts one buffer: all of it leaves the card, for the fastest tier with room. Waits for the copies and
+ * for work on it. `*freed` receives the bytes of the card that became free; it may be null.
+ *
+ * VRAMP_ERROR_BUSY while a lease holds it or it moves, VRAMP_ERROR_OUT_OF_MEMORY if no tier has room. The
+ * contents are whole, on the card or below.
+ *
+ * What the caller promises:
+ * `freed` is null or valid for writing.
+ */
+vramp_status_t vramp_buffer_spill(vramp_allocator_t allocator,
+                                  vramp_buffer_t buffer,
+                                  uint64_t *freed);
+
+/*
+ * Evicts one buffer as vramp_buffer_spill does, down to the tier VRAMP_TIER_HOST or VRAMP_TIER_DISK: copies
+ * on faster tiers are moved there or dropped.
+ *
+ * What the caller promises:
+ * As of vramp_buffer_spill.
+ */
+vramp_status_t vramp_buffer_spill_to(vramp_allocator_t allocator,
+                                     vramp_buffer_t buffer,
+                                     uint32_t tier,
+                                     uint64_t *freed);
+
+/*
+ * Evicts buffers until `bytes` more of the card are free, or none may leave. `*freed` receives the
+ * bytes freed; it may be null.
+ *
+ * What the caller promises:
+ * `freed` is null or valid for writing.
+ */
+vramp_status_t vramp_evict(vramp_allocator_t allocator, uint64_t bytes, uint64_t *freed);
+
+/*
+ * Makes a buffer of memory on the device that the caller allocated, by any allocator: its contents may
+ * leave the card from now on. Work queued on `stream` writes it. Nothing is copied.
+ *
+ * Leases return the adopted address until all of the buffer has left the card. Then `release` is called
+ * with `user`, once, and the buffer comes back at an address of its own: ask each lease. It is called
+ * by the thread that evicted the buffer or destroyed it, perhaps in the middle of a vramp_malloc, with
+ * no lock held. It may free the memory, also with vramp_free. Where the call fails it is not called.
+ *
+ * What the caller promises:
+ * On a GPU, `size` bytes at `address` are memory of the device, and nothing else uses them until
+ * `release` is called. `release` may be called from any thread with `user`, and does not unwind. `buffer`
+ * is null or valid for writing.
+ */
+vramp_status_t vramp_buffer_adopt(vramp_allocator_t allocator,
+                                  void *address,
+                                  uint64_t size,
+                                  vramp_stream_t stream,
+                                  vramp_release_t release,
+                                  void *user,
+                                  vramp_buffer_t *buffer);
+
+/*
+ * Leases a set of buffers for work on `stream`: restores them at their addresses, all or none. The
+ * stream waits for the copies and for earlier work on the buffers; the host does not. While the lease
+ * is held none of them moves. Any thread may end it.
+ *
+ * If other leases are in the way it waits in order of arrival, for `timeout_ns` nanoseconds at most,
+ * and then returns VRAMP_ERROR_TIMEOUT. A set that can never fit is VRAMP_ERROR_OUT_OF_MEMORY at once.
+ * A thread that holds a lease and waits for another one may wait for a thread that waits for it: lease
+ * all that is used together in one call.
+ *
+ * `addresses` receives the address of each buffer, which is that of vramp_buffer_info; it may be null.
+ *
+ * What the caller promises:
+ * `uses` is null or valid for reading `count` structs; `addresses` is null or valid for writing `count`
+ * pointers; `lease` is null or valid for writing.
+ */
+vramp_status_t vramp_buffers_lease(vramp_allocator_t allocator,
+                                   const vramp_buffer_use_t *uses,
+                                   size_t count,
+                                   vramp_stream_t stream,
+                                   uint64_t timeout_ns,
+                                   void **addresses,
+                                   vramp_buffer_lease_t *lease);
+
+/*
+ * Says that work under a lease writes only `size` bytes at `offset` of the buffer at `index` in the
+ * request. Copies of its other parts stay valid, so they can leave the card without a copy. After the
+ * first call, for any buffer of the lease, only what such calls name counts as written.
+ */
+vramp_status_t vramp_buffer_lease_wrote(vramp_allocator_t allocator,
+                                        vramp_buffer_lease_t lease,
+                                        size_t index,
+                                        uint64_t offset,
+                                        uint64_t size);
+
+/*
+ * Ends a lease at the work queued on its stream so far: the buffers may move once that is complete. Does
+ * not wait for it.
+ */
+vramp_status_t vramp_buffer_lease_end(vramp_allocator_t allocator,
+                                      vramp_buffer_lease_t lease);
+
+/* Ends a lease under which nothing was queued and nothing was written. */
+vramp_status_t vramp_buffer_lease_cancel(vramp_allocator_t allocator, vramp_buffer_lease_t lease);
+
+/*
+ * Locks a set of buffers on a stream: a lease as of vramp_buffers_lease without a handle, which
+ * vramp_unlock or vramp_sync_and_unlock of the stream ends.
+ *
+ * What the caller promises:
+ * As of vramp_buffers_lease.
+ */
+vramp_status_t vramp_lock(vramp_allocator_t allocator,
+                          const vramp_buffer_use_t *uses,
+                          size_t count,
+                          vramp_stream_t stream,
+                          uint64_t timeout_ns,
+                          void **addresses);
+
+/*
+ * Ends the locks of a stream at the work queued on it so far, and does not wait for it.
+ * VRAMP_ERROR_UNKNOWN_LEASE if it has none.
+ */
+vramp_status_t vramp_unlock(vramp_allocator_t allocator, vramp_stream_t stream);
+
+/*
+ * Waits for the work queued on a stream, which may be forgotten, and ends its locks. Buffers that no
+ * other lease holds may move when it returns. A stream without locks is waited for too. Where the wait
+ * fails the locks stay.
+ */
+vramp_status_t vramp_sync_and_unlock(vramp_allocator_t allocator,
+                                     vramp_stream_t stream);
+
+/*
+ * Registers `observer`, which a thread of vramp calls with `user` for every change of a buffer from now
+ * on. No change waits for it: it gets events a little later, those of one buffer in their order. If it
+ * falls behind by more than 65,536 events the oldest are dropped, and it gets VRAMP_BUFFER_EVENTS_LOST.
+ * `*registration` receives the number for vramp_buffers_unobserve.
+ *
+ * What the caller promises:
+ * `observer` may be called on another thread with `user` until vramp_buffers_unobserve,
+ * vramp_tiers_close or vramp_close has returned; if vramp_buffers_unobserve was called inside it, until
+ * it has returned. It does not unwind. `registration` is null or valid for writing.
+ */
+vramp_status_t vramp_buffers_observe(vramp_allocator_t allocator,
+                                     vramp_buffer_observer_t observer,
+                                     void *user,
+                                     uint64_t *registration);
+
+/*
+ * Removes an observer of buffers. When it returns, no call of it is in progress or begins, and `user`
+ * may be freed. So the caller must hold no lock that it takes. Inside an observer it does not wait.
+ */
+vramp_status_t vramp_buffers_unobserve(vramp_allocator_t allocator,
+                                       uint64_t registration);
+
+/*
+ * Returns statistics of the buffers. Set `stats->struct_size` to `sizeof(vramp_tiers_stats_t)` before.
+ *
+ * What the caller promises:
+ * `stats` is null, or its first eight bytes hold a size that is valid for reading and writing.
+ */
+vramp_status_t vramp_tiers_stats(vramp_allocator_t allocator,
+                                 vramp_tiers_stats_t *stats);
+
+/*
+ * Calls `visitor` with the last moves that failed, the oldest first: a text that names the piece and
+ * the cause. Contents stayed where they were. `visitor` may call vramp, and close the allocator.
+ *
+ * What the caller promises:
+ * `visitor` may be called with `user`, on this thread and before the function returns. It does not
+ * unwind.
+ */
+vramp_status_t vramp_tiers_failures(vramp_allocator_t allocator,
+                                    vramp_text_visitor_t visitor,
+                                    void *user);
+
 /* Checks VRAMP_CONF and VRAMP_DEVICE, and opens nothing. */
 vramp_status_t vramp_torch_check_settings(void);
 
@@ -1380,8 +2167,8 @@ vramp_status_t vramp_torch_shared(vramp_torch_shared_t *shared);
 vramp_status_t vramp_torch_memory(int device, vramp_torch_memory_t *memory);
 
 /*
- * Returns the physical memory that a device's allocator has reserved, in bytes: zero if it was not used. At
- * most one driver call.
+ * Returns the physical memory that a device's allocator and its regions have reserved, in bytes: zero if it
+ * was not used. Memory of a region that sleeps is not reserved. At most one driver call.
  *
  * What the caller promises:
  * `reserved` is null or valid for writing.

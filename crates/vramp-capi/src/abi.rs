@@ -64,8 +64,26 @@ pub enum vramp_status_t {
     /// The exporting process ended, or closed the export.
     VRAMP_ERROR_EXPORT_ENDED = 28,
     /// Two processes cannot exchange memory: another user, no answer, no path between them, or a limit
-    /// of the system. The message says which.
+    /// of the system. The message names the cause.
     VRAMP_ERROR_EXCHANGE = 29,
+    /// The allocator has no tiers.
+    VRAMP_ERROR_NO_TIERS = 30,
+    /// The space is not in the configuration of the tiers.
+    VRAMP_ERROR_UNKNOWN_SPACE = 31,
+    /// The reservation does not belong to this allocator, or is released.
+    VRAMP_ERROR_UNKNOWN_RESERVATION = 32,
+    /// The buffer does not belong to this allocator, or is destroyed.
+    VRAMP_ERROR_UNKNOWN_BUFFER = 33,
+    /// The time is over, and other leases, work or reservations are still in the way.
+    VRAMP_ERROR_TIMEOUT = 34,
+    /// The wait ended because the tiers are being closed.
+    VRAMP_ERROR_CANCELLED = 35,
+    /// The wait would never end: reservations wait for each other.
+    VRAMP_ERROR_DEADLOCK = 36,
+    /// The contents of a buffer cannot be read back. The message names where they were.
+    VRAMP_ERROR_CONTENTS = 37,
+    /// A region of memory cannot be paused, resumed or used now, or has no such tag. The message says why.
+    VRAMP_ERROR_REGION = 38,
 }
 
 /// Handle of an allocator. An id that is looked up: any value may be passed. Zero is none.

@@ -11,6 +11,7 @@ use vramp_alloc::graph::AttachedCapture;
 use vramp_alloc::history::{HistoryRecording, HistorySize, Trace};
 use vramp_alloc::observe::{Event, Registration};
 use vramp_alloc::sharing::{Export, ExportError};
+use vramp_alloc::stats::ReservedMemory;
 use vramp_alloc::{
     AllocError, Allocation, Allocator, Bytes, CloseError, Config, DeviceAddr, FreeError, StreamId,
 };
@@ -18,6 +19,7 @@ use vramp_alloc::{
 use vramp_core::AddrRange;
 use vramp_driver::Driver;
 use vramp_host::barrier::prepare;
+use vramp_tiers::regions::Region;
 
 use crate::abi::vramp_status_t::*;
 use crate::abi::{vramp_stats_t, vramp_stream_t};
@@ -28,14 +30,20 @@ use crate::environment::variable;
 use crate::options::{self, Options};
 use crate::print::write_line;
 use crate::process::{Block, StreamName};
+use crate::regions::{RegionTable, sum, sum_of_memory};
 use crate::sharing::tables::Shares;
 use crate::status::{Failure, Result, unknown_stream};
+use crate::tiers::slot::TiersSlot;
 use crate::writing::write_trace;
 
 /// An open allocator.
 pub(crate) struct Context {
     device: Device,
-    allocator: Allocator,
+    /// Shared with the tiers while they are open.
+    allocator: Arc<Allocator>,
+    pub tiers: TiersSlot,
+    /// `None` for a pool that serves no regions.
+    regions: Option<RegionTable>,
     blocks: Addresses,
     pub captures: Captures,
     pub shares: Shares,
@@ -69,9 +77,11 @@ const PER_THREAD: usize = 2;
 /// Adopted streams that were not forgotten. O(1), whatever number of them there is.
 #[derive(Default)]
 struct AdoptedStreams {
-    /// By raw handle.
+    /// By raw handle; also created streams of which the handle was given out.
     ids: FxHashMap<usize, StreamId>,
     raws: FxHashMap<StreamId, usize>,
+    /// Handles of created streams that were given out.
+    given_out: FxHashMap<StreamId, usize>,
 }
 
 /// The stream that a thread adopted last. Most often it is the next one too.
@@ -130,7 +140,9 @@ impl Context {
         let allocator = Allocator::new(Arc::clone(&device.driver), config)?;
         Ok(Context {
             device,
-            allocator,
+            allocator: Arc::new(allocator),
+            tiers: TiersSlot::default(),
+            regions: Some(RegionTable::default()),
             blocks: Addresses::new(),
             captures: Captures::default(),
             shares: Shares::default(),
@@ -149,7 +161,9 @@ impl Context {
     pub fn comm_pool(&self, name: &str) -> Result<Context> {
         Ok(Context {
             device: self.device.clone(),
-            allocator: self.allocator.comm_pool(name)?,
+            allocator: Arc::new(self.allocator.comm_pool(name)?),
+            tiers: TiersSlot::default(),
+            regions: None,
             blocks: Addresses::new(),
             captures: Captures::default(),
             shares: Shares::default(),
@@ -171,6 +185,11 @@ impl Context {
     /// Returns the Rust allocator.
     #[inline]
     pub fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    /// Returns the Rust allocator for an owner that lives no longer than this one: the tiers.
+    pub fn shared_allocator(&self) -> &Arc<Allocator> {
         &self.allocator
     }
 
@@ -231,7 +250,12 @@ impl Context {
         }
         let created = self.allocator.stream(stream).ok_or_else(unknown_stream)?;
         match &self.device.card {
-            Some(card) => card.raw_stream(created).ok_or_else(unknown_stream),
+            Some(card) => {
+                let raw = card.raw_stream(created).ok_or_else(unknown_stream)?;
+                drop(adopted);
+                self.note_given_out(stream, raw as usize);
+                Ok(raw)
+            }
             None => {
                 let text = "a stream that vramp created on a simulated device has no CUstream: \
                             adopt a value of your own, or ask vramp_device before";
@@ -351,7 +375,18 @@ impl Context {
     /// Returns the address of a stream on a card.
     pub fn stream_number(&self, stream: StreamId) -> Option<u64> {
         let card = self.device.card.as_ref()?;
-        card.raw_stream(self.allocator.stream(stream)?).map(|raw| raw.addr() as u64)
+        let raw = card.raw_stream(self.allocator.stream(stream)?)?;
+        self.note_given_out(stream, raw as usize);
+        Some(raw.addr() as u64)
+    }
+
+    /// Records that the caller has the handle of a created stream. A call that names the stream by it
+    /// means this one: another id for it would outlive the stream.
+    fn note_given_out(&self, stream: StreamId, raw: usize) {
+        let mut adopted = self.adopted.write().unwrap_or_else(PoisonError::into_inner);
+        if !adopted.raws.contains_key(&stream) && adopted.given_out.insert(stream, raw).is_none() {
+            adopted.ids.insert(raw, stream);
+        }
     }
 
     /// Makes later work on `stream` wait for the work queued on `before` so far.
@@ -378,7 +413,12 @@ impl Context {
         let mut adopted = self.adopted.write().unwrap_or_else(PoisonError::into_inner);
         let was_adopted = match adopted.raws.remove(&stream) {
             Some(key) => adopted.ids.remove(&key).is_some(),
-            None => false,
+            None => {
+                if let Some(key) = adopted.given_out.remove(&stream) {
+                    adopted.ids.remove(&key);
+                }
+                false
+            }
         };
         // After the id is gone from the table: a thread that adopts meanwhile could otherwise keep
         // the ended id under the new count.
@@ -400,20 +440,36 @@ impl Context {
     /// Allocates a block and returns its length too.
     #[inline]
     pub fn place(&self, size: u64, stream: StreamId) -> Result<Block> {
+        self.place_in(self.region_of_thread()?, size, stream)
+    }
+
+    /// Allocates a block in a region, or in the pool if that is `None`.
+    #[inline]
+    pub fn place_in(
+        &self,
+        region: Option<Arc<Region>>,
+        size: u64,
+        stream: StreamId,
+    ) -> Result<Block> {
         let mut rejected = None;
         // Observers may look the block up.
-        let block = self.allocator.malloc_with(Bytes::new(size), stream, |allocation| {
+        let allocator = region.as_ref().map_or(self.allocator(), |region| region.allocator());
+        let block = allocator.malloc_with(Bytes::new(size), stream, |allocation| {
             let (addr, len) = (allocation.addr().number(), allocation.len().count());
             let is_small = is_small(&allocation);
             if let Err(allocation) = self.blocks.try_insert(allocation) {
                 rejected = Some(allocation);
             }
             Block { addr, len, is_small }
+        });
+        let block = block.map_err(|error| match &region {
+            Some(region) => crate::regions::not_allocated(region.tag(), error),
+            None => error.into(),
         })?;
         match rejected {
             None => Ok(block),
             Some(allocation) => {
-                self.allocator.free(allocation, stream)?;
+                allocator.free(allocation, stream)?;
                 Err(AllocError::HostMemory(HostShortage).into())
             }
         }
@@ -423,15 +479,17 @@ impl Context {
     #[inline]
     pub fn place_at_hand(&self, size: u64, stream: StreamName) -> Option<Block> {
         let stream = self.named_at_hand(stream)?;
-        let allocation = self.allocator.malloc_at_hand(Bytes::new(size), stream)?;
+        let region = self.region_at_hand().ok()?;
+        let allocator = region.as_ref().map_or(self.allocator(), |region| region.allocator());
+        let allocation = allocator.malloc_at_hand(Bytes::new(size), stream)?;
         let (addr, len) = (allocation.addr().number(), allocation.len().count());
         let is_small = is_small(&allocation);
         match self.blocks.insert_at_once(allocation) {
             Ok(()) => Some(Block { addr, len, is_small }),
             Err(allocation) => {
                 // The thread's cache has the place that the block came from.
-                let freed = self.allocator.free_at_hand(allocation, stream);
-                let _ = freed.or_else(|allocation| self.allocator.free(allocation, stream));
+                let freed = allocator.free_at_hand(allocation, stream);
+                let _ = freed.or_else(|allocation| allocator.free(allocation, stream));
                 None
             }
         }
@@ -442,7 +500,10 @@ impl Context {
     #[inline]
     pub fn free_at_hand(&self, addr: u64, stream: StreamName) -> bool {
         let Some(stream) = self.named_at_hand(stream) else { return false };
-        let free = |allocation| self.allocator.free_at_hand(allocation, stream);
+        let free = |allocation: Allocation| {
+            let owner = self.owner(allocation.pool_number());
+            owner.free_at_hand(allocation, stream)
+        };
         self.blocks.take_at_once(addr, free)
     }
 
@@ -456,7 +517,7 @@ impl Context {
     #[inline]
     pub fn free(&self, addr: u64, stream: StreamId) -> Result<()> {
         let allocation = self.blocks.remove(addr).ok_or_else(|| self.unknown_pointer(addr))?;
-        let freed = self.allocator.free(allocation, stream);
+        let freed = self.owner(allocation.pool_number()).free(allocation, stream);
         freed.or_else(|error| self.not_freed(addr, error))
     }
 
@@ -467,7 +528,7 @@ impl Context {
         let Some(allocation) = self.blocks.remove(addr) else { return Ok(None) };
         let described = described(&allocation);
         let stream = allocation.stream();
-        let freed = self.allocator.free(allocation, stream);
+        let freed = self.owner(allocation.pool_number()).free(allocation, stream);
         freed.or_else(|error| self.not_freed(addr, error))?;
         Ok(Some(described))
     }
@@ -489,7 +550,8 @@ impl Context {
             return Ok(false);
         }
         let Some(allocation) = self.blocks.remove(addr) else { return Ok(false) };
-        let freed = self.allocator.free_for_capture(allocation, stream, capture);
+        let owner = self.owner(allocation.pool_number());
+        let freed = owner.free_for_capture(allocation, stream, capture);
         freed.or_else(|error| self.not_freed(addr, error))?;
         Ok(true)
     }
@@ -511,7 +573,9 @@ impl Context {
     }
 
     pub fn record_use(&self, addr: u64, stream: StreamId) -> Result<()> {
-        let noted = self.blocks.with(addr, |block| self.allocator.record_use(block, stream));
+        let noted = self
+            .blocks
+            .with(addr, |block| self.owner(block.pool_number()).record_use(block, stream));
         Ok(noted.ok_or_else(|| self.unknown_pointer(addr))??)
     }
 
@@ -528,7 +592,8 @@ impl Context {
 
     /// Exports the block that begins at `addr`.
     pub fn export(&self, addr: u64) -> Result<std::result::Result<Export, ExportError>> {
-        let exported = self.blocks.with(addr, |block| self.allocator.export(block));
+        let exported =
+            self.blocks.with(addr, |block| self.owner(block.pool_number()).export(block));
         exported.ok_or_else(|| self.unknown_pointer(addr))
     }
 
@@ -574,7 +639,8 @@ impl Context {
     }
 
     pub fn trim(&self, to: u64) -> Result<()> {
-        Ok(self.allocator.trim(Bytes::new(to))?)
+        self.allocator.trim(Bytes::new(to))?;
+        self.all_regions().iter().try_for_each(|region| Ok(region.allocator().trim(Bytes::ZERO)?))
     }
 
     /// Returns the error for an address at which no block begins.
@@ -612,6 +678,52 @@ impl Context {
     /// Sets the limit as a fraction of the device's memory.
     pub fn set_fraction(&self, fraction: f64) -> Result<()> {
         Ok(self.allocator.set_memory_fraction(fraction)?)
+    }
+
+    // --- regions ---
+
+    /// Returns the table of regions.
+    pub fn region_table(&self) -> Result<&RegionTable> {
+        self.regions.as_ref().ok_or_else(|| {
+            let text = "a pool for communication libraries has no regions: use the allocator's";
+            Failure::new(VRAMP_ERROR_UNSUPPORTED, text)
+        })
+    }
+
+    /// Returns the table of regions; `None` for a pool that serves none.
+    pub fn region_table_if_any(&self) -> Option<&RegionTable> {
+        self.regions.as_ref()
+    }
+
+    /// Returns the number of the device in the process, of an allocator that all interfaces share.
+    pub fn device_number(&self) -> Option<u16> {
+        self.number.filter(|_| self.stays_open)
+    }
+
+    /// Returns the counts of the allocator and its regions. The peaks are sums of their peaks, so they
+    /// may be above the peak of the sum.
+    pub fn total_stats(&self) -> Result<vramp_alloc::stats::Stats> {
+        let mut total = self.allocator.stats()?;
+        for region in self.all_regions() {
+            total = sum(total, region.allocator().stats()?);
+        }
+        Ok(total)
+    }
+
+    /// Calls `call` for the allocator, and then for the pool of each region.
+    pub fn in_all_pools(&self, mut call: impl FnMut(&Allocator)) {
+        call(&self.allocator);
+        self.all_regions().iter().for_each(|region| call(region.allocator()));
+    }
+
+    /// Returns the memory of the allocator and its regions; that of regions that sleep is not reserved. The
+    /// peak is the sum of their peaks.
+    pub fn reserved_memory(&self) -> Result<ReservedMemory> {
+        let mut total = self.allocator.reserved_memory()?;
+        for region in self.all_regions() {
+            total = sum_of_memory(total, region.allocator().reserved_memory()?);
+        }
+        Ok(total)
     }
 
     // --- diagnostics ---
@@ -666,7 +778,7 @@ impl Context {
     }
 
     pub fn stats(&self) -> Result<vramp_stats_t> {
-        let stats = self.allocator.stats()?;
+        let stats = self.total_stats()?;
         let card = self.device.driver.memory_info()?;
         Ok(vramp_stats_t {
             struct_size: size_of::<vramp_stats_t>() as u64,
@@ -693,24 +805,51 @@ impl Context {
         })
     }
 
+    /// Checks the invariants of the allocator, and of its tiers.
     pub fn audit(&self) -> Result<()> {
+        if let Some(tiers) = self.tiers_if_open() {
+            tiers.manager().audit()?;
+            tiers.spaces().audit()?;
+        }
+        for region in self.all_regions() {
+            region.allocator().audit()?;
+        }
         Ok(self.allocator.audit()?)
     }
 
-    /// Waits for the allocator's streams and releases all memory.
+    /// Ends the tiers, waits for the allocator's streams and releases all memory.
     pub fn close(self) -> std::result::Result<(), CloseRefused> {
+        let refused =
+            |context, failure| Err(CloseRefused { context: Some(Box::new(context)), failure });
+        if let Err(failure) = self.end_tiers() {
+            return refused(self, failure);
+        }
+        if let Err(failure) = self.close_regions() {
+            return refused(self, failure);
+        }
         let Context { allocator, .. } = self;
+        let allocator = match Arc::try_unwrap(allocator) {
+            Ok(allocator) => allocator,
+            Err(allocator) => return refused(Context { allocator, ..self }, in_use()),
+        };
         let Err(error) = allocator.close() else { return Ok(()) };
         let failure = Failure::from(&error);
         let context = match error {
             CloseError::Capturing { allocator, .. }
             | CloseError::NotSynchronized { allocator, .. } => {
-                Some(Box::new(Context { allocator: *allocator, ..self }))
+                Some(Box::new(Context { allocator: Arc::new(*allocator), ..self }))
             }
             _ => None,
         };
         Err(CloseRefused { context, failure })
     }
+}
+
+#[cold]
+pub(crate) fn in_use() -> Failure {
+    let text =
+        "tiers, buffers or leases of Python or Rust use the allocator: end them, and then close it";
+    Failure::new(VRAMP_ERROR_IN_USE, text)
 }
 
 fn handle(tag: u32, stream: StreamId) -> vramp_stream_t {

@@ -34,6 +34,7 @@ use crate::context::{CloseRefused, Context};
 use crate::gate::{Close, Gate};
 use crate::status::{Failure, Result, check_fork};
 use crate::threads;
+use crate::tiers::dispatch::check_not_dispatcher;
 
 /// Maximum number of open allocators.
 const SLOTS: usize = 256;
@@ -125,7 +126,10 @@ fn with_shared<R>(
     loop {
         let done = match threads::idle_record() {
             Some(record) => slot.gate.call(handle.id, record, call),
-            None => slot.gate.counted_call(handle.id, call),
+            None => {
+                threads::check_not_in_store()?;
+                slot.gate.counted_call(handle.id, call)
+            }
         };
         match done {
             Ok(result) => return result,
@@ -158,6 +162,7 @@ fn served_while_closing(slot: &Slot, handle: vramp_allocator_t) -> Result<Option
 /// now stays open under its handle.
 pub(crate) fn close(handle: vramp_allocator_t) -> Result<()> {
     let slot = slot_of(handle).ok_or_else(|| unknown(handle))?;
+    check_not_dispatcher()?;
     let context = match is_in_callback() {
         true => take_at_once(slot, handle)?,
         false => take_after_calls(slot, handle)?,
@@ -176,11 +181,14 @@ fn take_after_calls(slot: &Slot, handle: vramp_allocator_t) -> Result<Arc<Contex
     // Within a call, so that the allocator is open while its close is claimed.
     with_shared(handle, |context| {
         context.check_closable()?;
+        context.check_tiers_closable()?;
         let mut closing = slot.closing();
         if closing.is_some() {
             return Err(unknown(handle));
         }
         *closing = Some(Claim { id: handle.id, context: Arc::clone(context) });
+        drop(closing);
+        context.end_waits();
         Ok(())
     })?;
     drop(slot.gate.close(handle.id, threads::records, Close::Waits));
@@ -191,6 +199,7 @@ fn take_after_calls(slot: &Slot, handle: vramp_allocator_t) -> Result<Arc<Contex
 fn take_at_once(slot: &Slot, handle: vramp_allocator_t) -> Result<Arc<Context>> {
     with(handle, |context| {
         context.check_closable()?;
+        context.check_tiers_closable()?;
         match context.allocator().is_in_callback() {
             true => Err(busy(
                 "a callback of the allocator runs on this thread: return from it, and then close \

@@ -60,6 +60,15 @@ pub extern "C" fn vramp_status_name(status: c_int) -> *const c_char {
         27 => c"VRAMP_ERROR_TICKET",
         28 => c"VRAMP_ERROR_EXPORT_ENDED",
         29 => c"VRAMP_ERROR_EXCHANGE",
+        30 => c"VRAMP_ERROR_NO_TIERS",
+        31 => c"VRAMP_ERROR_UNKNOWN_SPACE",
+        32 => c"VRAMP_ERROR_UNKNOWN_RESERVATION",
+        33 => c"VRAMP_ERROR_UNKNOWN_BUFFER",
+        34 => c"VRAMP_ERROR_TIMEOUT",
+        35 => c"VRAMP_ERROR_CANCELLED",
+        36 => c"VRAMP_ERROR_DEADLOCK",
+        37 => c"VRAMP_ERROR_CONTENTS",
+        38 => c"VRAMP_ERROR_REGION",
         _ => c"unknown",
     };
     name.as_ptr()
@@ -278,7 +287,7 @@ pub unsafe extern "C" fn vramp_stats(
     })
 }
 
-/// Checks every invariant of the allocator's state. O(n log n): for tests.
+/// Checks every invariant of the state of the allocator and its tiers. O(n log n): for tests.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_audit(allocator: vramp_allocator_t) -> vramp_status_t {
     status_of(|| handles::with(allocator, Context::audit))
@@ -346,7 +355,7 @@ pub unsafe extern "C" fn vramp_snapshot_of_devices(path: *const c_char) -> vramp
 }
 
 /// The `user` pointer of an observer or a shortage handler.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct User(pub(crate) *mut c_void);
 
 // SAFETY: vramp never dereferences it, and by the contracts of `vramp_observe` and

@@ -3,11 +3,12 @@
 //!
 //! Steps of a call:
 //!
-//! 1. `interface.rs`, `queries.rs`, `graphs.rs`, `sharing.rs` or `torch/mod.rs` receives ids and pointers. An id is looked up,
-//!    never dereferenced.
+//! 1. `interface.rs`, `queries.rs`, `graphs.rs`, `sharing.rs`, `tiers.rs` or `torch/mod.rs` receives ids and
+//!    pointers. An id is looked up, never dereferenced.
 //! 2. `handles.rs` looks up the allocator; `gate.rs` keeps it open until the call returns.
 //! 3. `addresses.rs` looks up the allocation at an address. `captures.rs` looks up arenas, graphs
-//!    and leases, `sharing/tables.rs` exports, imports and pins.
+//!    and leases, `sharing/tables.rs` exports, imports and pins,
+//!    `tiers/tables.rs` reservations, buffers and leases.
 //! 4. `context.rs` calls the Rust interface.
 //! 5. `status.rs` converts an error to a status code, stores its message for the thread, and
 //!    catches panics.
@@ -62,12 +63,14 @@ mod pointers;
 mod print;
 pub mod process;
 pub mod queries;
+mod regions;
 pub mod sharing;
 mod status;
 mod sync;
 #[doc(hidden)]
 pub mod testing;
 mod threads;
+pub mod tiers;
 pub mod torch;
 mod writing;
 

@@ -1,6 +1,6 @@
 //! The only place that dereferences pointers of the caller.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 
 use crate::abi::vramp_status_t::*;
 use crate::status::{Failure, Result};
@@ -37,6 +37,35 @@ pub(crate) unsafe fn read<T: Copy>(from: *const T, name: &str) -> Result<T> {
     Ok(unsafe { from.read_unaligned() })
 }
 
+/// Reads a struct whose first field is its size, as many bytes as the caller's struct has. The rest is
+/// zero.
+///
+/// # Safety
+/// `T` begins with a `u64`, and any bytes are a `T`. `from` is null, or its first eight bytes are a
+/// size, and that many bytes are valid for reading. It need not be aligned.
+pub(crate) unsafe fn read_sized<T: Copy>(from: *const T, name: &str) -> Result<T> {
+    check(from.cast_mut(), name)?;
+    // SAFETY: the first field is valid for reading by this function's contract.
+    let size = unsafe { from.cast::<u64>().read_unaligned() };
+    check_size::<T>(size, name)?;
+    let mut read = std::mem::MaybeUninit::<T>::zeroed();
+    let len = (size as usize).min(size_of::<T>());
+    // SAFETY: `read` has at least `len` bytes, and `len` bytes of `from` are valid for reading by this
+    // function's contract.
+    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), read.as_mut_ptr().cast(), len) };
+    // SAFETY: any bytes are a `T` by this function's contract.
+    Ok(unsafe { read.assume_init() })
+}
+
+fn check_size<T>(size: u64, name: &str) -> Result<()> {
+    if size >= 2 * size_of::<u64>() as u64 {
+        return Ok(());
+    }
+    let kind = std::any::type_name::<T>().rsplit("::").next().unwrap_or_default();
+    let text = format!("{name}->struct_size is {size}: set it to sizeof({kind}) before the call");
+    Err(Failure::new(VRAMP_ERROR_STRUCT_SIZE, text))
+}
+
 /// Writes a result that the caller may not want.
 ///
 /// # Safety
@@ -61,12 +90,7 @@ pub(crate) unsafe fn write_sized<T: Copy>(
     check(out, name)?;
     // SAFETY: the first field is valid for reading by this function's contract.
     let size = unsafe { out.cast::<u64>().read_unaligned() };
-    if size < 2 * size_of::<u64>() as u64 {
-        let kind = std::any::type_name::<T>().rsplit("::").next().unwrap_or_default();
-        let text =
-            format!("{name}->struct_size is {size}: set it to sizeof({kind}) before the call");
-        return Err(Failure::new(VRAMP_ERROR_STRUCT_SIZE, text));
-    }
+    check_size::<T>(size, name)?;
     let found = find()?;
     let len = (size as usize).min(size_of::<T>());
     let from = (&raw const found).cast::<u8>();
@@ -76,6 +100,87 @@ pub(crate) unsafe fn write_sized<T: Copy>(
     // SAFETY: as above, of the first field.
     unsafe { out.cast::<u64>().write_unaligned(len as u64) };
     Ok(())
+}
+
+/// Writes the first `capacity` of some results.
+///
+/// # Safety
+/// `out` is null or valid for writing `capacity` values. It need not be aligned.
+pub(crate) unsafe fn write_array<T: Copy>(
+    out: *mut T,
+    capacity: usize,
+    values: &[T],
+    name: &str,
+) -> Result<()> {
+    let written = capacity.min(values.len());
+    if written == 0 {
+        return Ok(());
+    }
+    check(out, name)?;
+    let bytes = written * size_of::<T>();
+    // SAFETY: `values` has as many values, and `out` is valid for writing them by this function's
+    // contract. Bytes need no alignment.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), out.cast::<u8>(), bytes) };
+    Ok(())
+}
+
+/// Reads `count` values that the caller passes.
+///
+/// # Safety
+/// `from` is null or valid for reading `count` values, for which any bytes are valid. It need not be
+/// aligned.
+pub(crate) unsafe fn read_array<T: Copy>(
+    from: *const T,
+    count: usize,
+    name: &str,
+) -> Result<Vec<T>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    check(from.cast_mut(), name)?;
+    // SAFETY: not null, so valid for reading each of them by this function's contract.
+    Ok((0..count).map(|index| unsafe { from.wrapping_add(index).read_unaligned() }).collect())
+}
+
+/// Returns memory of the caller to read from.
+///
+/// # Safety
+/// `from` is null or valid for reading `len` bytes, which do not change while the result lives.
+pub(crate) unsafe fn bytes<'a>(from: *const c_void, len: usize, name: &str) -> Result<&'a [u8]> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    check(from.cast_mut(), name)?;
+    check_len(len, name)?;
+    // SAFETY: not null, so valid for reading by this function's contract, and no longer than memory is.
+    Ok(unsafe { std::slice::from_raw_parts(from.cast(), len) })
+}
+
+/// Returns memory of the caller to write to.
+///
+/// # Safety
+/// `to` is null or valid for writing `len` bytes, which nothing else reads or writes while the result
+/// lives.
+pub(crate) unsafe fn bytes_mut<'a>(
+    to: *mut c_void,
+    len: usize,
+    name: &str,
+) -> Result<&'a mut [u8]> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    check(to, name)?;
+    check_len(len, name)?;
+    // SAFETY: not null, so valid for writing by this function's contract, and no longer than memory is.
+    Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), len) })
+}
+
+fn check_len(len: usize, name: &str) -> Result<()> {
+    if isize::try_from(len).is_ok() {
+        return Ok(());
+    }
+    let text = format!("{name} has {len} bytes, more than memory can have");
+    Err(Failure::new(VRAMP_ERROR_RANGE, text))
 }
 
 /// Returns a string of the caller; empty for null.

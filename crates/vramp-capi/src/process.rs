@@ -11,12 +11,16 @@
 //!
 //! Deliberately absent: objects that own blocks, and the interpreter.
 
+mod buffers;
+mod regions;
 mod sharing;
 
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 
+pub use buffers::SharedTiers;
+pub use regions::{ScopeTarget, begin_scope_of_region, end_scope_of_region};
 pub use sharing::{AccessChange, ImportedBlock, PinnedRange, SharedBlock, Sharing, SharingState};
 pub use vramp_alloc::device::HandleType;
 use vramp_alloc::error::OutOfMemoryReport;
@@ -43,6 +47,8 @@ pub struct Error {
     pub text: String,
     /// State of memory, if a request was too large for what is free.
     pub report: Option<Arc<OutOfMemoryReport>>,
+    /// Tag of the region that the failure is about.
+    pub region: Option<String>,
 }
 
 impl fmt::Display for Error {
@@ -55,7 +61,12 @@ impl std::error::Error for Error {}
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Error {
-        Error { status: failure.status, text: failure.text.clone(), report: failure.report.clone() }
+        Error {
+            status: failure.status,
+            text: failure.text.clone(),
+            report: failure.report.clone(),
+            region: failure.region.clone(),
+        }
     }
 }
 
@@ -327,7 +338,7 @@ impl OpenAllocator {
     /// # Errors
     /// A driver call failed.
     pub fn stats(self) -> CallResult<Stats> {
-        self.with(|context| Ok(context.allocator().stats()?))
+        self.with(|context| context.total_stats())
     }
 
     /// Returns the statistics that PyTorch has, by its names. O(n) in the regions of the pool.

@@ -3,6 +3,7 @@
 
 use std::ffi::{CString, c_char, c_int, c_void};
 
+use vramp_alloc::Allocator;
 use vramp_alloc::observe::Shortage;
 
 use crate::abi::vramp_status_t::{self, *};
@@ -146,6 +147,15 @@ pub unsafe extern "C" fn vramp_stream_raw(
     })
 }
 
+/// Waits on the host for the work queued on a stream so far. VRAMP_ERROR_CAPTURE while it captures.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_stream_synchronize(
+    allocator: vramp_allocator_t,
+    stream: vramp_stream_t,
+) -> vramp_status_t {
+    status_of(|| handles::with(allocator, |context| context.synchronize(context.stream(stream)?)))
+}
+
 /// Frees a block on the stream that it was allocated for, as vramp_free does with that stream. The
 /// stream may be forgotten. For blocks that were used on no other stream, or whose uses are recorded
 /// with vramp_record_use.
@@ -169,7 +179,7 @@ pub extern "C" fn vramp_free_on_own_stream(
 pub extern "C" fn vramp_reset_peaks(allocator: vramp_allocator_t) -> vramp_status_t {
     status_of(|| {
         handles::with(allocator, |context| {
-            context.allocator().reset_peak_stats();
+            context.in_all_pools(Allocator::reset_peak_stats);
             Ok(())
         })
     })

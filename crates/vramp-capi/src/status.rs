@@ -27,6 +27,8 @@ pub(crate) struct Reason {
     pub text: String,
     /// State of memory when a request was too large.
     pub report: Option<Arc<OutOfMemoryReport>>,
+    /// Tag of the region that the failure is about.
+    pub region: Option<String>,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
@@ -34,7 +36,15 @@ pub(crate) type Result<T> = std::result::Result<T, Failure>;
 impl Failure {
     #[cold]
     pub fn new(status: vramp_status_t, text: impl Into<String>) -> Failure {
-        Failure(Box::new(Reason { status, text: text.into(), report: None }))
+        Failure(Box::new(Reason { status, text: text.into(), report: None, region: None }))
+    }
+
+    /// Returns a failure of the region `tag`.
+    #[cold]
+    pub fn of_region(tag: &str, text: impl Into<String>) -> Failure {
+        let mut failure = Failure::new(VRAMP_ERROR_REGION, text);
+        failure.0.region = Some(tag.to_owned());
+        failure
     }
 }
 
@@ -124,6 +134,7 @@ impl From<AllocError> for Failure {
                     status: VRAMP_ERROR_OUT_OF_MEMORY,
                     text,
                     report,
+                    region: None,
                 }));
             }
             AllocError::HostMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,

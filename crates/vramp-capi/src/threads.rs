@@ -4,13 +4,18 @@
 //! 2. When the thread ends, its record is free. Calls after that, from destructors of the thread's
 //!    storage, have none.
 //!
+//! A function of the caller that moves of contents wait for runs [`InStore`]: calls with an allocator are
+//! refused there. The thread has no record meanwhile, so that other calls need not look.
+//!
 //! There are as many records as threads with calls ever existed at the same time. They are never
 //! returned to the system.
 
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::abi::vramp_status_t::VRAMP_ERROR_BUSY;
 use crate::gate::Record;
+use crate::status::{Failure, Result};
 
 type ThreadRecord = &'static Record;
 
@@ -55,9 +60,43 @@ thread_local! {
     /// the thread ends.
     static OWN: Cell<Option<ThreadRecord>> = const { Cell::new(None) };
     static OWNED: Owned = Owned::take();
+    /// True while the thread runs a function of a store. It has no destructor.
+    static IN_STORE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns the record of the calling thread. `None` inside a call, and while the thread ends.
+/// Refuses calls with an allocator on this thread until it is dropped.
+pub(crate) struct InStore {
+    record: Option<ThreadRecord>,
+    was_in_store: bool,
+}
+
+impl InStore {
+    pub fn enter() -> InStore {
+        InStore { record: OWN.replace(None), was_in_store: IN_STORE.replace(true) }
+    }
+}
+
+impl Drop for InStore {
+    fn drop(&mut self) {
+        IN_STORE.set(self.was_in_store);
+        OWN.set(self.record);
+    }
+}
+
+/// Returns an error on a thread that runs a function of a store. Asked where there is no
+/// [`idle_record`].
+#[cold]
+pub(crate) fn check_not_in_store() -> Result<()> {
+    if !IN_STORE.get() {
+        return Ok(());
+    }
+    let text = "a function of a store runs on this thread, and calls may wait for it: return from it, and \
+                call then or on another thread";
+    Err(Failure::new(VRAMP_ERROR_BUSY, text))
+}
+
+/// Returns the record of the calling thread. `None` inside a call, in a function of a store, and while
+/// the thread ends.
 #[inline]
 pub(crate) fn idle_record() -> Option<ThreadRecord> {
     let record = match OWN.get() {
@@ -69,6 +108,9 @@ pub(crate) fn idle_record() -> Option<ThreadRecord> {
 
 #[cold]
 fn take() -> Option<ThreadRecord> {
+    if IN_STORE.get() {
+        return None;
+    }
     let record = OWNED.try_with(|owned| owned.0).ok()?;
     OWN.set(Some(record));
     Some(record)

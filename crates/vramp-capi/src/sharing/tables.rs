@@ -103,7 +103,8 @@ pub(crate) fn ticket_of(shared: &SharedMemory, keep_until_opened: bool) -> Resul
 impl Context {
     /// Publishes the block that begins at `addr`.
     pub fn share(&self, addr: u64) -> Result<SharedMemory> {
-        let exported = self.with_block(addr, |block| self.allocator().export(block))??;
+        let exported =
+            self.with_block(addr, |block| self.owner(block.pool_number()).export(block))??;
         Ok(exchange().share(exported)?)
     }
 
@@ -149,7 +150,7 @@ impl Context {
     /// Pins a range.
     pub fn pin(&self, addr: u64, len: u64) -> Result<PinnedRange> {
         let range = AddrRange::new(DeviceAddr::new(addr), Bytes::new(len));
-        Ok(self.allocator().pin_range(range)?)
+        Ok(self.in_any_pool(|pool| pool.pin_range(range))?)
     }
 
     /// Pins a range and returns the pin's id.
@@ -173,6 +174,6 @@ impl Context {
     /// Pins a range and exports it as a dma-buf.
     pub fn dma_buf(&self, addr: u64, len: u64) -> Result<DmaBuf> {
         let range = AddrRange::new(DeviceAddr::new(addr), Bytes::new(len));
-        Ok(self.allocator().export_dma_buf(range)?)
+        Ok(self.in_any_pool(|pool| pool.export_dma_buf(range))?)
     }
 }

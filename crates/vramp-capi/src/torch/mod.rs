@@ -47,7 +47,7 @@ use sharing::Shares;
 use unwind::throw_last_failure;
 
 /// Maximum number of devices. PyTorch's device index has eight bits.
-const DEVICES: usize = 64;
+pub(crate) const DEVICES: usize = 64;
 /// Maximum number of failures printed to stderr.
 const MAX_PRINTED: u32 = 20;
 
@@ -113,8 +113,12 @@ impl Torch {
         // SAFETY: this function's contract is the same.
         let stream = unsafe { context.adopt(raw) }?;
         let pools = &self.pools[device as usize];
-        let attached = if pools.any_open() { pools.attach(context, stream) } else { Ok(()) };
-        attached.and_then(|()| context.malloc(size, stream)).map_err(|failure| {
+        let attached = if pools.any_open() { pools.attach(context, stream) } else { Ok(None) };
+        let placed = attached.and_then(|home| match home {
+            Some(home) => context.place_in(home, size, stream),
+            None => context.place(size, stream),
+        });
+        placed.map(|block| DeviceAddr::new(block.addr)).map_err(|failure| {
             let text = match failure.status {
                 VRAMP_ERROR_OUT_OF_MEMORY => {
                     format!("CUDA out of memory on device {device}. vramp: {}", failure.text)

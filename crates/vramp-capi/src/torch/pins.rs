@@ -45,7 +45,7 @@ impl Torch {
             if ranges.contains_key(&key) {
                 continue;
             }
-            match context.allocator().pin_range(stretch) {
+            match context.in_any_pool(|pool| pool.pin_range(stretch)) {
                 Ok(pinned) => drop(ranges.insert(key, pinned)),
                 // Freed meanwhile, or a block of the driver's pool, which stays where it is while it is live.
                 Err(PinError::NotOwned { .. }) => {}

@@ -11,16 +11,20 @@
 //!    drops    the arena. Its memory is reused after all work queued by then on the adopted
 //!    streams.
 //!
+//! The arena is one of the region that the thread of the first begin is in, and all allocations of a
+//! capture come from it, whatever region their thread is in: the memory of a graph sleeps as one.
+//!
 //! PyTorch's filter, which selects the streams of a capture, is neither called nor stored: it
 //! points to a graph that may be destroyed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use vramp_alloc::StreamId;
 use vramp_alloc::graph::{ArenaConfig, AttachedCapture, CaptureError, GraphArena, GraphHold};
+use vramp_alloc::{Allocator, StreamId};
+use vramp_tiers::regions::Region;
 
 use crate::abi::vramp_status_t::*;
 use crate::context::Context;
@@ -44,12 +48,20 @@ struct State {
 
 struct Pool {
     /// The arena, or the error that allocations in its captures return.
-    arena: Result<GraphArena>,
+    arena: Result<PoolArena>,
     /// Number of captures that did not fail and have no release yet.
     graphs: u64,
     /// Holds of captures that ended. Dropped before the arena.
     holds: Vec<GraphHold>,
 }
+
+struct PoolArena {
+    arena: GraphArena,
+    home: Home,
+}
+
+/// The region of a pool's memory. `None` is no region.
+pub(super) type Home = Option<Arc<Region>>;
 
 struct Open {
     pool: PoolId,
@@ -130,7 +142,9 @@ impl Pools {
             // is useless.
             let capacity = context.memory();
             let config = ArenaConfig { capacity, replan: false, ..ArenaConfig::default() };
-            context.allocator().graph_arena(config).map_err(Failure::from)
+            let home = context.region_of_thread()?;
+            let arena = allocator_of(context, &home).graph_arena(config)?;
+            Ok(PoolArena { arena, home })
         };
         let pool = state.pools().entry(id).or_insert_with(|| Pool {
             arena: make(),
@@ -147,36 +161,34 @@ impl Pools {
     }
 
     /// Attaches the arena of the latest begin without a capture to the capture of `stream`, if that
-    /// is new. Called by allocations and frees while begins are open. At most two driver calls.
-    pub(super) fn attach(&self, context: &Context, stream: StreamId) -> Result<()> {
+    /// is new. Called by allocations and frees while begins are open. At most two driver calls. Returns the
+    /// region of the arena; `None` if no arena of PyTorch's serves the stream.
+    pub(super) fn attach(&self, context: &Context, stream: StreamId) -> Result<Option<Home>> {
         let mut state = self.lock();
         let thread = std::thread::current().id();
         // An invalidated capture cannot be attached. The allocation, or the end of the capture,
         // fails.
-        let Ok(Some(number)) = context.allocator().capture_number(stream) else { return Ok(()) };
-        let is_same = |open: &&mut Open| {
-            open.capture.as_ref().is_some_and(|capture| capture.number() == number)
-        };
-        if let Some(open) = state.open.iter_mut().find(is_same) {
-            open.add_thread(thread);
-            return Ok(());
-        }
+        let Ok(Some(number)) = context.allocator().capture_number(stream) else { return Ok(None) };
+        let is_same =
+            |open: &Open| open.capture.as_ref().is_some_and(|capture| capture.number() == number);
         let State { pools, open } = &mut *state;
-        let Some(open) = open.iter_mut().rev().find(|open| open.capture.is_none()) else {
-            return Ok(());
-        };
+        let known = open.iter().position(is_same);
+        let new = || open.iter().rposition(|open| open.capture.is_none());
+        let Some(index) = known.or_else(new) else { return Ok(None) };
+        let open = &mut open[index];
         let pool = pools.as_ref().and_then(|pools| pools.get(&open.pool));
         let arena = &pool.expect("a pool lives while a begin of it is open").arena;
-        match context.allocator().attach_capture(stream, arena.as_ref().map_err(Failure::clone)?) {
-            Ok(capture) => {
-                open.capture = Some(capture);
-                open.add_thread(thread);
-                Ok(())
+        let PoolArena { arena, home } = arena.as_ref().map_err(Failure::clone)?;
+        if known.is_none() {
+            match allocator_of(context, home).attach_capture(stream, arena) {
+                Ok(capture) => open.capture = Some(capture),
+                // A capture that vramp began, not PyTorch.
+                Err(CaptureError::Served(_)) => return Ok(None),
+                Err(error) => return Err(error.into()),
             }
-            // A capture that vramp began, not PyTorch.
-            Err(CaptureError::Served(_)) => Ok(()),
-            Err(error) => Err(error.into()),
         }
+        open.add_thread(thread);
+        Ok(Some(home.clone()))
     }
 
     /// Frees memory from before a capture on a thread of the capture, and keeps it for the graph.
@@ -225,6 +237,10 @@ impl Pools {
         state.release(id);
         Ok(())
     }
+}
+
+fn allocator_of<'a>(context: &'a Context, home: &'a Home) -> &'a Allocator {
+    home.as_ref().map_or(context.allocator(), |region| region.allocator())
 }
 
 fn unknown((first, second): PoolId, why: &str) -> Failure {

@@ -1,7 +1,8 @@
 //! The memory of PyTorch's own caching allocator, which serves graphs and memory pools.
 //!
 //! It takes its *segments* from here. A segment is handed out after all earlier work on its memory, because
-//! PyTorch uses it on any stream and in graphs that run later.
+//! PyTorch uses it on any stream and in graphs that run later. A thread that is in a region gets its
+//! segments from the region, so pools and graphs made there sleep with it.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -12,7 +13,9 @@ use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, DeviceAddr, StreamId
 
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t::{self, *};
+use crate::context::Context;
 use crate::pointers;
+use crate::regions::not_allocated;
 use crate::status::{Failure, Result, check_fork, status_of};
 
 /// The segments of a device that PyTorch's own allocator has.
@@ -61,13 +64,14 @@ impl Segments {
     /// Exports the segment that begins at an address. `None` if none does.
     pub(super) fn export(
         &self,
-        allocator: &Allocator,
+        context: &Context,
         start: u64,
     ) -> Option<std::result::Result<Export, ExportError>> {
         let table = self.lock();
         let segment = table.live.get(&start)?;
         let comm = table.comm.as_deref().filter(|_| segment.is_comm);
-        Some(comm.unwrap_or(allocator).export(&segment.block))
+        let owner = context.owner(segment.block.pool_number());
+        Some(comm.unwrap_or(&owner).export(&segment.block))
     }
 
     /// Returns the number of exported segments of the comm pool.
@@ -104,9 +108,14 @@ impl Segments {
 impl Torch {
     pub(super) fn segment_malloc(&self, device: c_int, size: u64) -> Result<DeviceAddr> {
         let context = self.context(device)?;
-        let allocator = context.allocator();
         let stream = self.segments(device).stream(|| context.create_stream())?;
-        let segment = allocator.malloc(Bytes::new(size), stream)?;
+        let region = context.region_of_thread()?;
+        let allocator = region.as_ref().map_or(context.allocator(), |region| region.allocator());
+        let segment = allocator.malloc(Bytes::new(size), stream);
+        let segment = segment.map_err(|error| match &region {
+            Some(region) => not_allocated(region.tag(), error),
+            None => error.into(),
+        })?;
         // The pool may have made this stream wait for other streams. Streams that use the segment do not
         // wait for this stream, so the work has to be over.
         let waited = match allocator.stream(stream) {
@@ -152,7 +161,8 @@ impl Torch {
             self.shares.withdraw(device, addr);
             let Segment { block: segment, is_comm } = segment;
             let comm = if is_comm { self.segments(device).lock().comm.clone() } else { None };
-            let allocator = comm.as_deref().unwrap_or(context.allocator());
+            let owner = context.owner(segment.pool_number());
+            let allocator = comm.as_deref().unwrap_or(&owner);
             let (size, stream) = (segment.requested().count(), segment.stream());
             if may_be_in_use {
                 for user in context.adopted_streams() {

@@ -132,7 +132,7 @@ impl Torch {
             Some(shared) => shared.ticket(),
             None => {
                 let context = self.context(device)?;
-                let of_segment = self.segments(device).export(context.allocator(), start);
+                let of_segment = self.segments(device).export(context, start);
                 let export = match of_segment {
                     Some(exported) => exported,
                     None => context.export(start)?,

@@ -3,8 +3,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use vramp_alloc::StreamId;
 use vramp_alloc::history::{BlockState, Trace};
+use vramp_alloc::{Allocator, StreamId};
 
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t::{self, *};
@@ -78,7 +78,7 @@ impl Torch {
         let Some(context) = self.opened_on(device)? else {
             return Ok(vramp_torch_memory_t::default());
         };
-        let memory = context.allocator().reserved_memory()?;
+        let memory = context.reserved_memory()?;
         let card = context.allocator().driver().memory_info()?;
         Ok(vramp_torch_memory_t {
             reserved: memory.reserved.current,
@@ -97,12 +97,17 @@ impl Torch {
         })
     }
 
-    /// Returns all memory of a device by address.
+    /// Returns all memory of a device by address, that of its regions included, also of those that sleep.
     pub(super) fn parts(&self, device: c_int) -> Result<Vec<vramp_torch_part_t>> {
         let Some(context) = self.opened_on(device)? else { return Ok(Vec::new()) };
-        let trace = context.allocator().snapshot(None);
         let segments = self.segments(device);
-        Ok(parts_of(context, &trace, |addr| segments.has(addr)))
+        let mut parts = Vec::new();
+        context.in_all_pools(|pool| {
+            let trace = pool.snapshot(None);
+            parts.extend(parts_of(context, &trace, |addr| segments.has(addr)));
+        });
+        parts.sort_unstable_by_key(|part| part.address);
+        Ok(parts)
     }
 }
 
@@ -154,8 +159,8 @@ pub unsafe extern "C" fn vramp_torch_memory(
     })
 }
 
-/// Returns the physical memory that a device's allocator has reserved, in bytes: zero if it was not used. At
-/// most one driver call.
+/// Returns the physical memory that a device's allocator and its regions have reserved, in bytes: zero if it
+/// was not used. Memory of a region that sleeps is not reserved. At most one driver call.
 ///
 /// # Safety
 /// `reserved` is null or valid for writing.
@@ -164,7 +169,7 @@ pub unsafe extern "C" fn vramp_torch_reserved(device: c_int, reserved: *mut u64)
     status_of(|| {
         pointers::check(reserved, "reserved")?;
         let bytes = match TORCH.opened_on(device)? {
-            Some(context) => context.allocator().stats()?.reserved.count(),
+            Some(context) => context.total_stats()?.reserved.count(),
             None => 0,
         };
         // SAFETY: required by this function's contract.
@@ -199,7 +204,7 @@ pub unsafe extern "C" fn vramp_torch_visit(
 pub extern "C" fn vramp_torch_reset_peaks(device: c_int) -> vramp_status_t {
     status_of(|| {
         if let Some(context) = TORCH.opened_on(device)? {
-            context.allocator().reset_peak_stats();
+            context.in_all_pools(Allocator::reset_peak_stats);
         }
         Ok(())
     })

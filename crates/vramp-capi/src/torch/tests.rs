@@ -1,5 +1,7 @@
 //! Tests of PyTorch's calls on the simulator.
 
+mod regions;
+
 use std::ptr::null_mut;
 
 use vramp_alloc::Bytes;

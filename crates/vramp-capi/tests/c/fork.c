@@ -97,6 +97,7 @@ static void child(void *block) {
     vramp_export_t exported;
     vramp_ticket_t ticket;
     vramp_pin_t pin;
+    vramp_buffer_t buffer = {0};
     vramp_sharing_t sharing;
     int number = 0;
     uint64_t registration = 0;
@@ -146,6 +147,13 @@ static void child(void *block) {
     ANSWER(vramp_comm_pool(shared, NULL, &other) == VRAMP_ERROR_FORKED);
     sharing.struct_size = sizeof sharing;
     ANSWER(vramp_sharing(shared, &sharing) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_tiers_open(shared, "") == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_tiers_close(shared) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_buffer_create(shared, 4096, &buffer) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_buffer_retrieve(shared, buffer, VRAMP_FOREVER) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_sync_and_unlock(shared, stream) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_buffers_unobserve(shared, 1) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_buffer_destroy(shared, buffer) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_map_simulated_cards() == VRAMP_ERROR_FORKED);
     ANSWER(vramp_open("sim:h200", NULL, &other) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_close(shared) == VRAMP_ERROR_FORKED);

@@ -108,6 +108,14 @@ fn a_c_program_uses_every_function() {
 }
 
 #[test]
+fn buffers_are_leased_and_evicted_in_c_and_cpp() {
+    assert_eq!(Program::compile("cc", "buffers.c", "-std=c99").run("", &[]), "");
+    for standard in ["-std=c++11", "-std=c++20"] {
+        assert_eq!(Program::compile("c++", "buffers.cpp", standard).run("", &[]), "", "{standard}");
+    }
+}
+
+#[test]
 fn two_processes_share_a_block_in_c_and_cpp() {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (compiler, source, standard) in
@@ -124,19 +132,34 @@ fn two_processes_share_a_block_in_c_and_cpp() {
 }
 
 #[test]
-fn the_program_of_the_guide_compiles_and_runs() {
+fn contents_go_to_a_store_that_is_written_in_c() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/store.c");
+    let path = path.to_str().expect("a plain path");
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let objects = folder.path().to_str().expect("a plain path");
+    let program = Program::compile("cc", path, "-std=c99");
+    assert_eq!(program.run(objects, &[("VRAMP_DEVICE", "sim:h200")]), "");
+    let left = std::fs::read_dir(folder.path()).expect("it is a folder").count();
+    assert_eq!(left, 0, "objects are removed");
+}
+
+#[test]
+fn the_programs_of_the_guide_compile_and_run() {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let guide =
         std::fs::read_to_string(own.join("../../docs/c-interface.md")).expect("it is there");
-    let mut programs = guide.split("```c\n").filter(|block| block.starts_with("#include"));
-    let program = programs.next().and_then(|block| block.split("```").next());
-    // The machine of the tests may have a card.
-    let program = program.expect("the guide has a program").replace("\"auto\"", "\"sim:h200\"");
-    let folder = tempfile::tempdir().expect("a folder can be made");
-    let source = folder.path().join("guide.c");
-    std::fs::write(&source, program).expect("the folder is ours");
-    let source = source.to_str().expect("a plain path");
-    assert_eq!(Program::compile("cc", source, "-std=c89").run("", &[]), "");
+    let programs = guide.split("```c\n").filter(|block| block.starts_with("#include"));
+    let programs: Vec<&str> = programs.filter_map(|block| block.split("```").next()).collect();
+    assert_eq!(programs.len(), 2);
+    for program in programs {
+        // The machine of the tests may have a card.
+        let program = program.replace("\"auto\"", "\"sim:h200\"");
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let source = folder.path().join("guide.c");
+        std::fs::write(&source, program).expect("the folder is ours");
+        let source = source.to_str().expect("a plain path");
+        assert_eq!(Program::compile("cc", source, "-std=c89").run("", &[]), "");
+    }
 }
 
 #[test]

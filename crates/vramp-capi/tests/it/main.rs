@@ -15,4 +15,5 @@ mod observing;
 mod queries;
 mod sharing;
 mod threads;
+mod tiers;
 mod wrong_arguments;

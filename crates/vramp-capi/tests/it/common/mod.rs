@@ -1,5 +1,7 @@
 //! Wrappers of the interface for tests, with statuses as errors.
 
+pub mod tiers;
+
 use std::ffi::c_void;
 
 use vramp_capi::abi::vramp_status_t;

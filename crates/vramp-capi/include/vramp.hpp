@@ -1,0 +1,236 @@
+// Deferrable buffers of vramp for C++11 and later: the words of RMMEP-1 over the C interface.
+//
+//     vramp::buffer input(allocator, bytes), output(allocator, bytes);
+//     vramp::lock_and_launch_async(
+//         allocator, stream,
+//         [](vramp_stream_t stream, const vramp::buffer &from, vramp::buffer &to) {
+//             // launch a kernel on the stream, from from.get() to to.get()
+//         },
+//         vramp::reads(input), output);
+//     vramp::sync_and_unlock(allocator, stream);
+//
+// Buffers among the arguments are found by their type: each is leased for reading and writing, for
+// reading where it is wrapped in vramp::reads(), and for writing all of it without a copy of its old
+// contents where it is wrapped in vramp::overwrites(). All of them are leased together, or none. Errors
+// are exceptions; a destructor throws none.
+
+#ifndef VRAMP_HPP
+#define VRAMP_HPP
+
+#include "vramp.h"
+
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace vramp {
+
+/// A call that failed, with the message of the thread.
+class error : public std::runtime_error {
+public:
+    explicit error(vramp_status_t status)
+        : std::runtime_error(std::string(vramp_status_name(static_cast<int>(status))) + ": " +
+                             vramp_last_error()),
+          status_(status) {}
+
+    vramp_status_t status() const noexcept { return status_; }
+
+private:
+    vramp_status_t status_;
+};
+
+/// Throws unless the status is that of success.
+inline void check(vramp_status_t status) {
+    if (status != VRAMP_OK) throw error(status);
+}
+
+/// A deferrable buffer. Copies are the same buffer, which ends with the last of them. Its contents may
+/// leave the card while no lease holds it; its address stays.
+class buffer {
+public:
+    buffer(vramp_allocator_t allocator, std::size_t bytes)
+        : owner_(std::make_shared<owner>(allocator, bytes)) {}
+
+    /// Returns its handle, which is never reused: it serves as an id and as a hash.
+    vramp_buffer_t handle() const noexcept { return owner_->handle; }
+    vramp_allocator_t allocator() const noexcept { return owner_->allocator; }
+    /// Returns its address. Memory is behind it only under a lease.
+    void *get() const noexcept { return owner_->address; }
+    std::size_t size() const noexcept { return owner_->bytes; }
+
+    /// Returns its state now.
+    vramp_buffer_info_t info() const { return owner_->info(); }
+    bool is_deferred() const { return info().state == VRAMP_BUFFER_DEFERRED; }
+    bool is_locked() const { return info().leases > 0; }
+
+    /// Restores its contents. Without a lease it may leave again at once.
+    void retrieve(uint64_t timeout_ns = VRAMP_FOREVER) const {
+        check(vramp_buffer_retrieve(allocator(), handle(), timeout_ns));
+    }
+
+    bool operator==(const buffer &other) const noexcept { return owner_ == other.owner_; }
+    bool operator!=(const buffer &other) const noexcept { return owner_ != other.owner_; }
+
+private:
+    struct owner {
+        vramp_allocator_t allocator;
+        vramp_buffer_t handle;
+        void *address;
+        std::size_t bytes;
+
+        owner(vramp_allocator_t of, std::size_t length)
+            : allocator(of), handle(), address(nullptr), bytes(length) {
+            check(vramp_buffer_create(of, length, &handle));
+            try {
+                address = info().address;
+            } catch (...) {
+                vramp_buffer_destroy(allocator, handle);
+                throw;
+            }
+        }
+
+        // The allocator may be closed by now: then the buffer has ended.
+        ~owner() { vramp_buffer_destroy(allocator, handle); }
+
+        owner(const owner &) = delete;
+        owner &operator=(const owner &) = delete;
+
+        vramp_buffer_info_t info() const {
+            vramp_buffer_info_t found = vramp_buffer_info_t();
+            found.struct_size = sizeof(found);
+            check(vramp_buffer_info(allocator, handle, &found));
+            return found;
+        }
+    };
+
+    std::shared_ptr<owner> owner_;
+};
+
+/// An argument that the work only reads. The function gets it as a `const buffer &`.
+class read_only {
+public:
+    explicit read_only(buffer of) : of_(std::move(of)) {}
+
+    operator const buffer &() const noexcept { return of_; }
+    const buffer &get() const noexcept { return of_; }
+
+private:
+    buffer of_;
+};
+
+/// Marks a buffer among the arguments as one that the work only reads.
+inline read_only reads(buffer of) { return read_only(std::move(of)); }
+
+/// An argument that the work overwrites as a whole. The function gets it as a `buffer &`.
+class overwritten {
+public:
+    explicit overwritten(buffer of) : of_(std::move(of)) {}
+
+    operator buffer &() noexcept { return of_; }
+    const buffer &get() const noexcept { return of_; }
+
+private:
+    buffer of_;
+};
+
+/// Marks a buffer among the arguments as one that the work overwrites as a whole: contents that left the
+/// card are not copied back.
+inline overwritten overwrites(buffer of) { return overwritten(std::move(of)); }
+
+namespace detail {
+
+using uses = std::vector<vramp_buffer_use_t>;
+
+inline void add(uses &all, const buffer &one) {
+    all.push_back(vramp_buffer_use_t{one.handle(), VRAMP_ACCESS_WRITE});
+}
+
+inline void add(uses &all, const read_only &one) {
+    all.push_back(vramp_buffer_use_t{one.get().handle(), VRAMP_ACCESS_READ});
+}
+
+inline void add(uses &all, const overwritten &one) {
+    all.push_back(vramp_buffer_use_t{one.get().handle(), VRAMP_ACCESS_OVERWRITE});
+}
+
+/// Any other argument.
+template <typename T>
+void add(uses &, const T &) {}
+
+inline void collect(uses &) {}
+
+template <typename T, typename... Rest>
+void collect(uses &all, const T &first, const Rest &...rest) {
+    add(all, first);
+    collect(all, rest...);
+}
+
+/// Ends the locks of a stream unless the work was launched.
+class unlock_on_throw {
+public:
+    unlock_on_throw(vramp_allocator_t allocator, vramp_stream_t stream)
+        : allocator_(allocator), stream_(stream), is_armed_(true) {}
+    ~unlock_on_throw() {
+        if (is_armed_) vramp_unlock(allocator_, stream_);
+    }
+    void release() noexcept { is_armed_ = false; }
+
+    unlock_on_throw(const unlock_on_throw &) = delete;
+    unlock_on_throw &operator=(const unlock_on_throw &) = delete;
+
+private:
+    vramp_allocator_t allocator_;
+    vramp_stream_t stream_;
+    bool is_armed_;
+};
+
+} // namespace detail
+
+/// Restores the buffers among the arguments and locks them on the stream, until unlock() or
+/// sync_and_unlock() of the stream.
+template <typename... Args>
+void retrieve_and_lock(vramp_allocator_t allocator, vramp_stream_t stream, const Args &...args) {
+    detail::uses all;
+    detail::collect(all, args...);
+    check(vramp_lock(allocator, all.data(), all.size(), stream, VRAMP_FOREVER, nullptr));
+}
+
+/// Ends the locks of a stream at the work queued so far. Does not wait for it.
+inline void unlock(vramp_allocator_t allocator, vramp_stream_t stream) {
+    check(vramp_unlock(allocator, stream));
+}
+
+/// Waits for the work queued on a stream, and ends its locks.
+inline void sync_and_unlock(vramp_allocator_t allocator, vramp_stream_t stream) {
+    check(vramp_sync_and_unlock(allocator, stream));
+}
+
+/// Locks the buffers among the arguments on the stream and calls `function(stream, args...)`, which
+/// queues work. The locks end with sync_and_unlock() or unlock() of the stream; at once if it throws.
+template <typename Function, typename... Args>
+void lock_and_launch_async(vramp_allocator_t allocator, vramp_stream_t stream, Function &&function,
+                           Args &&...args) {
+    retrieve_and_lock(allocator, stream, args...);
+    detail::unlock_on_throw guard(allocator, stream);
+    std::forward<Function>(function)(stream, std::forward<Args>(args)...);
+    guard.release();
+}
+
+/// Locks the buffers among the arguments on the stream, calls `function(args...)`, waits for the work
+/// that it queued, and ends the locks of the stream.
+template <typename Function, typename... Args>
+void lock_and_launch(vramp_allocator_t allocator, vramp_stream_t stream, Function &&function,
+                     Args &&...args) {
+    retrieve_and_lock(allocator, stream, args...);
+    detail::unlock_on_throw guard(allocator, stream);
+    std::forward<Function>(function)(std::forward<Args>(args)...);
+    guard.release();
+    sync_and_unlock(allocator, stream);
+}
+
+} // namespace vramp
+
+#endif

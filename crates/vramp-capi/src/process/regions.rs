@@ -1,0 +1,211 @@
+//! Regions by tag: scopes of threads, pauses and resumes.
+
+use std::ffi::c_int;
+
+use vramp_alloc::Bytes;
+use vramp_alloc::observe::Registration;
+use vramp_tiers::regions::{PauseOptions, RegionOptions, RegionStatus};
+
+use super::{CallResult, OpenAllocator};
+use crate::abi::vramp_status_t::*;
+use crate::regions::{self, Tagged, Target};
+use crate::status::{Failure, catch_failure};
+use crate::{context::Context, status};
+
+/// Allocators that a scope is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScopeTarget {
+    /// Those that all interfaces share, of all devices.
+    AllDevices,
+    /// The shared one of a device.
+    Device(u16),
+    /// This one.
+    Allocator(OpenAllocator),
+}
+
+/// Starts a scope: requests of the calling thread go to the region with a tag and options, or with `None`
+/// to the pool, until [`end_scope_of_region`]. Scopes nest, and the innermost one counts. Returns its
+/// number. Creates the region on the allocators that are open.
+///
+/// # Errors
+/// The allocator is closed; the region exists with other options, or cannot be created.
+pub fn begin_scope_of_region(
+    target: ScopeTarget,
+    region: Option<(&str, RegionOptions)>,
+) -> CallResult<u64> {
+    let tagged = |(tag, options): (&str, _)| Tagged { tag: tag.to_owned(), options };
+    let tagged = region.map(tagged);
+    let make = |context: &Context| match &tagged {
+        Some(tagged) => context.region(tagged).map(drop),
+        None => Ok(()),
+    };
+    let target = match target {
+        ScopeTarget::AllDevices => {
+            for (_, allocator) in OpenAllocator::all_opened()? {
+                allocator.with(make)?;
+            }
+            Target::Shared
+        }
+        ScopeTarget::Device(device) => {
+            if let Some(allocator) = OpenAllocator::opened(u32::from(device))? {
+                allocator.with(make)?;
+            }
+            Target::Device(device)
+        }
+        ScopeTarget::Allocator(allocator) => allocator.with(|context| {
+            make(context)?;
+            Ok(match context.device_number() {
+                Some(device) => Target::Device(device),
+                None => Target::Allocator(context.allocator().number()),
+            })
+        })?,
+    };
+    Ok(regions::begin(target, tagged))
+}
+
+/// Ends a scope of the calling thread.
+///
+/// # Errors
+/// The scope ended before, or began on another thread.
+pub fn end_scope_of_region(scope: u64) -> CallResult<()> {
+    Ok(catch_failure(|| regions::end(Some(scope)))?)
+}
+
+fn names(tags: &[String]) -> Vec<&str> {
+    tags.iter().map(String::as_str).collect()
+}
+
+fn unknown(tag: &str) -> Failure {
+    Failure::of_region(tag, format!("there is no region {tag:?}: allocate in it first"))
+}
+
+impl OpenAllocator {
+    /// Returns the allocators that all interfaces share and that are open, with the numbers of their
+    /// devices.
+    ///
+    /// # Errors
+    /// The process is a forked child.
+    pub fn all_opened() -> CallResult<Vec<(u32, OpenAllocator)>> {
+        let mut all = Vec::new();
+        for device in 0..crate::torch::DEVICES as c_int as u32 {
+            all.extend(OpenAllocator::opened(device)?.map(|allocator| (device, allocator)));
+        }
+        Ok(all)
+    }
+
+    fn with_regions(
+        self,
+        tags: &[String],
+        call: impl FnOnce(&vramp_tiers::regions::Regions, &[&str]) -> status::Result<()>,
+    ) -> CallResult<()> {
+        self.with(|context| match (context.regions_if_any(), tags.first()) {
+            (Some(regions), _) => call(&regions, &names(tags)),
+            (None, Some(tag)) => Err(unknown(tag)),
+            (None, None) => Ok(()),
+        })
+    }
+
+    /// Puts regions to sleep until at most `keep` bytes of each are on the card.
+    ///
+    /// # Errors
+    /// As of [`Regions::pause`](vramp_tiers::regions::Regions::pause).
+    pub fn pause_regions(self, tags: &[String], keep: u64) -> CallResult<()> {
+        let options = PauseOptions { keep: Bytes::new(keep), ..PauseOptions::default() };
+        self.with_regions(tags, |regions, tags| Ok(regions.pause(tags, options)?))
+    }
+
+    /// Brings regions back.
+    ///
+    /// # Errors
+    /// As of [`Regions::resume`](vramp_tiers::regions::Regions::resume).
+    pub fn resume_regions(self, tags: &[String]) -> CallResult<()> {
+        self.with_regions(tags, |regions, tags| Ok(regions.resume(tags)?))
+    }
+
+    /// Copies the contents of regions ahead of a pause.
+    ///
+    /// # Errors
+    /// As of [`Regions::clean`](vramp_tiers::regions::Regions::clean).
+    pub fn clean_regions(self, tags: &[String]) -> CallResult<()> {
+        self.with_regions(tags, |regions, tags| {
+            tags.iter().try_for_each(|tag| Ok(regions.clean(tag)?))
+        })
+    }
+
+    /// Returns the state of each region, by tag. Waits for no move.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn region_status(self) -> CallResult<Vec<RegionStatus>> {
+        self.with(|context| Ok(context.regions_if_any().map_or_else(Vec::new, |all| all.status())))
+    }
+
+    /// Lets regions sleep, in this order and as far as needed, when a request of the allocator finds no
+    /// memory. Returns the number of the registration, for [`OpenAllocator::unregister`].
+    ///
+    /// # Errors
+    /// A region is unknown, or the allocator is closed.
+    pub fn pause_regions_on_pressure(self, tags: &[String]) -> CallResult<u64> {
+        self.with(|context| {
+            let (Some(regions), names) = (context.regions_if_any(), names(tags)) else {
+                let text = "the allocator has no regions: allocate in one first";
+                return Err(tags
+                    .first()
+                    .map_or_else(|| Failure::new(VRAMP_ERROR_REGION, text), |tag| unknown(tag)));
+            };
+            let registered: Registration = regions.on_pressure(context.allocator(), &names)?;
+            Ok(registered.number())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::StreamName;
+
+    const DEFAULT: StreamName = StreamName::Raw(0);
+
+    fn malloc(allocator: OpenAllocator, size: u64) -> CallResult<u64> {
+        // SAFETY: on the simulator any value is a stream.
+        unsafe { allocator.malloc(size, DEFAULT) }.map(|block| block.addr)
+    }
+
+    #[test]
+    fn a_block_of_a_region_is_freed_and_used_outside_of_it_and_while_it_sleeps() {
+        let allocator = OpenAllocator::open("sim:h200", "").unwrap();
+        let options = RegionOptions::default();
+        let target = ScopeTarget::Allocator(allocator);
+        let scope = begin_scope_of_region(target, Some(("weights", options))).unwrap();
+        let blocks = [512, 3 << 20].map(|size| malloc(allocator, size).unwrap());
+        let refused = begin_scope_of_region(
+            target,
+            Some(("weights", RegionOptions { read_only: true, ..options })),
+        );
+        assert_eq!(refused.unwrap_err().status, VRAMP_ERROR_OPTION);
+        end_scope_of_region(scope).unwrap();
+        assert_eq!(end_scope_of_region(scope).unwrap_err().status, VRAMP_ERROR_REGION);
+        assert_eq!(allocator.stats().unwrap().live.count(), 512 + (3 << 20));
+        for addr in blocks {
+            // SAFETY: as above.
+            unsafe { allocator.record_use(addr, StreamName::Raw(8)) }.unwrap();
+        }
+        allocator.pause_regions(&["weights".to_owned()], 0).unwrap();
+        assert_eq!(allocator.stats().unwrap().reserved.count(), 0);
+        for addr in blocks {
+            // SAFETY: as above.
+            unsafe { allocator.free(addr, DEFAULT) }.unwrap();
+        }
+        let outside = malloc(allocator, 512).unwrap();
+        let scope = begin_scope_of_region(target, Some(("weights", options))).unwrap();
+        let error = malloc(allocator, 512).unwrap_err();
+        assert_eq!((error.status, error.region.as_deref()), (VRAMP_ERROR_REGION, Some("weights")));
+        end_scope_of_region(scope).unwrap();
+        // SAFETY: as above.
+        unsafe { allocator.free(outside, DEFAULT) }.unwrap();
+        allocator.resume_regions(&["weights".to_owned()]).unwrap();
+        allocator.audit().unwrap();
+        assert_eq!(allocator.stats().unwrap().live.count(), 0);
+        allocator.close().unwrap();
+    }
+}

@@ -1,0 +1,375 @@
+//! Regions of an allocator, and the scopes in which a thread allocates in them.
+//!
+//! 1. [`begin`] starts a scope on the calling thread: requests of the thread to the allocators that the
+//!    scope is about go to the region with its tag, or to the pool itself. Scopes nest, and the innermost
+//!    one that is about an allocator counts.
+//! 2. The first request creates the region, and the first region of an allocator the host memory and the
+//!    copy streams that regions share.
+//! 3. A block has the number of its pool, so a free and every other call finds the region from any
+//!    thread, inside and outside scopes.
+//! 4. The close of the allocator closes its regions.
+//!
+//! While no thread is in a scope, a request costs one relaxed load more. In a scope it costs a look at
+//! the thread's scopes, O(their number); a free of a block of a region O(1).
+//!
+//! Deliberately absent: how a region sleeps (`vramp_tiers::regions`).
+
+use std::cell::RefCell;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+use rustc_hash::FxHashMap;
+use vramp_alloc::error::Unusable;
+use vramp_alloc::stats::{ReservedMemory, Stat, Stats};
+use vramp_alloc::{AllocError, Allocator, Bytes};
+use vramp_tiers::host::{HostPool, HostPoolConfig};
+use vramp_tiers::movers::{Mover, MoverConfig};
+use vramp_tiers::regions::{Region, RegionError, RegionOptions, Regions};
+use vramp_tiers::{ReservationManager, SpaceConfig, SpaceId};
+
+use crate::abi::vramp_status_t::*;
+use crate::context::Context;
+use crate::status::{Failure, Result};
+
+/// Allocators that a scope is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Those that all interfaces share.
+    Shared,
+    /// The shared one of a device.
+    Device(u16),
+    /// The one with this number.
+    Allocator(u64),
+}
+
+impl Target {
+    fn includes(self, context: &Context) -> bool {
+        match self {
+            Target::Shared => context.device_number().is_some(),
+            Target::Device(device) => context.device_number() == Some(device),
+            Target::Allocator(number) => context.allocator().number() == number,
+        }
+    }
+}
+
+/// A region's name and options.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tagged {
+    pub tag: String,
+    pub options: RegionOptions,
+}
+
+struct Scope {
+    number: u64,
+    target: Target,
+    /// `None` sends requests to the pool itself.
+    tagged: Option<Arc<Tagged>>,
+    /// Regions found so far, by the number of their allocator.
+    found: Vec<(u64, Weak<Region>)>,
+}
+
+thread_local! {
+    static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Number of scopes of all threads.
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+/// Starts a scope on the calling thread. Returns its number.
+pub(crate) fn begin(target: Target, tagged: Option<Tagged>) -> u64 {
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+    let scope = Scope { number, target, tagged: tagged.map(Arc::new), found: Vec::new() };
+    SCOPES.with(|scopes| scopes.borrow_mut().push(scope));
+    ACTIVE.fetch_add(1, Ordering::Relaxed);
+    number
+}
+
+/// Ends a scope of the calling thread: the one with a number, or the innermost one.
+pub(crate) fn end(number: Option<u64>) -> Result<()> {
+    let ended = SCOPES.with(|scopes| {
+        let mut scopes = scopes.borrow_mut();
+        let index = match number {
+            Some(number) => scopes.iter().rposition(|scope| scope.number == number),
+            None => scopes.len().checked_sub(1),
+        };
+        index.map(|index| drop(scopes.remove(index))).is_some()
+    });
+    if !ended {
+        let text =
+            "this thread is not in that region: end a region on the thread that began it, once";
+        return Err(Failure::new(VRAMP_ERROR_REGION, text));
+    }
+    ACTIVE.fetch_sub(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// What the scopes of a thread say about an allocator.
+enum Choice {
+    Pool,
+    Found(Arc<Region>),
+    /// The region of this scope, which was not looked up yet.
+    New(u64, Arc<Tagged>),
+}
+
+fn choose(context: &Context) -> Choice {
+    let chosen = SCOPES.try_with(|scopes| {
+        let scopes = scopes.borrow();
+        let scope = scopes.iter().rev().find(|scope| scope.target.includes(context))?;
+        let tagged = scope.tagged.as_ref()?;
+        let own = context.allocator().number();
+        let mut found = scope.found.iter().filter(|(number, _)| *number == own);
+        Some(match found.find_map(|(_, region)| region.upgrade()) {
+            Some(region) => Choice::Found(region),
+            None => Choice::New(scope.number, Arc::clone(tagged)),
+        })
+    });
+    // A thread that ends has no scopes any more.
+    chosen.ok().flatten().unwrap_or(Choice::Pool)
+}
+
+/// The regions of an allocator.
+#[derive(Default)]
+pub(crate) struct RegionTable {
+    table: RwLock<Table>,
+    /// Locked while a region is created. Taken before `table`.
+    creating: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Table {
+    /// `None` until the first region is created.
+    regions: Option<Regions>,
+    /// By the number of their pool.
+    by_pool: FxHashMap<u64, Arc<Region>>,
+}
+
+/// The pool that a block belongs to.
+pub(crate) enum Owner<'a> {
+    Own(&'a Allocator),
+    Region(Arc<Region>),
+}
+
+impl Deref for Owner<'_> {
+    type Target = Allocator;
+
+    #[inline]
+    fn deref(&self) -> &Allocator {
+        match self {
+            Owner::Own(allocator) => allocator,
+            Owner::Region(region) => region.allocator(),
+        }
+    }
+}
+
+/// Returns host memory without a budget, pinned as it is needed, with a mover.
+fn mover_of(context: &Context) -> Result<Mover> {
+    if let Some(tiers) = context.tiers_if_open() {
+        return Ok(tiers.tiers().mover().clone());
+    }
+    let failed = |error: String| Failure::new(VRAMP_ERROR_OPTION, error);
+    let host = SpaceId::host(0);
+    let spaces = ReservationManager::new([(host, SpaceConfig::host(Bytes::tib(1 << 10)))])
+        .map_err(|error| failed(error.to_string()))?;
+    let space = spaces.space(host).expect("it was configured");
+    let config = HostPoolConfig { initial_pools: 0, spare_blocks: 0, ..HostPoolConfig::default() };
+    let driver = context.allocator().driver();
+    let pool = HostPool::new(&space, config, [Arc::clone(driver)])
+        .map_err(|error| failed(error.to_string()))?;
+    Ok(Mover::new(Arc::clone(driver), &pool, MoverConfig::default())?)
+}
+
+impl Context {
+    /// Returns the region that requests of this thread go to, and creates it if there is none. `None` if
+    /// they go to the pool.
+    #[inline]
+    pub fn region_of_thread(&self) -> Result<Option<Arc<Region>>> {
+        if ACTIVE.load(Ordering::Relaxed) == 0 {
+            return Ok(None);
+        }
+        self.find_region_of_thread()
+    }
+
+    #[cold]
+    fn find_region_of_thread(&self) -> Result<Option<Arc<Region>>> {
+        if self.region_table_if_any().is_none() {
+            return Ok(None);
+        }
+        let (scope, tagged) = match choose(self) {
+            Choice::Pool => return Ok(None),
+            Choice::Found(region) => return Ok(Some(region)),
+            Choice::New(scope, tagged) => (scope, tagged),
+        };
+        let region = self.region(&tagged)?;
+        let found = (self.allocator().number(), Arc::downgrade(&region));
+        SCOPES.with(|scopes| {
+            let mut scopes = scopes.borrow_mut();
+            if let Some(scope) = scopes.iter_mut().find(|other| other.number == scope) {
+                scope.found.retain(|(number, _)| *number != found.0);
+                scope.found.push(found);
+            }
+        });
+        Ok(Some(region))
+    }
+
+    /// Returns the region that requests of this thread go to, `None` if they go to the pool, and an error
+    /// if it has to be looked up.
+    #[inline]
+    pub fn region_at_hand(&self) -> std::result::Result<Option<Arc<Region>>, ()> {
+        if ACTIVE.load(Ordering::Relaxed) == 0 || self.region_table_if_any().is_none() {
+            return Ok(None);
+        }
+        match choose(self) {
+            Choice::Pool => Ok(None),
+            Choice::Found(region) => Ok(Some(region)),
+            Choice::New(..) => Err(()),
+        }
+    }
+
+    /// Returns the region with a tag, and creates it if there is none.
+    pub fn region(&self, tagged: &Tagged) -> Result<Arc<Region>> {
+        let RegionTable { table, creating } = self.region_table()?;
+        // The pool and its host memory are created while frees go on, by one thread at a time.
+        let _creating = creating.lock().unwrap_or_else(PoisonError::into_inner);
+        let regions = match self.regions_if_any() {
+            Some(regions) => regions,
+            None => Regions::new(mover_of(self)?),
+        };
+        let region = regions.region(self.allocator(), &tagged.tag, tagged.options)?;
+        let number = region.allocator().number();
+        let mut table = table.write().unwrap_or_else(PoisonError::into_inner);
+        table.regions = Some(regions);
+        table.by_pool.insert(number, Arc::clone(&region));
+        Ok(region)
+    }
+
+    /// Returns the regions; `None` if none was created.
+    pub fn regions_if_any(&self) -> Option<Regions> {
+        let table = self.region_table_if_any()?;
+        table.table.read().unwrap_or_else(PoisonError::into_inner).regions.clone()
+    }
+
+    /// Returns all regions, in no order.
+    pub fn all_regions(&self) -> Vec<Arc<Region>> {
+        let Some(table) = self.region_table_if_any() else { return Vec::new() };
+        let table = table.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.by_pool.values().cloned().collect()
+    }
+
+    /// Returns the pool with a number: this one, or that of a region. This one if there is none.
+    #[inline]
+    pub fn owner(&self, pool_number: u64) -> Owner<'_> {
+        if pool_number == self.allocator().number() {
+            return Owner::Own(self.allocator());
+        }
+        self.region_owner(pool_number)
+    }
+
+    #[cold]
+    fn region_owner(&self, pool_number: u64) -> Owner<'_> {
+        let found = self.region_table_if_any().and_then(|table| {
+            let table = table.table.read().unwrap_or_else(PoisonError::into_inner);
+            table.by_pool.get(&pool_number).cloned()
+        });
+        found.map_or(Owner::Own(self.allocator()), Owner::Region)
+    }
+
+    /// Calls `call` for this pool and then for those of the regions, until one succeeds: for memory by its
+    /// addresses, of which each pool has its own. Returns the first error if none does.
+    pub fn in_any_pool<R, E>(
+        &self,
+        call: impl Fn(&Allocator) -> std::result::Result<R, E>,
+    ) -> std::result::Result<R, E> {
+        call(self.allocator()).or_else(|error| {
+            let regions = self.all_regions();
+            regions.iter().find_map(|region| call(region.allocator()).ok()).ok_or(error)
+        })
+    }
+
+    /// Closes all regions: no call is in progress on the allocator.
+    pub fn close_regions(&self) -> Result<()> {
+        let Some(table) = self.region_table_if_any() else { return Ok(()) };
+        let mut table = table.table.write().unwrap_or_else(PoisonError::into_inner);
+        if table.regions.is_some() && self.allocator().any_captures()? {
+            let text = "a stream captures a graph, which may use a region: end the capture first";
+            return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
+        }
+        *table = Table::default();
+        Ok(())
+    }
+}
+
+/// Returns the failure of a request in a region.
+#[cold]
+pub(crate) fn not_allocated(tag: &str, error: AllocError) -> Failure {
+    match error {
+        AllocError::Unusable(Unusable::Asleep { .. }) => {
+            let text =
+                format!("the region {tag:?} sleeps: resume it before memory is allocated in it");
+            Failure::of_region(tag, text)
+        }
+        error => error.into(),
+    }
+}
+
+impl From<RegionError> for Failure {
+    fn from(error: RegionError) -> Failure {
+        let text = error.to_string();
+        let tag = match &error {
+            RegionError::OtherOptions { .. } => return Failure::new(VRAMP_ERROR_OPTION, text),
+            RegionError::Unknown { tag, .. }
+            | RegionError::NotNow { tag, .. }
+            | RegionError::HostFull { tag, .. }
+            | RegionError::Copy { tag, .. }
+            | RegionError::Memory { tag, .. }
+            | RegionError::Stuck { tag, .. }
+            | RegionError::Closed { tag } => tag.clone(),
+            _ => return Failure::new(VRAMP_ERROR_REGION, text),
+        };
+        Failure::of_region(&tag, text)
+    }
+}
+
+/// Returns the sum of two pools' counts.
+pub(crate) fn sum(a: Stats, b: Stats) -> Stats {
+    Stats {
+        live: a.live + b.live,
+        live_peak: a.live_peak + b.live_peak,
+        reserved: a.reserved + b.reserved,
+        reserved_peak: a.reserved_peak + b.reserved_peak,
+        hits: a.hits + b.hits,
+        misses: a.misses + b.misses,
+        placed: a.placed + b.placed,
+        freed: a.freed + b.freed,
+        chunks_created: a.chunks_created + b.chunks_created,
+        chunks_moved: a.chunks_moved + b.chunks_moved,
+        chunks_reactivated: a.chunks_reactivated + b.chunks_reactivated,
+        chunks_released: a.chunks_released + b.chunks_released,
+        released: a.released + b.released,
+        moved: a.moved + b.moved,
+        plans_undone: a.plans_undone + b.plans_undone,
+        callback_panics: a.callback_panics + b.callback_panics,
+        looked_at: a.looked_at + b.looked_at,
+    }
+}
+
+/// Returns the sum of the memory of two pools.
+pub(crate) fn sum_of_memory(a: ReservedMemory, b: ReservedMemory) -> ReservedMemory {
+    let pair = |a: [u64; 2], b: [u64; 2]| [a[0] + b[0], a[1] + b[1]];
+    ReservedMemory {
+        reserved: Stat {
+            current: a.reserved.current + b.reserved.current,
+            peak: a.reserved.peak + b.reserved.peak,
+            allocated: a.reserved.allocated + b.reserved.allocated,
+            freed: a.reserved.freed + b.reserved.freed,
+        },
+        small: a.small + b.small,
+        waiting: pair(a.waiting, b.waiting),
+        waiting_bytes: pair(a.waiting_bytes, b.waiting_bytes),
+        created: a.created + b.created,
+        released: a.released + b.released,
+        retries: a.retries + b.retries,
+        looked_at: a.looked_at + b.looked_at,
+    }
+}

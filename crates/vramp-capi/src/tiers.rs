@@ -1,0 +1,123 @@
+//! Tiers below an allocator: budgets, pinned memory, a disk, and buffers whose contents may leave the
+//! card. One set of tiers for each allocator.
+//!
+//! | file | what |
+//! |---|---|
+//! | `slot.rs` | the tiers of an allocator, and their end |
+//! | `tables.rs` | reservations, buffers and leases by id |
+//! | `config.rs`, `store.rs` | how tiers are configured, and a store of the caller |
+//! | `dispatch.rs` | the thread that calls observers |
+//! | `spaces.rs`, `reservations.rs`, `buffers.rs`, `leases.rs`, `observing.rs` | the functions of the interface |
+//! | `failures.rs` | errors as statuses |
+
+pub mod abi;
+pub mod buffers;
+mod config;
+pub(crate) mod dispatch;
+mod failures;
+pub mod leases;
+pub mod observing;
+pub mod reservations;
+pub(crate) mod slot;
+pub mod spaces;
+mod store;
+pub(crate) mod tables;
+
+use std::ffi::c_char;
+
+use vramp_defer::TiersOptions;
+use vramp_tiers::config::TiersConfig;
+
+use crate::abi::vramp_allocator_t;
+use crate::abi::vramp_status_t::{self, *};
+use crate::status::{Failure, Result, status_of};
+use crate::tiers::abi::{vramp_store_t, vramp_tiers_options_t};
+use crate::tiers::slot::OpenTiers;
+use crate::tiers::store::Store;
+use crate::{handles, pointers};
+
+/// Opens tiers below an allocator, of the spaces in a configuration in TOML: `[[gpu]]` with the number of
+/// its device, or none for the allocator's limit; `[[host]]`; and `[[disk]]`. docs/tiers.md has the keys.
+/// Pins the host's first pool. From then on requests that find too little memory spill buffers first.
+///
+/// An allocator has at most one set of tiers: VRAMP_ERROR_BUSY if they are open. They end with
+/// vramp_tiers_close or vramp_close.
+///
+/// # Safety
+/// `config` is null or is zero-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_tiers_open(
+    allocator: vramp_allocator_t,
+    config: *const c_char,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(config.cast_mut(), "config")?;
+        // SAFETY: required by this function's contract.
+        let text = unsafe { pointers::text(config, "config") }?;
+        open(allocator, None, |_| config::from_toml(text))
+    })
+}
+
+/// Opens tiers as vramp_tiers_open does, of the sizes in a struct. Where the call fails the store of the
+/// struct is not released.
+///
+/// # Safety
+/// `options` is null, or its first eight bytes hold a size that is valid for reading; its directory is
+/// null or zero-terminated; its store is null, or as `options` is. The functions of the store may be called
+/// from any thread with its `user` until `release` was called, and do not unwind.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_tiers_open_with(
+    allocator: vramp_allocator_t,
+    options: *const vramp_tiers_options_t,
+) -> vramp_status_t {
+    status_of(|| {
+        // SAFETY: the struct begins with its size, and any bytes are valid; the rest is required by this
+        // function's contract.
+        let options = unsafe { pointers::read_sized(options, "options") }?;
+        // SAFETY: required by this function's contract.
+        let store = unsafe { config::store_of(&options) }?;
+        open(allocator, store.as_ref(), |ordinal| {
+            // SAFETY: required by this function's contract.
+            unsafe { config::from_options(&options, ordinal) }
+        })
+    })
+}
+
+/// Opens tiers of a configuration for the device with an ordinal, perhaps with a store.
+fn open(
+    allocator: vramp_allocator_t,
+    store: Option<&vramp_store_t>,
+    config: impl FnOnce(u32) -> Result<TiersConfig>,
+) -> Result<()> {
+    let store = store.map(Store::open).transpose()?;
+    handles::with(allocator, |context| {
+        let config = config(context.allocator().driver().info().ordinal)?;
+        let objects = store.as_ref().map(Store::tier);
+        let options = TiersOptions { objects, ..TiersOptions::default() };
+        context.set_tiers(|| {
+            let opened = OpenTiers::open(context, &config, &options)?;
+            if let Some(store) = &store {
+                store.accept();
+            }
+            Ok(opened)
+        })
+    })
+}
+
+/// Closes the tiers: ends leases at the work queued by then, destroys buffers and their contents, and
+/// releases reservations, pinned memory and files. Waits for work on buffers. Calls of other threads
+/// that wait for memory end with VRAMP_ERROR_CANCELLED. The allocator stays open, and its other memory
+/// stays.
+///
+/// VRAMP_ERROR_CAPTURE while a stream captures a graph, VRAMP_ERROR_IN_USE while Python uses the tiers:
+/// nothing changes then. VRAMP_ERROR_BUSY in an observer of buffers.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_tiers_close(allocator: vramp_allocator_t) -> vramp_status_t {
+    status_of(|| handles::with(allocator, |context| context.close_tiers()))
+}
+
+/// Returns the error for a number that names nothing.
+#[cold]
+fn out_of_range(what: &str, number: u32, use_: &str) -> Failure {
+    Failure::new(VRAMP_ERROR_RANGE, format!("{number} is no {what}: use {use_}"))
+}

@@ -1,0 +1,126 @@
+//! Tests of PyTorch's calls on threads that are in regions.
+
+use vramp_tiers::regions::{PauseOptions, Regions};
+
+use super::*;
+use crate::regions::{Tagged, Target, begin, end};
+
+/// Runs `work` on a thread that is in a region.
+fn within<R>(torch: &Torch, tag: &str, work: impl FnOnce() -> R) -> R {
+    let number = torch.context(0).unwrap().allocator().number();
+    let tagged = Tagged { tag: tag.to_owned(), options: Default::default() };
+    let scope = begin(Target::Allocator(number), Some(tagged));
+    let result = work();
+    end(Some(scope)).unwrap();
+    result
+}
+
+fn regions(torch: &Torch) -> Regions {
+    torch.context(0).unwrap().regions_if_any().expect("a thread was in one")
+}
+
+fn pause(torch: &Torch, tag: &str) {
+    regions(torch).pause(&[tag], PauseOptions::default()).unwrap();
+}
+
+fn reserved(torch: &Torch) -> u64 {
+    torch.memory(0).unwrap().reserved
+}
+
+#[test]
+fn a_segment_sleeps_with_the_region_that_its_thread_was_in() {
+    let torch = torch("");
+    let outside = torch.segment_malloc(0, 2 << 20).unwrap().number();
+    let inside = within(&torch, "graph", || torch.segment_malloc(0, 20 << 20)).unwrap().number();
+    assert_eq!(reserved(&torch), 22 << 20);
+    pause(&torch, "graph");
+    assert_eq!(reserved(&torch), 2 << 20, "what sleeps is not reserved");
+    let refused = within(&torch, "graph", || torch.segment_malloc(0, 2 << 20)).unwrap_err();
+    assert_eq!(
+        (refused.status, refused.region.as_deref()),
+        (VRAMP_ERROR_REGION, Some("graph")),
+        "not an out of memory"
+    );
+    regions(&torch).resume(&["graph"]).unwrap();
+    assert_eq!(reserved(&torch), 22 << 20);
+    // Other threads free it, outside of the region and while it sleeps.
+    pause(&torch, "graph");
+    std::thread::scope(|threads| {
+        let freed = threads.spawn(|| torch.segment_free(inside, true)).join();
+        assert_eq!(freed.expect("it does not panic").unwrap(), 20 << 20);
+    });
+    torch.segment_free(outside, false).unwrap();
+    regions(&torch).resume(&["graph"]).unwrap();
+    assert_eq!(torch.live(), 0);
+    torch.audit();
+}
+
+#[test]
+fn a_block_of_a_region_goes_back_to_it_from_other_streams_and_threads() {
+    let torch = torch("");
+    let outside = torch.block_of(4 << 20, 0);
+    let block = within(&torch, "weights", || torch.block_of(4 << 20, SIDE));
+    torch.note(block.address, 0).unwrap();
+    std::thread::scope(|threads| {
+        let freed = threads.spawn(|| torch.free_block(block.address)).join();
+        assert_eq!(freed.expect("it does not panic").unwrap().stream, SIDE as u64);
+    });
+    let allocated = |tag| regions(&torch).get(tag).unwrap().allocator().stats().unwrap().live;
+    assert_eq!(allocated("weights"), Bytes::ZERO);
+    torch.free_block(outside.address).unwrap();
+    torch.audit();
+}
+
+#[test]
+fn the_parts_of_memory_keep_their_addresses_while_they_sleep() {
+    let torch = torch("");
+    let outside = torch.block_of(4 << 20, 0);
+    let inside = within(&torch, "weights", || torch.block_of(8 << 20, 0));
+    let sum = || -> u64 { torch.parts(0).unwrap().iter().map(|part| part.size).sum() };
+    assert_eq!(sum(), reserved(&torch));
+    assert!(torch.parts(0).unwrap().is_sorted_by_key(|part| part.address));
+    pause(&torch, "weights");
+    assert_eq!((sum(), reserved(&torch)), (12 << 20, 4 << 20));
+    regions(&torch).resume(&["weights"]).unwrap();
+    let blocks = torch.parts(0).unwrap();
+    assert!(blocks.iter().any(|part| part.address == inside.address && part.state == 1));
+    torch.free_block(inside.address).unwrap();
+    torch.free_block(outside.address).unwrap();
+    torch.audit();
+}
+
+#[test]
+fn a_graph_that_was_captured_in_a_region_sleeps_with_it_and_replays_afterwards() {
+    let torch = torch("");
+    let driver = torch.driver();
+    torch.get(512, SIDE).unwrap();
+    let queue = torch.queue(SIDE);
+    let (source, result, graph) = within(&torch, "graph", || {
+        torch.begin_pool(0, POOL).unwrap();
+        driver.begin_capture(queue, CaptureMode::Relaxed).unwrap();
+        let places = [4 << 20, 4 << 20].map(|size| torch.get(size, SIDE).unwrap());
+        let range = |addr| AddrRange::new(DeviceAddr::new(addr), Bytes::mib(4));
+        driver.fill(queue, range(places[0]), 7).unwrap();
+        let error = regions(&torch).pause(&["graph"], PauseOptions::default()).unwrap_err();
+        assert!(error.to_string().contains("captures a graph"), "{error}");
+        let graph = driver.end_capture(queue).unwrap();
+        torch.pools(0).unwrap().end(POOL).unwrap();
+        (range(places[0]), range(places[1]), graph)
+    });
+    assert!(torch.is_in_arena(source.start.number()));
+    driver.fill(queue, result, 9).unwrap();
+    let before = reserved(&torch);
+    pause(&torch, "graph");
+    assert!(reserved(&torch) <= before - (8 << 20), "the arena sleeps too");
+    regions(&torch).resume(&["graph"]).unwrap();
+    let exec = driver.instantiate(graph).unwrap();
+    driver.launch_graph(exec, queue).unwrap();
+    driver.synchronize_stream(queue).unwrap();
+    driver.destroy_graph_exec(exec).unwrap();
+    driver.destroy_graph(graph).unwrap();
+    torch.release(POOL).unwrap();
+    for range in [source, result] {
+        torch.put(range.start.number(), SIDE).unwrap();
+    }
+    torch.audit();
+}
