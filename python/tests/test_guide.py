@@ -1,4 +1,4 @@
-"""The programs in `docs/python.md` run."""
+"""The programs in `docs/python.md` and `docs/python-deferrable.md` run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-GUIDE = Path(__file__).parents[2] / "docs" / "python.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
+@pytest.mark.parametrize(("page", "least"), [("python.md", 8), ("python-deferrable.md", 5)])
 def test_the_programs_of_the_guide_run_in_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, least: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    programs = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    assert len(programs) >= 8
+    programs = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    assert len(programs) >= least
     names: dict[str, object] = {}
     for program in programs:
-        exec(compile(program, str(GUIDE), "exec"), names)
+        exec(compile(program, page, "exec"), names)

@@ -10,8 +10,11 @@
 
 from __future__ import annotations
 
+import os as _os
+from collections.abc import Mapping as _Mapping
 from importlib.metadata import PackageNotFoundError as _NotFound
 from importlib.metadata import version as _version
+from typing import Any as _Any
 
 from . import _native
 from ._analysis import (
@@ -24,6 +27,7 @@ from ._analysis import (
     replay,
     replay_totals,
 )
+from ._controller import Arg, Client, Controller, FreedBuffer
 from ._errors import (
     CaptureError,
     ClosedError,
@@ -35,11 +39,17 @@ from ._errors import (
     ForkedError,
     InternalError,
     InUseError,
+    LeaseEndedError,
+    LeaseTimeoutError,
     OptionError,
     OutOfMemoryError,
     RangeError,
+    RegionError,
     TicketError,
+    TierFullError,
     TraceError,
+    TurnRefusedError,
+    TurnTimeoutError,
     UnknownPointerError,
     UnknownStreamError,
     UnsupportedError,
@@ -48,26 +58,59 @@ from ._errors import (
 from ._native import (
     Allocation,
     Array,
+    Buffer,
+    BufferPin,
     Exported,
     Imported,
+    Lease,
+    LeaseSet,
     Measure,
     Pin,
     Pool,
     Registration,
+    Reservation,
     Stream,
+    Tiers,
+    View,
     pool,
     record_history,
     snapshot,
 )
-from ._types import AccessChange, DeviceInfo, Sharing, Stats
+from ._regions import (
+    PressureRegistration,
+    RegionMove,
+    clean,
+    disable_region,
+    on_pressure,
+    pause,
+    region,
+    regions_status,
+    resume,
+)
+from ._types import (
+    Access,
+    AccessChange,
+    DeviceInfo,
+    RegionStatus,
+    Sharing,
+    Stats,
+    Store,
+    TierStats,
+)
 
 __all__ = [
+    "Access",
     "AccessChange",
     "Advice",
     "Allocation",
+    "Arg",
     "Array",
+    "Buffer",
+    "BufferPin",
     "CaptureError",
+    "Client",
     "ClosedError",
+    "Controller",
     "DeviceError",
     "DeviceInfo",
     "DriverError",
@@ -77,37 +120,63 @@ __all__ = [
     "Exported",
     "FileError",
     "ForkedError",
+    "FreedBuffer",
     "Imported",
     "InUseError",
     "InternalError",
+    "Lease",
+    "LeaseEndedError",
+    "LeaseSet",
+    "LeaseTimeoutError",
     "Measure",
     "OptionError",
     "OutOfMemoryError",
     "Pin",
     "Pool",
+    "PressureRegistration",
     "RangeError",
+    "RegionError",
+    "RegionMove",
+    "RegionStatus",
     "Registration",
     "Replay",
+    "Reservation",
     "Sharing",
     "Stats",
+    "Store",
     "Stream",
     "TicketError",
+    "TierFullError",
+    "TierStats",
+    "Tiers",
     "TraceError",
+    "TurnRefusedError",
+    "TurnTimeoutError",
     "UnknownPointerError",
     "UnknownStreamError",
     "UnsupportedError",
+    "View",
     "VrampError",
     "advise",
+    "clean",
+    "disable_region",
     "explain",
     "ipc",
     "library_path",
+    "on_pressure",
     "open",
     "open_all",
+    "open_tiers",
+    "pause",
     "pool",
     "record_history",
+    "region",
+    "regions_status",
     "replay",
     "replay_totals",
+    "resume",
     "snapshot",
+    "turns",
 ]
 
 __version__: str = _native.library_version()
@@ -150,6 +219,15 @@ def open(device: str = "auto", **options: object) -> Pool:
     return _native.open(device, _joined(options))
 
 
+def open_tiers(
+    pool: Pool,
+    config: str | _os.PathLike[str] | _Mapping[str, object] | None = None,
+    **options: _Any,
+) -> Tiers:
+    """Returns the tiers below a pool: `Tiers` with the same arguments."""
+    return Tiers(pool, config, **options)
+
+
 def open_all(device: str = "auto", **options: object) -> list[Pool]:
     """Opens a pool on each device of a machine, in the order of their numbers.
 
@@ -170,4 +248,4 @@ def _joined(options: dict[str, object]) -> str:
 
 _check_versions()
 
-from . import ipc  # noqa: E402  it uses the names above
+from . import ipc, turns  # noqa: E402  they use the names above

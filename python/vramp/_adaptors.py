@@ -72,12 +72,19 @@ def forget_stream(pool: Pool, raw: int) -> None:
     pool.forget_stream(raw)
 
 
-def _references(entries: dict[int, Any], raw: int) -> int:
-    return sys.getrefcount(entries[raw])
+def _references(objects: tuple[Any, ...], index: int) -> int:
+    return sys.getrefcount(objects[index])
 
 
 # What `_references` returns for a stream that only the table refers to. It differs by version.
-_ONLY_THE_TABLE = _references({0: object()}, 0)
+_ONLY_THE_TABLE = _references((object(),), 0)
+
+
+def _in_use(objects: tuple[Any, ...]) -> list[Any]:
+    """Returns the objects that the program has too."""
+    indices = range(len(objects))
+    used = [index for index in indices if _references(objects, index) > _ONLY_THE_TABLE]
+    return [objects[index] for index in used]
 
 
 class StreamTable:
@@ -87,48 +94,62 @@ class StreamTable:
     reference. When a stream is added, those that only the table refers to are forgotten by vramp, and
     the library destroys them. The table is swept when it has doubled since the last sweep, so a
     program that creates 100,000 streams keeps few, and adding one takes O(1) amortized.
+
+    Several objects may stand for one stream, and any of them may be what destroys it. So vramp forgets
+    the stream before the table drops one of them. The next use registers it again.
     """
 
-    __slots__ = ("_entries", "_lock", "_pool", "_sweep_at", "get")
+    __slots__ = ("_entries", "_lock", "_pool", "_sweep_at")
 
     def __init__(self, pool: Pool) -> None:
         self._pool = weakref.ref(pool)
-        self._entries: dict[int, Any] = {}
+        self._entries: dict[int, tuple[Any, ...]] = {}
         # A finalizer that runs in here, by the garbage collector, may allocate.
         self._lock = threading.RLock()
         self._sweep_at = 8
-        self.get = self._entries.get
-        """The stream of an address, or None. Only compare it."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, raw: int, stream: Any) -> None:
         """Keeps a stream alive. Call it before memory is allocated or used on the stream."""
+        for known in self._entries.get(raw, ()):
+            if known is stream:
+                return
         with self._lock:
             if len(self._entries) >= self._sweep_at:
                 self.sweep()
-            self._entries[raw] = stream
+            self._drop_unused(raw)
+            self._entries[raw] = (*self._entries.get(raw, ()), stream)
 
     def sweep(self) -> int:
         """Ends the streams that are no longer used. Returns how many. O(n)."""
-        ended = 0
         with self._lock:
+            before = len(self._entries)
             for raw in list(self._entries):
-                if _references(self._entries, raw) > _ONLY_THE_TABLE:
-                    continue
-                pool = self._pool()
-                try:
-                    if pool is not None:
-                        forget_stream(pool, raw)
-                except ClosedError:
-                    pass  # a closed pool knows no stream
-                except VrampError:
-                    continue  # it captures a graph, or the driver refused: the next sweep retries
-                del self._entries[raw]
-                ended += 1
+                self._drop_unused(raw)
             self._sweep_at = max(8, 2 * len(self._entries))
-        return ended
+            return before - len(self._entries)
+
+    def _drop_unused(self, raw: int) -> None:
+        """Drops the objects of a stream that only the table refers to, once vramp has forgotten it."""
+        if raw not in self._entries:
+            return
+        used = _in_use(self._entries[raw])
+        if len(used) == len(self._entries[raw]):
+            return
+        pool = self._pool()
+        try:
+            if pool is not None:
+                forget_stream(pool, raw)
+        except ClosedError:
+            pass  # a closed pool knows no stream
+        except VrampError:
+            return  # it captures a graph, or the driver refused: the next sweep retries
+        if used:
+            self._entries[raw] = tuple(used)
+        else:
+            del self._entries[raw]
 
 
 _tables: weakref.WeakKeyDictionary[Pool, StreamTable] = weakref.WeakKeyDictionary()
@@ -142,6 +163,12 @@ def streams_of(pool: Pool) -> StreamTable:
         if table is None:
             table = _tables[pool] = StreamTable(pool)
         return table
+
+
+def keep_stream(pool: Pool, raw: int, stream: Any) -> None:
+    """Keeps the object of a stream alive until the pool has forgotten the stream."""
+    if raw not in (0, 1, PER_THREAD_STREAM):
+        streams_of(pool).add(raw, stream)
 
 
 def check_library(module: str, distribution: str) -> tuple[Any, Check]:

@@ -42,6 +42,23 @@ class ClosedError(VrampError):
     """The pool, export or import is closed."""
 
 
+class LeaseTimeoutError(VrampError, TimeoutError):
+    """Other leases, work or reservations were in the way until the deadline."""
+
+
+class LeaseEndedError(VrampError):
+    """A view was used after the end of its lease. Lease the buffer again."""
+
+
+class TierFullError(VrampError, MemoryError):
+    """A tier has no room: the card for the buffers of a lease, or the host and the disk for copies."""
+
+    needed: int | None = None
+    """Bytes that are needed at once, if they are known."""
+    capacity: int | None = None
+    """Bytes that the tier has for them, if they are known."""
+
+
 class UnknownStreamError(VrampError, ValueError):
     """The stream belongs to another pool, or was forgotten."""
 
@@ -92,7 +109,22 @@ class ExportEndedError(VrampError):
 
 class ExchangeError(VrampError, OSError):
     """Two processes cannot exchange memory: another user, no answer, no path between them, or a limit of
-    the system. The text says which."""
+    the system. The text names the cause."""
+
+
+class TurnTimeoutError(VrampError, TimeoutError):
+    """The process that holds the turn of a card did not release it in time. The text names it."""
+
+
+class TurnRefusedError(VrampError):
+    """The process that holds the turn of a card refused to release it. The text has its reason."""
+
+
+class RegionError(VrampError):
+    """A region cannot be paused, resumed or used now, or there is none with the tag. The text says why."""
+
+    tag: str | None = None
+    """Tag of the region."""
 
 
 class InternalError(VrampError):

@@ -1,23 +1,46 @@
 """The native module. Programs import these names from `vramp`."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, SupportsIndex, TypeAlias, final
+from typing import Any, Literal, NoReturn, Protocol, SupportsIndex, TypeAlias, final
 
-from ._types import AccessChange, DeviceInfo, Sharing, Stats
+from ._types import (
+    Access,
+    AccessChange,
+    DeviceInfo,
+    RegionStatus,
+    Sharing,
+    Stats,
+    Store,
+    TierStats,
+    TurnProcess,
+    TurnStatus,
+)
 from .ipc import Ticket
 
 __all__ = [
     "Allocation",
     "Array",
+    "Buffer",
+    "BufferPin",
+    "Events",
     "Exported",
     "Imported",
+    "Lease",
+    "LeaseOwner",
+    "LeaseSet",
     "Measure",
     "Pin",
     "Pool",
     "Registration",
+    "Reservation",
     "Stream",
+    "Tiers",
+    "Turn",
+    "TurnRequest",
+    "Turns",
+    "View",
     "advise",
     "explain",
     "library_version",
@@ -28,8 +51,19 @@ __all__ = [
     "pool",
     "record_history",
     "replay",
+    "report_unraisable",
+    "take_leases",
     "snapshot",
     "unused_stats",
+    "opened_devices",
+    "region_begin",
+    "region_end",
+    "regions_clean",
+    "regions_on_pressure",
+    "regions_pause",
+    "regions_resume",
+    "regions_status",
+    "regions_unregister",
 ]
 
 class _HasCudaStream(Protocol):
@@ -510,6 +544,414 @@ class Registration:
         /,
     ) -> None: ...
 
+_Size: TypeAlias = SupportsIndex | str
+_Shape: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | None
+
+@final
+class Tiers:
+    """Deferrable buffers of a pool, and the host memory and the disk where their contents go.
+
+    While they are open, a request for which the pool has too little memory evicts buffers. Threads may
+    share them. A `with` block closes them at its end.
+    """
+
+    def __new__(
+        cls,
+        pool: Pool,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        *,
+        host: _Size | None = None,
+        disk: str | os.PathLike[str] | None = None,
+        disk_limit: _Size | None = None,
+        device: _Size | None = None,
+        patience: float | None = None,
+        piece: _Size | None = None,
+        store: Store | MutableMapping[int, bytes] | None = None,
+    ) -> Tiers:
+        """Opens tiers.
+
+        `host` is the most pinned memory of the host, by default a quarter of the machine's. `disk` is a
+        directory and `disk_limit` the most bytes there, by default what is free. `device` is the most
+        memory of the card for buffers, by default the limit of the pool. Instead of these, `config` has
+        the tables [[gpu]], [[host]] and [[disk]]: TOML, the path of a TOML file, or a mapping.
+
+        `store` takes the place of the directory, with `disk_limit` as the most bytes in it: an object with
+        the methods of `vramp.Store`, or a mapping.
+
+        `patience` is how many seconds a lease waits by default. `piece` is the unit of moves, 4 to 32 MiB.
+
+        Raises OptionError, FileError, or TierFullError if the host's memory cannot be pinned.
+        """
+
+    @property
+    def pool(self) -> Pool: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def buffer(self, nbytes: _Size, *, priority: int = 0) -> Buffer:
+        """Returns an empty buffer. It has an address, and no memory before the first lease.
+
+        Buffers of lower priority leave the card first. On the card it takes whole pages of 2 MiB.
+        """
+
+    def adopt(self, memory: object, *, stream: _Stream = None) -> Buffer:
+        """Makes a buffer of memory that an object has.
+
+        That of an Allocation, an Array or an object with `__cuda_array_interface__` becomes the buffer
+        without a copy. The object is kept until the contents leave the card, and dropped then, by the
+        thread that evicts them: so drop other references to it, and use its memory only under leases of
+        the buffer. A view of it has the object's address until then, and the buffer's own afterwards. The
+        work queued on `stream` so far writes the memory; by default on the object's own stream.
+
+        The contents of any other object with the buffer protocol, such as bytes or a NumPy array, are
+        copied into a new buffer.
+        """
+
+    def lease(
+        self,
+        wanted: Iterable[tuple[Buffer, Access]],
+        stream: _Stream = None,
+        *,
+        timeout: float | None = None,
+    ) -> LeaseSet:
+        """Returns a request for a lease on several buffers, all or none. Two such sets never deadlock."""
+
+    def evict(self, nbytes: _Size) -> int:
+        """Evicts buffers until so much more memory of the card is free, or none may leave.
+
+        Returns the bytes that were freed. Waits for the copies.
+        """
+
+    def reserve(
+        self,
+        nbytes: _Size,
+        tier: Literal["device", "host", "disk"] = "device",
+        *,
+        timeout: float | None = 0.0,
+        priority: int = 0,
+        owner: SupportsIndex | None = None,
+    ) -> Reservation:
+        """Reserves memory of a tier. Evicts buffers if that is needed.
+
+        Waits at most `timeout` seconds, with None for ever. `owner` is a number of a task: a wait that
+        is part of a deadlock of owners ends. Raises TierFullError or LeaseTimeoutError.
+        """
+
+    def retrieve(self, *buffers: Buffer) -> None:
+        """Restores buffers, all at once, and waits until they are there."""
+
+    def synchronize(self, stream: _Stream = None) -> None:
+        """Waits for the work queued on a stream so far."""
+
+    def stats(self) -> TierStats: ...
+    def _events(self) -> Events: ...
+    def audit(self) -> None:
+        """Checks every invariant of the buffers. Raises InternalError if one does not hold."""
+
+    def close(self) -> None:
+        """Closes the tiers, and ends their buffers and reservations, which raise ClosedError then.
+
+        Raises InUseError and changes nothing while leases, DLPack tensors or pins use buffers. The close
+        of the pool does the same.
+        """
+
+    def __enter__(self) -> Tiers: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
+
+@final
+class Buffer:
+    """A buffer whose contents may leave the card while no lease holds it. Its address stays.
+
+    It keeps its tiers. The last reference frees the contents, on the card, the host and the disk.
+    """
+
+    priority: int
+    """Buffers of lower priority leave the card first."""
+
+    @property
+    def id(self) -> int:
+        """Number of the buffer, unique in the process. Its hash and its equality follow it."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def ptr(self) -> int:
+        """Address of the first byte. There is memory only under a lease or a pin."""
+
+    @property
+    def tiers(self) -> Tiers: ...
+    @property
+    def is_resident(self) -> bool:
+        """True if all contents are on the card. Without a lease that may change at once."""
+
+    @property
+    def is_deferred(self) -> bool:
+        """True if contents are below the card only. The next lease restores them."""
+
+    @property
+    def is_locked(self) -> bool:
+        """True if a lease holds it."""
+
+    @property
+    def is_adopted(self) -> bool:
+        """True while the contents are in memory that `Tiers.adopt` took over."""
+
+    @property
+    def last_stream(self) -> int | None:
+        """Number of the stream of the last lease, which may be destroyed. None before the first one."""
+
+    def spill(self) -> int:
+        """Evicts it now, and returns the bytes of the card that became free. Waits for the copies.
+
+        Raises InUseError while a lease, a pin or a move holds it, or TierFullError.
+        """
+
+    def spill_to(self, tier: Literal["host", "disk"]) -> int:
+        """Evicts it as `spill` does, and moves its contents down to a tier. What is below stays there."""
+
+    def lease(
+        self,
+        access: Access = "rw",
+        stream: _Stream = None,
+        *,
+        timeout: float | None = None,
+        shape: _Shape = None,
+        dtype: object = None,
+    ) -> Lease:
+        """Returns a request for a lease, for work on a stream.
+
+        "r" is shared with other readers, "w" and "rw" exclude all others. "overwrite" does too, and
+        contents are not restored: all of them are undefined until they are written. `shape` and `dtype`
+        are those of the view, by default bytes. The request waits at most `timeout` seconds, by default
+        the patience of the tiers.
+        """
+
+    def prefetch(self) -> None:
+        """Restores it ahead of need. Does not wait for the copies."""
+
+    def retrieve(self) -> None:
+        """Restores it, and waits until it is there."""
+
+    def will_need(self) -> None:
+        """Hints that it is needed soon: others leave first."""
+
+    def wont_need(self) -> None:
+        """Hints that it is not needed soon: it leaves before others."""
+
+    def discard(self) -> None:
+        """Discards the contents: they are neither copied out nor restored. Raises InUseError."""
+
+    def pin(self) -> BufferPin:
+        """Restores it, and keeps it on the card until the pin ends: for memory that is registered."""
+
+    def read(self, offset: SupportsIndex | None = None, nbytes: SupportsIndex | None = None) -> bytes:
+        """Returns contents, by default all from `offset` on. Waits for work that writes them."""
+
+    def write(
+        self, data: bytes | bytearray | memoryview, offset: SupportsIndex | None = None
+    ) -> None:
+        """Writes contents, and waits until they are there."""
+
+    def __reduce__(self) -> NoReturn: ...
+    def __len__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class LeaseOwner:
+    def __new__(cls) -> LeaseOwner: ...
+
+@final
+class Lease:
+    """A request for a lease on a buffer and, once it is entered, the lease. It is entered once.
+
+    It ends by `release`, at the end of a `with` block, or with the last reference to it and its views. At its
+    end the work that was queued on its stream may still run: the buffer stays until it is done.
+    """
+
+    @property
+    def buffer(self) -> Buffer: ...
+    @property
+    def is_held(self) -> bool:
+        """True while it holds the buffer: also after its end, while DLPack tensors of its view live."""
+
+    def acquire(self) -> View:
+        """Waits for the lease and returns an array of the buffer.
+
+        The interpreter's lock is released meanwhile. Raises LeaseTimeoutError, TierFullError if the set
+        never fits, OutOfMemoryError, or InUseError if it was entered before.
+        """
+
+    def release(self) -> None:
+        """Ends the lease at what is queued on its stream. Never waits. Does nothing the second time."""
+
+    def _begin(self, number: int) -> bool: ...
+    def _finish(self) -> View: ...
+    def _cancel(self) -> None: ...
+    def __enter__(self) -> View: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+    def __aenter__(self) -> Coroutine[Any, Any, View]: ...
+    def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> Coroutine[Any, Any, None]: ...
+
+@final
+class LeaseSet:
+    """As `Lease`, for several buffers. Its views are in the order of the request."""
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]: ...
+    @property
+    def is_held(self) -> bool: ...
+    def acquire(self) -> tuple[View, ...]: ...
+    def release(self) -> None: ...
+    def _begin(self, number: int) -> bool: ...
+    def _finish(self) -> tuple[View, ...]: ...
+    def _cancel(self) -> None: ...
+    def __enter__(self) -> tuple[View, ...]: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+    def __aenter__(self) -> Coroutine[Any, Any, tuple[View, ...]]: ...
+    def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> Coroutine[Any, Any, None]: ...
+
+@final
+class View:
+    """An array of a leased buffer. After the lease's end every protocol raises LeaseEndedError.
+
+    What a library makes of it through DLPack keeps the lease. What it makes through the array interfaces
+    does not, and must not be used after the lease's end.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str:
+        """Name of the element type."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def buffer(self) -> Buffer: ...
+    @property
+    def is_read_only(self) -> bool:
+        """True if the lease is for reading. DLPack before version 1.0 does not say so to its consumer."""
+
+    @property
+    def is_ended(self) -> bool: ...
+    @property
+    def ptr(self) -> int:
+        """Address of the first element."""
+
+    def array(
+        self, shape: _Shape = None, dtype: object = None, *, offset: SupportsIndex | None = None
+    ) -> View:
+        """Returns another array of the buffer, under the same lease."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Returns a DLPack capsule, which keeps the lease until its consumer is done."""
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __reduce__(self) -> NoReturn: ...
+    def __len__(self) -> int: ...
+
+@final
+class Events:
+    """A queue of the changes of buffers' states, for vramp.Controller. Changes wait there without the
+    interpreter."""
+
+    def take(self, timeout: float | None = None) -> list[tuple[str, int, int, int]] | None:
+        """Waits for changes, and returns those there are: "created", "changed" or "freed", the number of the
+        buffer, its deferred bytes, and the number of its leases. None once there will be no more."""
+
+    def take_lost(self) -> int: ...
+    def states(self) -> list[tuple[int, int, int]]: ...
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+
+@final
+class BufferPin:
+    """Keeps a buffer on the card until `unpin`, the end of a `with` block, or the last reference."""
+
+    @property
+    def buffer(self) -> Buffer: ...
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def is_unpinned(self) -> bool: ...
+    def unpin(self) -> None: ...
+    def __enter__(self) -> BufferPin: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class Reservation:
+    """Memory of a tier that is kept free, until `release`, the end of a `with` block, or the last
+    reference."""
+
+    @property
+    def nbytes(self) -> int:
+        """Reserved bytes: those asked for, rounded up."""
+
+    @property
+    def tier(self) -> str: ...
+    @property
+    def tiers(self) -> Tiers: ...
+    @property
+    def is_released(self) -> bool: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> Reservation: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
 def pool(device: SupportsIndex = 0) -> Pool:
     """Returns the pool of a device that this process shares: with PyTorch, C and C++ through vramp.
 
@@ -536,6 +978,8 @@ def snapshot(path: str | os.PathLike[str]) -> None:
 def open(device: str, options: str) -> Pool: ...
 def open_all(device: str, options: str) -> list[Pool]: ...
 def library_version() -> str: ...
+def take_leases() -> list[int]: ...
+def report_unraisable(error: BaseException, origin: object) -> None: ...
 def missing_card() -> str | None: ...
 def replay(
     path: str,
@@ -553,3 +997,113 @@ def explain(
     trace_device: Sequence[int] | None,
 ) -> str: ...
 def advise(path: str, limits: Sequence[str], trace_device: Sequence[int] | None) -> str: ...
+
+@final
+class Turns:
+    """The line of one card. `vramp.turns.open` makes it. Threads compete as processes do."""
+
+    def __new__(cls, directory: str | os.PathLike[str], card: str, program: str) -> Turns: ...
+    def acquire(self, timeout: float | None = None, *, bytes: int | None = None) -> Turn:
+        """Waits for the turn, first come, first served, and returns it.
+
+        `timeout` is in seconds; None waits for ever, and 0 requests nothing. `bytes` says how much memory is
+        needed; None is the whole card. Ctrl-C ends the wait.
+
+        Raises TurnTimeoutError, TurnRefusedError, FileError or ForkedError; then this process is not in the
+        line any more.
+        """
+
+    def on_request(self, handler: Callable[[TurnRequest], bool | None]) -> None:
+        """Registers a function that is called when other processes wait for a turn of this object.
+
+        It runs on a thread of vramp, once for each process that joins the line or for several at once. It puts
+        memory to sleep and returns True, which releases the turn; or False or None, and the program releases
+        it later. It may wait for a safe point meanwhile. An exception is passed to sys.unraisablehook and
+        counts as False. It replaces an earlier function.
+        """
+
+    def remove_handler(self) -> None:
+        """Removes the function, after its call in progress on another thread."""
+
+    def status(self) -> TurnStatus:
+        """Returns who holds the turn and who waits."""
+
+    @property
+    def card(self) -> str:
+        """The card."""
+
+    @property
+    def directory(self) -> os.PathLike[str]:
+        """The directory of the card."""
+
+@final
+class Turn:
+    """The exclusive use of a card. The end of a `with` block releases it, and so does the last reference."""
+
+    def release(self) -> None:
+        """Releases the turn to the next process. It does nothing if it was released before.
+
+        Raises FileError if the directory was removed meanwhile: another process may have held the turn too.
+        """
+
+    @property
+    def is_held(self) -> bool:
+        """True until it is released, by this object or by a handler."""
+
+    def request(self) -> TurnRequest | None:
+        """Returns the processes that wait for this turn, for programs that ask at safe points.
+
+        Costs one system call if none came. Raises InUseError if a handler takes the requests.
+        """
+
+    def wait_for_request(self, timeout: float | None = None) -> TurnRequest | None:
+        """Waits until a process waits for this turn. None after the timeout, and once it is released."""
+
+    def __enter__(self) -> Turn: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
+
+@final
+class TurnRequest:
+    """Processes that wait for a turn of this process."""
+
+    @property
+    def waiting(self) -> list[TurnProcess]:
+        """The processes, in the order in which they get the turn."""
+
+    def refuse(self, reason: str) -> None:
+        """Keeps the turn: the waits of these processes fail with TurnRefusedError and the reason."""
+
+def region_begin(
+    tag: str | None, backup: str, readonly: bool, device: int | None, pool: Pool | None
+) -> int:
+    """Starts a scope on this thread. Returns its number."""
+
+def region_end(scope: int) -> None:
+    """Ends a scope of this thread."""
+
+def opened_devices() -> list[int]:
+    """Returns the numbers of the devices whose shared pools are open."""
+
+def regions_pause(pool: Pool, tags: list[str], keep: str) -> None:
+    """Puts regions of a pool to sleep."""
+
+def regions_resume(pool: Pool, tags: list[str]) -> None:
+    """Brings regions of a pool back."""
+
+def regions_clean(pool: Pool, tags: list[str]) -> None:
+    """Copies the contents of regions of a pool ahead of a pause."""
+
+def regions_on_pressure(pool: Pool, tags: list[str]) -> int:
+    """Lets regions of a pool sleep on a shortage. Returns the number of the registration."""
+
+def regions_unregister(pool: Pool, number: int) -> bool:
+    """Ends a registration of `regions_on_pressure`."""
+
+def regions_status(pool: Pool, device: int | None) -> list[RegionStatus]:
+    """Returns the states of the regions of a pool, by tag."""

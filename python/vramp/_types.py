@@ -3,6 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Access = Literal["r", "w", "rw", "overwrite"]
+"""What a lease allows: "r" is shared, and the others exclude all other leases of the buffer."""
+
+
+class Store(Protocol):
+    """A store of the program in place of a directory: see `Tiers`.
+
+    Its methods are called on threads of vramp, several at a time. An exception makes the move fail, and the
+    contents stay where they were. Each key is put once.
+    """
+
+    def put(self, key: int, data: bytes, /) -> object:
+        """Stores the data. MemoryError, or an OSError for a full device, says that it is full."""
+
+    def get(self, key: int, /) -> bytes:
+        """Returns the data."""
+
+    def delete(self, key: int, /) -> object:
+        """Removes the data, also of a key whose `put` failed."""
 
 
 @dataclass(frozen=True)
@@ -107,3 +128,103 @@ class AccessChange:
     """Driver calls. 0 if the access was so before."""
     bytes: int
     """Mapped memory whose access changed."""
+
+
+@dataclass(frozen=True)
+class RegionStatus:
+    """State of a region at one moment. Amounts are in bytes."""
+
+    tag: str
+    """Its tag."""
+    backup: Literal["host", "disk", "none"]
+    """Where its contents go while it is paused."""
+    readonly: bool
+    """True if the program writes each block once."""
+    phase: Literal["awake", "pausing", "asleep", "resuming"]
+    """What it does. One that sleeps in part is "asleep"."""
+    on_card: int
+    """Its memory on the card."""
+    asleep: int
+    """Its memory that is off the card."""
+    on_host: int
+    """Pinned memory that keeps its contents."""
+    copied: int
+    """What the pause or resume in progress, or the last one, has copied."""
+    to_copy: int
+    """What that has to copy."""
+    device: int | None
+    """Number of the device. None for a pool of the program's own."""
+
+
+@dataclass(frozen=True)
+class TierStats:
+    """Where the contents of deferrable buffers are, and counts so far. Amounts are in bytes."""
+
+    buffers: int
+    """Number of buffers. One whose work is in flight counts after its end."""
+    leases: int
+    """Number of leases that are held."""
+    waiting: int
+    """Number of lease requests that wait."""
+    moves: int
+    """Number of moves in progress."""
+    total: int
+    """Length of all buffers."""
+    empty: int
+    """Without contents."""
+    resident: int
+    """On the card."""
+    deferred: int
+    """Below the card only."""
+    device_copies: int
+    """Copies on other cards."""
+    host: int
+    """Copies on the host."""
+    disk: int
+    """Copies on the disk."""
+    evictions: int
+    """Number of requests that evicted buffers."""
+    evicted: int
+    """Memory of the card that they freed."""
+    to_host: int
+    """Copied to the host."""
+    from_host: int
+    """Copied back from the host."""
+    to_disk: int
+    """Written to the disk."""
+    from_disk: int
+    """Read back from the disk."""
+    waits: int
+    """Number of lease requests that waited."""
+    waited_ns: int
+    """Nanoseconds that they waited."""
+    failures: int
+    """Number of moves that failed. Their contents stayed where they were."""
+
+
+@dataclass(frozen=True)
+class TurnProcess:
+    """A process that holds the turn of a card or waits for it."""
+
+    program: str
+    """Name that the program gave."""
+    pid: int
+    """Process id, in the PID namespace of that process."""
+    is_pid_valid: bool
+    """True if it is in the PID namespace of this process."""
+    bytes: int | None
+    """Bytes that it needs. None is the whole card."""
+    requested: float
+    """When it requested the turn, as `time.time()`."""
+
+
+@dataclass(frozen=True)
+class TurnStatus:
+    """Who holds the turn of a card, and who waits for it."""
+
+    holder: TurnProcess | None
+    """None if the turn is free, or about to be taken by the first that waits."""
+    since: float | None
+    """When the holder acquired it, as `time.time()`."""
+    waiting: tuple[TurnProcess, ...]
+    """In the order in which they get the turn."""

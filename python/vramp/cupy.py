@@ -49,13 +49,6 @@ _malloc: Any = None
 _previous: Any = None
 
 
-def _keep(pool: Pool, raw: int, stream: Any) -> None:
-    """Keeps a stream that CuPy owns alive until the pool has forgotten it."""
-    streams = streams_of(pool)
-    if streams.get(raw) is not stream:
-        streams.add(raw, stream)
-
-
 class Allocator:
     """Has an allocator of CuPy: `malloc` of a number of bytes returns a cupy.cuda.MemoryPointer.
 
@@ -111,7 +104,7 @@ class Allocator:
                 block = self._retry(device, nbytes, 0)
             return self._pointer(self._memory(block.ptr, nbytes, block, device), 0)
         if type(stream) is self._owning:
-            _keep(self._pools[device], raw, stream)
+            streams_of(self._pools[device]).add(raw, stream)
         try:
             block = malloc(nbytes, raw)
         except OutOfMemoryError:
@@ -217,7 +210,7 @@ def record_use(array: Any, stream: Any = None) -> None:
     if stream is None:
         stream = cupy.cuda.get_current_stream(memory.device_id)
     if type(stream) is cupy.cuda.Stream and stream.ptr:
-        _keep(block.pool, stream.ptr, stream)
+        streams_of(block.pool).add(stream.ptr, stream)
     block.record_use(_address(stream))
 
 

@@ -13,7 +13,7 @@ use crate::array::{self, Array};
 use crate::error::refuse;
 use crate::owner::{Owner, not_pickled};
 use crate::pool::{Pool, bytes, detached};
-use crate::stream::{Stream, stream_of};
+use crate::stream::{NamedStream, stream_in};
 
 /// A block of device memory.
 #[pyclass(frozen, weakref, module = "vramp")]
@@ -22,8 +22,8 @@ pub struct Allocation {
     block: Block,
     size: u64,
     stream: StreamName,
-    /// Keeps a stream of the pool alive.
-    created: Option<Py<Stream>>,
+    /// Keeps the stream alive: what was passed for it.
+    stream_object: Option<Py<PyAny>>,
     /// Number of exports, or [`FREED`].
     exports: AtomicUsize,
 }
@@ -33,19 +33,13 @@ const FREED: usize = usize::MAX;
 
 impl Allocation {
     #[inline]
-    pub fn new(
-        pool: &Bound<'_, Pool>,
-        block: Block,
-        size: u64,
-        stream: StreamName,
-        created: Option<&Bound<'_, Stream>>,
-    ) -> Allocation {
+    pub fn new(pool: &Bound<'_, Pool>, block: Block, size: u64, stream: NamedStream) -> Allocation {
         Allocation {
             pool: pool.clone().unbind(),
             block,
             size,
-            stream,
-            created: created.map(|stream| stream.clone().unbind()),
+            stream: stream.name,
+            stream_object: stream.object,
             exports: AtomicUsize::new(0),
         }
     }
@@ -70,9 +64,10 @@ impl Allocation {
         &self.pool
     }
 
-    /// Returns the stream of the pool that it was allocated for, if it is one.
-    pub fn created_stream(&self, py: Python<'_>) -> Option<Py<Stream>> {
-        self.created.as_ref().map(|stream| stream.clone_ref(py))
+    /// Returns the stream that it was allocated for, with what keeps it alive.
+    pub fn named_stream(&self, py: Python<'_>) -> NamedStream {
+        let object = self.stream_object.as_ref().map(|object| object.clone_ref(py));
+        NamedStream { name: self.stream, object }
     }
 
     /// Fails if the block was freed.
@@ -165,10 +160,10 @@ impl Allocation {
     /// The stream that it was allocated for.
     #[getter]
     fn stream(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        match (&self.created, self.stream) {
-            (Some(stream), _) => Ok(stream.clone_ref(py).into_any()),
-            (None, StreamName::Raw(raw)) => Ok(raw.into_pyobject(py)?.into_any().unbind()),
-            (None, StreamName::Created(_)) => Ok(py.None()),
+        match (self.stream, &self.stream_object) {
+            (StreamName::Raw(raw), _) => Ok(raw.into_pyobject(py)?.into_any().unbind()),
+            (StreamName::Created(_), Some(stream)) => Ok(stream.clone_ref(py)),
+            (StreamName::Created(_), None) => Ok(py.None()),
         }
     }
 
@@ -189,7 +184,7 @@ impl Allocation {
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = match stream {
             None => self.stream,
-            stream => stream_of(stream)?,
+            stream => stream_in(self.pool.bind(py), stream)?.name,
         };
         self.free_on(py, stream)
     }
@@ -220,7 +215,8 @@ impl Allocation {
     #[pyo3(signature = (stream = None))]
     fn record_use(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         self.check_live(py)?;
-        self.pool.get().note_use(py, self.block.addr, stream_of(stream)?)
+        let stream = stream_in(self.pool.bind(py), stream)?;
+        self.pool.get().note_use(py, self.block.addr, stream.name)
     }
 
     fn __enter__<'py>(slf: Bound<'py, Allocation>) -> Bound<'py, Allocation> {

@@ -31,6 +31,7 @@ fn class_of(status: vramp_status_t) -> &'static str {
         VRAMP_ERROR_CAPTURE => "CaptureError",
         VRAMP_ERROR_UNSUPPORTED => "UnsupportedError",
         VRAMP_ERROR_FORKED => "ForkedError",
+        VRAMP_ERROR_REGION => "RegionError",
         _ => "VrampError",
     }
 }
@@ -52,6 +53,9 @@ pub fn raise(py: Python<'_>, error: Error) -> PyErr {
             exception.setattr("limit", short.limit.map(|limit| limit.count()))?;
             exception.setattr("device_free", report.card.map(|card| card.free.count()))?;
             exception.setattr("device_total", report.card.map(|card| card.total.count()))?;
+        }
+        if let Some(tag) = &error.region {
+            exception.setattr("tag", tag)?;
         }
         Ok(exception)
     });

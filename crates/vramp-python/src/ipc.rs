@@ -14,12 +14,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use vramp_capi::process::{CallResult, ImportedBlock, SharedBlock, StreamName};
 
-use crate::array::{self, Array, Place, place_of};
+use crate::array::{self, Array};
 use crate::error::{raise, refuse};
+use crate::layout::{Place, place_of};
 use crate::owner::{Owner, not_pickled};
 use crate::pool::{Pool, bytes, detached};
 use crate::python;
-use crate::stream::{Stream, stream_of};
+use crate::stream::{NamedStream, stream_in};
 
 /// How long a wait runs without a look at signals.
 const SLICE: Duration = Duration::from_millis(100);
@@ -38,22 +39,23 @@ pub struct Exported {
     addr: u64,
     /// The stream whose work a ticket waits for.
     stream: StreamName,
-    /// Keeps a stream of the pool alive.
-    _created: Option<Py<Stream>>,
+    /// Keeps the stream alive.
+    _stream_object: Option<Py<PyAny>>,
     /// `None` once it was closed. Held for a few instructions.
     shared: Mutex<Option<Arc<SharedBlock>>>,
 }
 
 impl Exported {
-    pub fn new(
-        pool: &Bound<'_, Pool>,
-        addr: u64,
-        stream: StreamName,
-        created: Option<Py<Stream>>,
-    ) -> PyResult<Exported> {
+    pub fn new(pool: &Bound<'_, Pool>, addr: u64, stream: NamedStream) -> PyResult<Exported> {
         let shared = pool.get().call(pool.py(), |allocator| allocator.export(addr))?;
         let shared = Mutex::new(Some(Arc::new(shared)));
-        Ok(Exported { pool: pool.clone().unbind(), addr, stream, _created: created, shared })
+        Ok(Exported {
+            pool: pool.clone().unbind(),
+            addr,
+            stream: stream.name,
+            _stream_object: stream.object,
+            shared,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<SharedBlock>>> {
@@ -212,8 +214,8 @@ pub struct Imported {
     /// `None` if no program may access it.
     place: Option<Place>,
     stream: StreamName,
-    /// Keeps a stream of the pool alive.
-    _created: Option<Py<Stream>>,
+    /// Keeps the stream alive.
+    _stream_object: Option<Py<PyAny>>,
     /// `None` once it was closed. Locked only while detached from the interpreter.
     block: Mutex<Option<ImportedBlock>>,
     /// Number of exports, or [`CLOSED`].
@@ -229,8 +231,7 @@ impl Imported {
         ticket: &[u8],
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Imported> {
-        let name = stream_of(stream)?;
-        let created = stream.and_then(|stream| stream.cast::<Stream>().ok());
+        let stream = stream_in(pool, stream)?;
         // The other process may take the interpreter to answer, if it is this one.
         let (block, place) = pool.get().call(pool.py(), |allocator| {
             let block = allocator.import(ticket)?;
@@ -242,8 +243,8 @@ impl Imported {
             addr: block.addr(),
             len: block.len(),
             place,
-            stream: name,
-            _created: created.map(|stream| stream.clone().unbind()),
+            stream: stream.name,
+            _stream_object: stream.object,
             block: Mutex::new(Some(block)),
             exports: AtomicUsize::new(0),
         })
@@ -355,7 +356,7 @@ impl Imported {
     #[pyo3(signature = (stream = None))]
     fn record_stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         self.check_open(py)?;
-        let stream = stream_of(stream)?;
+        let stream = stream_in(self.pool.bind(py), stream)?.name;
         py.detach(|| self.record(stream)).map_err(|error| raise(py, error))
     }
 

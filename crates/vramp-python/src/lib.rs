@@ -9,6 +9,7 @@
 //! 4. `array.rs` lets other libraries access a block without a copy, `measure.rs` reads peaks of a part
 //!    of a program, and `analysis.rs` replays and explains recordings.
 //! 5. `shortage.rs` calls functions of the program that free memory before a request fails.
+//!    `turns.rs` lets processes take turns at a card.
 //! 6. `error.rs` converts a failure to the exception of its kind, and `python.rs` calls Python code.
 //!
 //! Every call that may wait for a lock or a driver call runs detached from the interpreter. A cache
@@ -21,13 +22,18 @@
 mod allocation;
 mod analysis;
 mod array;
+mod dlpack;
 mod error;
 mod ipc;
+mod layout;
 mod measure;
 mod module;
 mod owner;
 mod pin;
 mod pool;
 mod python;
+mod regions;
 mod shortage;
 mod stream;
+mod tiers;
+mod turns;

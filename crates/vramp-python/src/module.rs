@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use super::{
-        library_version, missing_card, open, open_all, opened, pool, record_history, snapshot,
-        unused_stats,
+        library_version, missing_card, open, open_all, opened, pool, record_history,
+        report_unraisable, snapshot, unused_stats,
     };
     #[pymodule_export]
     use crate::allocation::Allocation;
@@ -25,9 +25,21 @@ mod _native {
     #[pymodule_export]
     use crate::pool::Pool;
     #[pymodule_export]
+    use crate::regions::{
+        opened_devices, region_begin, region_end, regions_clean, regions_on_pressure,
+        regions_pause, regions_resume, regions_status, regions_unregister,
+    };
+    #[pymodule_export]
     use crate::shortage::Registration;
     #[pymodule_export]
     use crate::stream::Stream;
+    #[pymodule_export]
+    use crate::tiers::{
+        Buffer, BufferPin, Events, Lease, LeaseOwner, LeaseSet, Reservation, Tiers, View,
+        take_leases,
+    };
+    #[pymodule_export]
+    use crate::turns::{Turn, TurnRequest, Turns};
 
     #[pymodule_init]
     fn init() {
@@ -37,11 +49,13 @@ mod _native {
 
 use std::sync::{Mutex, PoisonError};
 
+use pyo3::exceptions::PyBaseException;
 use pyo3::types::PyDict;
 use vramp_capi::process::{self, MemoryStats, OpenAllocator};
 
 use crate::error::{raise, refuse};
 use crate::pool::{Pool, event_count, named, path_text};
+use crate::python;
 
 /// The shared pools that were asked for, by device.
 static SHARED: Mutex<Vec<Option<Py<Pool>>>> = Mutex::new(Vec::new());
@@ -114,6 +128,12 @@ fn snapshot(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<()> {
 #[pyfunction]
 fn missing_card(py: Python<'_>) -> Option<String> {
     py.detach(process::missing_card)
+}
+
+/// Passes an exception that no caller can receive to `sys.unraisablehook`.
+#[pyfunction]
+fn report_unraisable(error: &Bound<'_, PyBaseException>, origin: &Bound<'_, PyAny>) {
+    python::report(PyErr::from_value(error.clone().into_any()), origin);
 }
 
 /// Opens a pool of the caller's own.

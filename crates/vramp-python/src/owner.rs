@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 use vramp_capi::process::{CallResult, OpenAllocator, StreamName};
 
 use crate::allocation::Allocation;
-use crate::array::{Place, place_of};
 use crate::ipc::Imported;
+use crate::layout::{Place, place_of};
 
 /// Memory that counts its arrays and capsules, and is not freed or closed while there are some.
 pub enum Owner {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
@@ -19,7 +20,8 @@ use crate::owner::not_pickled;
 use crate::pin::Pin;
 use crate::python;
 use crate::shortage::{self, Registration};
-use crate::stream::{self, Stream, stream_of};
+use crate::stream::{self, Stream, stream_in, stream_of};
+use crate::tiers::{Core, close_all};
 
 /// A pool of device memory.
 #[pyclass(frozen, weakref, module = "vramp")]
@@ -29,6 +31,8 @@ pub struct Pool {
     is_owned: bool,
     /// Number of exports of its allocations, or [`CLOSED`].
     exports: AtomicUsize,
+    /// The tiers below it that were not dropped, and some that were.
+    tiers: Mutex<Vec<Weak<Core>>>,
 }
 
 /// The number of exports of a pool that was closed.
@@ -62,11 +66,11 @@ pub fn named<'py>(py: Python<'py>, stats: &MemoryStats) -> PyResult<Bound<'py, P
 
 impl Pool {
     pub fn shared(allocator: OpenAllocator) -> Pool {
-        Pool { allocator, is_owned: false, exports: AtomicUsize::new(0) }
+        Pool { allocator, is_owned: false, exports: AtomicUsize::new(0), tiers: Mutex::default() }
     }
 
     pub fn owned(allocator: OpenAllocator) -> Pool {
-        Pool { allocator, is_owned: true, exports: AtomicUsize::new(0) }
+        Pool { allocator, is_owned: true, exports: AtomicUsize::new(0), tiers: Mutex::default() }
     }
 
     pub fn allocator(&self) -> OpenAllocator {
@@ -95,6 +99,13 @@ impl Pool {
     /// Ends an export, on any thread.
     pub fn end_export(&self) {
         self.exports.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Adds tiers, which end with the pool.
+    pub fn add_tiers(&self, core: &Arc<Core>) {
+        let mut tiers = self.tiers.lock().unwrap_or_else(PoisonError::into_inner);
+        tiers.retain(|core| core.strong_count() > 0);
+        tiers.push(Arc::downgrade(core));
     }
 
     /// A hit stays attached to the interpreter, because it takes no lock that another thread may hold
@@ -174,46 +185,43 @@ impl Pool {
     ) -> PyResult<Allocation> {
         let py = slf.py();
         let size = bytes(py, size, "size")?;
-        let name = stream_of(stream)?;
-        let block = slf.get().place(py, size, name)?;
-        let created = stream.and_then(|stream| stream.cast::<Stream>().ok());
-        Ok(Allocation::new(slf, block, size, name, created))
+        let stream = stream_in(slf, stream)?;
+        let block = slf.get().place(py, size, stream.name)?;
+        Ok(Allocation::new(slf, block, size, stream))
     }
 
     /// Allocates memory and returns its address.
     #[pyo3(signature = (size, stream = None))]
     fn allocate(
-        &self,
-        py: Python<'_>,
+        slf: &Bound<'_, Pool>,
         size: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
+        let py = slf.py();
         let size = bytes(py, size, "size")?;
-        Ok(self.place(py, size, stream_of(stream)?)?.addr)
+        Ok(slf.get().place(py, size, stream_in(slf, stream)?.name)?.addr)
     }
 
     /// Frees the memory at an address.
     #[pyo3(signature = (ptr, stream = None))]
     fn deallocate(
-        &self,
-        py: Python<'_>,
+        slf: &Bound<'_, Pool>,
         ptr: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let addr = bytes(py, ptr, "ptr")?;
-        self.free(py, addr, stream_of(stream)?)
+        let addr = bytes(slf.py(), ptr, "ptr")?;
+        slf.get().free(slf.py(), addr, stream_in(slf, stream)?.name)
     }
 
     /// Records that work queued on a stream so far uses the memory at an address.
     #[pyo3(signature = (ptr, stream = None))]
     fn record_use(
-        &self,
-        py: Python<'_>,
+        slf: &Bound<'_, Pool>,
         ptr: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let addr = bytes(py, ptr, "ptr")?;
-        self.note_use(py, addr, stream_of(stream)?)
+        let addr = bytes(slf.py(), ptr, "ptr")?;
+        slf.get().note_use(slf.py(), addr, stream_in(slf, stream)?.name)
     }
 
     /// Creates a stream on the device.
@@ -357,7 +365,8 @@ impl Pool {
             );
             return Err(refuse(py, "InUseError", &text));
         }
-        let closed = self.call(py, OpenAllocator::close);
+        let below = self.tiers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let closed = close_all(py, below).and_then(|()| self.call(py, OpenAllocator::close));
         if claimed.is_ok() && closed.is_err() && !self.is_closed(py) {
             self.exports.store(0, Ordering::Release);
         }
@@ -379,16 +388,11 @@ impl Pool {
     ) -> PyResult<Exported> {
         let (addr, own) = address(memory)?;
         let py = slf.py();
-        let created = stream.and_then(|stream| stream.cast::<Stream>().ok());
-        match (stream, own) {
-            (None, Some(block)) => {
-                Exported::new(slf, addr, block.stream_name(), block.created_stream(py))
-            }
-            _ => {
-                let created = created.map(|stream| stream.clone().unbind());
-                Exported::new(slf, addr, stream_of(stream)?, created)
-            }
-        }
+        let stream = match (stream, own) {
+            (None, Some(block)) => block.named_stream(py),
+            _ => stream_in(slf, stream)?,
+        };
+        Exported::new(slf, addr, stream)
     }
 
     /// Opens the memory of a ticket.

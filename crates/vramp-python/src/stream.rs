@@ -68,6 +68,37 @@ pub fn stream_of(stream: Option<&Bound<'_, PyAny>>) -> PyResult<StreamName> {
     }
 }
 
+/// A stream that an argument names, and the object that was passed for it.
+pub struct NamedStream {
+    pub name: StreamName,
+    /// Keeps the stream alive. `None` for a number.
+    pub object: Option<Py<PyAny>>,
+}
+
+/// Returns the stream that an argument names, for calls on `pool` that register it there. An object of
+/// another library may destroy its stream with its last reference, so it is kept until the pool has
+/// forgotten the stream. O(1) amortized.
+#[inline]
+pub fn stream_in(
+    pool: &Bound<'_, Pool>,
+    stream: Option<&Bound<'_, PyAny>>,
+) -> PyResult<NamedStream> {
+    let Some(stream) = stream else {
+        return Ok(NamedStream { name: StreamName::Raw(0), object: None });
+    };
+    let name = named(stream)?;
+    if stream.is_instance_of::<PyInt>() {
+        return Ok(NamedStream { name, object: None });
+    }
+    if let StreamName::Raw(raw) = name {
+        let py = pool.py();
+        let keep = python::member(py, "vramp._adaptors", "keep_stream")?;
+        let raw = raw.into_pyobject(py)?;
+        python::call(&keep, &PyTuple::new(py, [pool.as_any(), raw.as_any(), stream])?, None)?;
+    }
+    Ok(NamedStream { name, object: Some(stream.clone().unbind()) })
+}
+
 fn named(stream: &Bound<'_, PyAny>) -> PyResult<StreamName> {
     if stream.is_instance_of::<PyInt>() && !stream.is_instance_of::<PyBool>() {
         return number(stream);

@@ -1,0 +1,169 @@
+//! Regions by tag: the native part of `vramp._regions`.
+//!
+//! Every call that may wait runs detached from the interpreter. Which devices a call is about is decided
+//! in Python.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use vramp_capi::process::{
+    self, CallResult, OpenAllocator, ScopeTarget, begin_scope_of_region, end_scope_of_region,
+};
+use vramp_core::Bytes;
+use vramp_tiers::regions::{Backup, Phase, RegionOptions, RegionStatus};
+
+use crate::error::{raise, refuse, result};
+use crate::pool::Pool;
+
+fn options(py: Python<'_>, backup: &str, readonly: bool) -> PyResult<RegionOptions> {
+    let backup = match backup {
+        "host" => Backup::Host,
+        "none" => Backup::None,
+        "disk" => {
+            let text = "regions have no backup on the disk in this version: use \"host\"";
+            return Err(refuse(py, "UnsupportedError", text));
+        }
+        other => {
+            let text = format!("backup is \"host\", \"disk\" or \"none\", and not {other:?}");
+            return Err(refuse(py, "OptionError", &text));
+        }
+    };
+    Ok(RegionOptions { backup, read_only: readonly })
+}
+
+/// Starts a scope on this thread: of a pool, of a device, or of all shared pools. Without a tag requests
+/// go to the pool itself. Returns its number.
+#[pyfunction]
+#[pyo3(signature = (tag, backup, readonly, device, pool))]
+pub fn region_begin(
+    py: Python<'_>,
+    tag: Option<&str>,
+    backup: &str,
+    readonly: bool,
+    device: Option<i64>,
+    pool: Option<&Bound<'_, Pool>>,
+) -> PyResult<u64> {
+    let options = options(py, backup, readonly)?;
+    let target = match (pool, device) {
+        (Some(pool), _) => ScopeTarget::Allocator(pool.get().allocator()),
+        (None, None) => ScopeTarget::AllDevices,
+        (None, Some(device)) => ScopeTarget::Device(u16::try_from(device).map_err(|_| {
+            refuse(py, "RangeError", &format!("there is no device number {device}"))
+        })?),
+    };
+    let region = tag.map(|tag| (tag, options));
+    // Creating a region makes driver calls.
+    py.detach(|| begin_scope_of_region(target, region)).map_err(|error| raise(py, error))
+}
+
+/// Ends a scope of this thread.
+#[pyfunction]
+pub fn region_end(py: Python<'_>, scope: u64) -> PyResult<()> {
+    end_scope_of_region(scope).map_err(|error| raise(py, error))
+}
+
+/// Returns the numbers of the devices whose shared pools are open.
+#[pyfunction]
+pub fn opened_devices(py: Python<'_>) -> PyResult<Vec<u32>> {
+    let opened = py.detach(process::OpenAllocator::all_opened);
+    let opened = opened.map_err(|error| raise(py, error))?;
+    Ok(opened.into_iter().map(|(device, _)| device).collect())
+}
+
+fn call(
+    py: Python<'_>,
+    pool: &Bound<'_, Pool>,
+    tags: &[String],
+    call: impl FnOnce(OpenAllocator, &[String]) -> CallResult<()> + Send,
+) -> PyResult<()> {
+    pool.get().call(py, |allocator| call(allocator, tags))
+}
+
+/// Puts regions of a pool to sleep.
+#[pyfunction]
+pub fn regions_pause(
+    py: Python<'_>,
+    pool: &Bound<'_, Pool>,
+    tags: Vec<String>,
+    keep: &str,
+) -> PyResult<()> {
+    let keep: Bytes = keep.parse().map_err(|error| {
+        refuse(py, "OptionError", &format!("keep is a size such as \"2GiB\": {error}"))
+    })?;
+    call(py, pool, &tags, |allocator, tags| allocator.pause_regions(tags, keep.count()))
+}
+
+/// Brings regions of a pool back.
+#[pyfunction]
+pub fn regions_resume(py: Python<'_>, pool: &Bound<'_, Pool>, tags: Vec<String>) -> PyResult<()> {
+    call(py, pool, &tags, OpenAllocator::resume_regions)
+}
+
+/// Copies the contents of regions of a pool ahead of a pause.
+#[pyfunction]
+pub fn regions_clean(py: Python<'_>, pool: &Bound<'_, Pool>, tags: Vec<String>) -> PyResult<()> {
+    call(py, pool, &tags, OpenAllocator::clean_regions)
+}
+
+/// Lets regions of a pool sleep when a request finds no memory. Returns the number of the registration.
+#[pyfunction]
+pub fn regions_on_pressure(
+    py: Python<'_>,
+    pool: &Bound<'_, Pool>,
+    tags: Vec<String>,
+) -> PyResult<u64> {
+    pool.get().call(py, |allocator| allocator.pause_regions_on_pressure(&tags))
+}
+
+/// Ends a registration of `regions_on_pressure`. Waits for calls in progress on other threads.
+#[pyfunction]
+pub fn regions_unregister(py: Python<'_>, pool: &Bound<'_, Pool>, number: u64) -> PyResult<bool> {
+    pool.get().call(py, |allocator| allocator.unregister(number))
+}
+
+/// Returns the states of the regions of a pool, by tag.
+#[pyfunction]
+pub fn regions_status<'py>(
+    py: Python<'py>,
+    pool: &Bound<'py, Pool>,
+    device: Option<i64>,
+) -> PyResult<Bound<'py, PyList>> {
+    let found = pool.get().call(py, OpenAllocator::region_status)?;
+    let list = PyList::empty(py);
+    for status in &found {
+        list.append(described(py, status, device)?)?;
+    }
+    Ok(list)
+}
+
+fn described<'py>(
+    py: Python<'py>,
+    status: &RegionStatus,
+    device: Option<i64>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let backup = match status.options.backup {
+        Backup::Host => "host",
+        Backup::None => "none",
+    };
+    let phase = match status.phase {
+        Phase::Awake => "awake",
+        Phase::Pausing => "pausing",
+        Phase::Asleep => "asleep",
+        Phase::Resuming => "resuming",
+    };
+    let fields = PyDict::new(py);
+    fields.set_item("tag", &status.tag)?;
+    fields.set_item("backup", backup)?;
+    fields.set_item("readonly", status.options.read_only)?;
+    fields.set_item("phase", phase)?;
+    for (name, amount) in [
+        ("on_card", status.on_card),
+        ("asleep", status.asleep),
+        ("on_host", status.on_host),
+        ("copied", status.copied),
+        ("to_copy", status.to_copy),
+    ] {
+        fields.set_item(name, amount.count())?;
+    }
+    fields.set_item("device", device)?;
+    result(py, "RegionStatus", &fields)
+}

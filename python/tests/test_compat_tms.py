@@ -1,0 +1,323 @@
+"""Programs for torch_memory_saver on the simulator: which memory sleeps, wakes and keeps its contents."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from compat_memory import Memory, fill, holds, phases, reserved, status
+from conftest import MIB, run_python
+
+import vramp
+import vramp.compat.torch_memory_saver as tms
+
+@pytest.fixture
+def saver(monkeypatch: pytest.MonkeyPatch) -> Iterator[tms.TorchMemorySaver]:
+    """A saver that knows no region yet, in a process without PyTorch."""
+    monkeypatch.setattr(tms, "find_spec", lambda name: None)
+    monkeypatch.setattr(tms, "_names", {})
+    yield tms.TorchMemorySaver()
+
+
+def test_paused_memory_is_the_cards_and_comes_back_at_its_address(
+    saver: tms.TorchMemorySaver, memory: Memory
+) -> None:
+    outside = memory.block(8 * MIB, 1)
+    before = reserved()
+    with saver.region("simple", enable_cpu_backup=True):
+        inside = memory.block(64 * MIB, 2)
+    at = inside.ptr
+    saver.pause()
+    assert reserved() == before and holds(outside, 1)
+    saver.resume()
+    assert reserved() >= before + 64 * MIB
+    assert inside.ptr == at and holds(inside, 2)
+
+
+def test_tags_sleep_alone_and_together(saver: tms.TorchMemorySaver, memory: Memory) -> None:
+    with saver.region("two weights", enable_cpu_backup=True):
+        weights = memory.block(32 * MIB, 3)
+        with saver.region("two cache"):
+            memory.block(32 * MIB, 4)
+    tags = ("two weights", "two cache")
+    saver.pause("two cache")
+    saver.pause("two cache")
+    assert phases(*tags) == ["awake", "asleep"] and holds(weights, 3)
+    saver.pause()
+    assert phases(*tags) == ["asleep", "asleep"]
+    saver.resume("two weights")
+    assert phases(*tags) == ["awake", "asleep"] and holds(weights, 3)
+    saver.resume()
+    saver.resume()
+    assert phases(*tags) == ["awake", "awake"]
+
+
+def test_only_what_has_a_backup_is_copied(saver: tms.TorchMemorySaver, memory: Memory) -> None:
+    with saver.region("backed up", enable_cpu_backup=True, cpu_backup_backend="pinned"):
+        kept = memory.block(20 * MIB, 5)
+    with saver.region("not backed up"):
+        memory.block(20 * MIB, 6)
+    saver.pause()
+    assert status("backed up").copied == 20 * MIB
+    assert (status("not backed up").copied, status("not backed up").on_host) == (0, 0)
+    saver.resume()
+    assert holds(kept, 5)
+
+
+def test_a_nested_region_has_its_own_backup(saver: tms.TorchMemorySaver, memory: Memory) -> None:
+    with saver.region("nested", enable_cpu_backup=True):
+        first = memory.block(16 * MIB, 7)
+        with saver.region("nested gradients"):
+            memory.block(48 * MIB, 8)
+        second = memory.block(16 * MIB, 9)
+    saver.pause()
+    assert status("nested").copied == 32 * MIB and status("nested gradients").copied == 0
+    saver.resume()
+    assert holds(first, 7) and holds(second, 9)
+
+
+def test_a_tag_may_have_several_backups(saver: tms.TorchMemorySaver, memory: Memory) -> None:
+    with saver.region("mixed", enable_cpu_backup=True):
+        kept = memory.block(16 * MIB, 1)
+    with saver.region("mixed"):
+        memory.block(16 * MIB, 2)
+    with saver.region("mixed", enable_cpu_backup=True):
+        also = memory.block(16 * MIB, 3)
+    saver.pause("mixed")
+    assert phases("mixed", "mixed (none)") == ["asleep", "asleep"]
+    assert status("mixed").copied == 32 * MIB
+    saver.resume("mixed")
+    assert holds(kept, 1) and holds(also, 3)
+
+
+def test_a_region_is_paused_by_any_saver(saver: tms.TorchMemorySaver, memory: Memory) -> None:
+    with saver.region("shared by savers"):
+        memory.block(4 * MIB, 1)
+    other = tms.TorchMemorySaver()
+    other.pause()
+    assert phases("shared by savers") == ["asleep"]
+    other.resume("shared by savers")
+    assert phases("shared by savers") == ["awake"]
+
+
+def test_unknown_and_empty_tags_do_nothing(saver: tms.TorchMemorySaver) -> None:
+    before = {found.tag: found.phase for found in vramp.regions_status()}
+    saver.pause("no such tag")
+    saver.resume("no such tag")
+    saver.pause()
+    with saver.region("empty"):
+        pass
+    saver.pause("empty")
+    saver.resume("empty")
+    after = {found.tag: found.phase for found in vramp.regions_status()}
+    assert before.items() <= after.items() and set(after) <= {*before, "empty"}
+
+
+def test_memory_outside_of_regions_serves_training_while_they_sleep(
+    saver: tms.TorchMemorySaver, memory: Memory
+) -> None:
+    with saver.region("training", enable_cpu_backup=True):
+        weights = memory.block(32 * MIB, 1)
+        saver.pause()
+        with pytest.raises(vramp.RegionError, match="resume it"):
+            vramp.pool().malloc(MIB)
+        with saver.disable():
+            temporary = memory.block(32 * MIB, 2)
+            assert holds(temporary, 2)
+            temporary.free()
+        saver.resume()
+        later = memory.block(32 * MIB, 3)
+    with saver.disable():
+        outside = memory.block(8 * MIB, 4)
+    saver.pause()
+    assert status("training").asleep == 64 * MIB and holds(outside, 4)
+    saver.resume()
+    assert holds(weights, 1) and holds(later, 3)
+
+
+def test_trainer_and_engine_take_turns_by_two_tags(saver: tms.TorchMemorySaver, memory: Memory) -> None:
+    with saver.region("engine weights", enable_cpu_backup=True):
+        weights = memory.block(24 * MIB, 0)
+    with saver.region("engine cache"):
+        cache = memory.block(96 * MIB, 0)
+    places = (weights.ptr, cache.ptr)
+    with_engine = reserved()
+    for step in range(1, 6):
+        saver.pause("engine cache")
+        saver.pause("engine weights")
+        assert reserved() < with_engine
+        gradients = memory.block(100 * MIB, step)
+        assert holds(gradients, step)
+        gradients.free()
+        vramp.pool().trim()
+        saver.resume("engine weights")
+        assert holds(weights, step - 1)
+        fill(weights, step)
+        saver.resume("engine cache")
+        fill(cache, step)
+        assert holds(cache, step) and (weights.ptr, cache.ptr) == places
+
+
+
+
+def test_a_region_is_of_its_thread(saver: tms.TorchMemorySaver, memory: Memory) -> None:
+    with saver.region("thread"):
+        memory.block(4 * MIB, 1)
+        thread = threading.Thread(target=lambda: memory.block(20 * MIB, 2))
+        thread.start()
+        thread.join()
+    saver.pause("thread")
+    assert status("thread").asleep == 4 * MIB and holds(memory.blocks[1], 2)
+
+
+def test_failures_are_exceptions_and_change_nothing(saver: tms.TorchMemorySaver, memory: Memory) -> None:
+    with saver.region("failing", enable_cpu_backup=True):
+        block = memory.block(4 * MIB, 1)
+    with vramp.pool().pin(block):
+        with pytest.raises(vramp.RegionError, match="pinned") as raised:
+            saver.pause()
+        assert raised.value.tag == "failing" and phases("failing") == ["awake"]
+    saver.pause()
+    saver.resume()
+    assert holds(block, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"enable_cpu_backup": True, "enable_disk_backup": True}, ValueError, "exclude each other"),
+        ({"cpu_backup_backend": "pinned"}, ValueError, "needs enable_cpu_backup"),
+        ({"enable_cpu_backup": True, "cpu_backup_backend": "mmap"}, vramp.UnsupportedError, "pinned"),
+        ({"enable_disk_backup": True}, vramp.UnsupportedError, "disk"),
+    ],
+)
+def test_refused_backups_leave_no_region(
+    saver: tms.TorchMemorySaver, arguments: dict[str, object], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text), saver.region("refused", **arguments):  # type: ignore[arg-type]
+        pass
+    saver.pause("refused")
+    assert "refused" not in [found.tag for found in vramp.regions_status()]
+
+
+def test_what_is_missing_says_so(saver: tms.TorchMemorySaver) -> None:
+    saver.hook_mode = "torch"
+    saver.memory_margin_bytes = 0
+    saver.retain_cpu_backup = True
+    assert saver.enabled and saver.retain_cpu_backup
+    for name, value, error, text in (
+        ("hook_mode", "other", vramp.OptionError, "preload or torch"),
+        ("memory_margin_bytes", 1 << 30, vramp.UnsupportedError, "limit"),
+        ("retain_cpu_backup", False, vramp.UnsupportedError, "leave retain_cpu_backup"),
+    ):
+        with pytest.raises(error, match=text):
+            setattr(saver, name, value)
+    with pytest.raises(AttributeError):
+        assert saver.hook_mode
+    with pytest.raises(NotImplementedError):
+        assert saver.memory_margin_bytes
+    with pytest.raises(vramp.UnsupportedError, match="resume its tag"):
+        saver.get_cpu_backup(None)
+    with pytest.raises(vramp.UnsupportedError, match="directory of disk backups"):
+        saver.set_disk_backup_dir("/nowhere")
+    with saver.region("first use"):
+        pass
+    with pytest.raises(vramp.InUseError, match="before any region"):
+        saver.hook_mode = "preload"
+
+
+# Names and arguments of torch_memory_saver 0.0.10, in their order.
+PARAMETERS = {
+    "region": ["tag", "enable_cpu_backup", "enable_disk_backup", "cpu_backup_backend"],
+    "cuda_graph": [
+        "cuda_graph",
+        "pool",
+        "stream",
+        "capture_error_mode",
+        "tag",
+        "enable_cpu_backup",
+        "cpu_backup_backend",
+    ],
+    "disable": [],
+    "pause": ["tag"],
+    "resume": ["tag"],
+    "get_cpu_backup": ["x", "zero_copy"],
+    "set_disk_backup_dir": ["path"],
+}
+PROPERTIES = {"enabled", "hook_mode", "memory_margin_bytes", "retain_cpu_backup"}
+
+
+def test_names_and_arguments_are_theirs() -> None:
+    assert isinstance(tms.torch_memory_saver, tms.TorchMemorySaver)
+    for name, expected in PARAMETERS.items():
+        assert list(inspect.signature(getattr(tms.torch_memory_saver, name)).parameters) == expected, name
+    for name in PROPERTIES:
+        assert isinstance(vars(tms.TorchMemorySaver)[name], property), name
+    public = {name for name in vars(tms.TorchMemorySaver) if not name.startswith("_")}
+    assert public == {*PARAMETERS, *PROPERTIES}
+    assert callable(tms.configure_subprocess)
+
+
+def test_sent_memory_stays_until_it_is_closed(saver: tms.TorchMemorySaver, memory: Memory) -> None:
+    with saver.region("sent", enable_cpu_backup=True):
+        block = memory.block(4 * MIB, 1)
+    with vramp.pool().export(block), pytest.raises(vramp.RegionError) as raised:
+        saver.pause("sent")
+    assert raised.value.tag == "sent" and phases("sent") == ["awake"]
+    saver.pause("sent")
+    assert phases("sent") == ["asleep"]
+
+
+INITIAL = """
+import threading
+import vramp
+from vramp.compat.torch_memory_saver import torch_memory_saver
+blocks = [vramp.pool().malloc(32 << 20)]
+thread = threading.Thread(target=lambda: blocks.append(vramp.pool().malloc(8 << 20)))
+thread.start()
+thread.join()
+torch_memory_saver.pause()
+print([(found.tag, found.backup, found.phase, found.asleep >> 20) for found in vramp.regions_status()])
+with torch_memory_saver.disable():
+    vramp.pool().malloc(32 << 20).free()
+torch_memory_saver.resume()
+print([found.phase for found in vramp.regions_status()])
+"""
+
+
+@pytest.mark.parametrize(("backup", "expected"), [("", "none"), ("TMS_INIT_ENABLE_CPU_BACKUP", "host")])
+def test_the_environment_opens_a_region_at_import(backup: str, expected: str) -> None:
+    """Only for the thread of the import. The other variables change nothing."""
+    ignored = {"TMS_RETAIN_CPU_BACKUP": "0", "TMS_DISK_BACKUP_DIR": "/nowhere", "TMS_DISK_BACKUP_CHUNK_MB": "1"}
+    variables = {"TMS_INIT_ENABLE": "1", **({backup: "true"} if backup else {}), **ignored}
+    done = run_python(INITIAL, **variables)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str([("default", expected, "asleep", 32)]), "['awake']"]
+
+
+def test_without_the_variable_there_is_no_region() -> None:
+    done = run_python(INITIAL, TMS_INIT_ENABLE="0", TMS_INIT_ENABLE_CPU_BACKUP="1")
+    assert done.stdout.splitlines() == ["[]", "[]"], done.stderr
+
+
+def test_a_wrong_environment_is_refused_at_import() -> None:
+    done = run_python(INITIAL, TMS_INIT_ENABLE="1", TMS_INIT_CPU_BACKUP_BACKEND="pinned")
+    assert done.returncode == 1 and "cpu_backup_backend needs enable_cpu_backup=True" in done.stderr
+
+
+def test_subprocesses_inherit_only_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "first")
+    monkeypatch.delenv("VRAMP_RUN_ROUTE", raising=False)
+    with tms.configure_subprocess():
+        folder, rest = os.environ["PYTHONPATH"].split(os.pathsep)
+        assert os.path.isfile(os.path.join(folder, "sitecustomize.py")) and rest == "first"
+        code = "import os, sitecustomize; print(sitecustomize.__file__, os.environ['VRAMP_RUN_ROUTE'])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip().endswith("auto")
+    assert os.environ["PYTHONPATH"] == "first" and "VRAMP_RUN_ROUTE" not in os.environ

@@ -1,0 +1,209 @@
+"""Regions: memory that leaves the card by tag and comes back at its addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+
+import pytest
+from conftest import GIB, MIB
+
+import vramp
+
+
+@pytest.fixture
+def pool() -> Iterator[vramp.Pool]:
+    """A pool of 1 GiB."""
+    with vramp.open("sim:h200", limit="1GiB") as opened:
+        yield opened
+        if not opened.is_closed:
+            opened.audit()
+
+
+def fill(block: vramp.Allocation, byte: int) -> None:
+    ctypes.memset(block.ptr, byte, block.size)
+
+
+def holds(block: vramp.Allocation, byte: int) -> bool:
+    return ctypes.string_at(block.ptr, block.size) == bytes([byte]) * block.size
+
+
+def state(pool: vramp.Pool, tag: str) -> vramp.RegionStatus:
+    return next(found for found in vramp.regions_status(pool) if found.tag == tag)
+
+
+def test_contents_come_back_at_their_addresses_and_the_rest_stays(pool: vramp.Pool) -> None:
+    outside = pool.malloc(8 * MIB)
+    with vramp.region("weights", device=pool):
+        inside = [pool.malloc(size) for size in (100, 3 * MIB, 40 * MIB)]
+    fill(outside, 9)
+    for byte, block in enumerate(inside):
+        fill(block, byte)
+    places = [block.ptr for block in inside]
+    reserved = pool.stats().reserved
+    before = state(pool, "weights")
+    assert before.phase == "awake" and before.on_card >= 43 * MIB
+
+    vramp.pause("weights", device=pool)
+    asleep = state(pool, "weights")
+    assert (asleep.phase, asleep.on_card) == ("asleep", 0) and asleep.asleep >= 43 * MIB
+    assert asleep.on_host >= 43 * MIB and asleep.copied == asleep.to_copy
+    assert pool.stats().reserved == reserved - before.on_card
+    assert holds(outside, 9)
+    vramp.pause("weights", device=pool)
+
+    vramp.resume("weights", device=pool)
+    vramp.resume("weights", device=pool)
+    assert state(pool, "weights").phase == "awake"
+    assert [block.ptr for block in inside] == places
+    assert all(holds(block, byte) for byte, block in enumerate(inside))
+    for block in inside:
+        block.free()
+
+
+def test_the_innermost_region_counts_and_one_of_a_thread_is_its_own(pool: vramp.Pool) -> None:
+    def live() -> dict[str, bool]:
+        return {found.tag: found.on_card > 0 for found in vramp.regions_status(pool)}
+
+    with vramp.region("outer", device=pool):
+        with vramp.region("inner", device=pool):
+            first = pool.malloc(30 * MIB)
+        assert live() == {"inner": True, "outer": False}
+        with vramp.disable_region(pool):
+            second = pool.malloc(30 * MIB)
+        thread = threading.Thread(target=lambda: blocks.append(pool.malloc(30 * MIB)))
+        blocks: list[vramp.Allocation] = []
+        thread.start()
+        thread.join()
+        assert live() == {"inner": True, "outer": False}
+        third = pool.malloc(30 * MIB)
+        assert live() == {"inner": True, "outer": True}
+    vramp.pause(device=pool)
+    assert live() == {"inner": False, "outer": False}
+    fill(second, 1)
+    fill(blocks[0], 2)
+    assert holds(second, 1) and holds(blocks[0], 2)
+    vramp.resume(["outer", "inner"], device=pool)
+    for block in (first, second, third, *blocks):
+        block.free()
+    assert pool.stats().live == 0
+
+
+def test_a_sleeping_region_refuses_requests_and_serves_frees(pool: vramp.Pool) -> None:
+    with vramp.region("kv", backup="none", device=pool):
+        block, other = pool.malloc(20 * MIB), pool.malloc(20 * MIB)
+        vramp.pause("kv", device=pool)
+        with pytest.raises(vramp.RegionError, match="sleeps: resume it") as raised:
+            pool.malloc(1 << 20)
+        assert raised.value.tag == "kv" and isinstance(raised.value, vramp.VrampError)
+    pool.malloc(1 << 20).free()
+    thread = threading.Thread(target=block.free)
+    thread.start()
+    thread.join()
+    assert state(pool, "kv").on_host == 0
+    vramp.resume("kv", device=pool)
+    other.free()
+    assert pool.stats().live == 0
+
+
+def test_errors_name_the_tag_and_change_nothing(pool: vramp.Pool) -> None:
+    for call in (vramp.pause, vramp.resume, vramp.clean, vramp.on_pressure):
+        with pytest.raises(vramp.RegionError) as raised:
+            call("none such", device=pool)
+        assert raised.value.tag == "none such"
+    vramp.pause(device=pool)
+    with vramp.region("a", device=pool):
+        block = pool.malloc(4 * MIB)
+    with pytest.raises(ValueError, match="other options"), vramp.region("a", readonly=True, device=pool):
+        pass
+    with pytest.raises(ValueError, match="backup"), vramp.region("a", backup="x", device=pool):  # type: ignore[arg-type]
+        pass
+    fill(block, 5)
+    with pool.pin(block):
+        with pytest.raises(vramp.RegionError, match="pinned") as raised:
+            vramp.pause("a", device=pool)
+        assert raised.value.tag == "a" and state(pool, "a").phase == "awake"
+    vramp.pause("a", device=pool)
+    vramp.resume("a", device=pool)
+    assert holds(block, 5)
+    block.free()
+
+
+def test_a_move_in_the_background_has_a_handle(pool: vramp.Pool) -> None:
+    with vramp.region("w", device=pool):
+        block = pool.malloc(64 * MIB)
+    fill(block, 3)
+    handle = vramp.pause("w", wait=False, device=pool)
+    assert handle is not None
+    handle.wait(60)
+    assert handle.done and handle.progress == (64 * MIB, 64 * MIB)
+    resumed = vramp.resume("w", wait=False, device=pool)
+    assert resumed is not None
+    resumed.wait()
+    assert holds(block, 3)
+    with pool.pin(block):
+        refused = vramp.pause("w", wait=False, device=pool)
+        assert refused is not None
+        with pytest.raises(vramp.RegionError):
+            refused.wait(60)
+    block.free()
+
+
+def test_part_of_a_region_may_stay_and_a_cleaned_one_copies_nothing(pool: vramp.Pool) -> None:
+    with vramp.region("w", device=pool):
+        blocks = [pool.malloc(32 * MIB) for _ in range(4)]
+    for byte, block in enumerate(blocks):
+        fill(block, byte)
+    vramp.clean("w", device=pool)
+    vramp.pause("w", keep="64MiB", device=pool)
+    assert state(pool, "w").on_card == 64 * MIB and state(pool, "w").to_copy == 0
+    vramp.pause("w", device=pool)
+    assert state(pool, "w").on_card == 0
+    vramp.resume(device=pool)
+    assert all(holds(block, byte) for byte, block in enumerate(blocks))
+    for block in blocks:
+        block.free()
+
+
+def test_regions_sleep_when_memory_runs_short(pool: vramp.Pool) -> None:
+    with vramp.region("w", device=pool):
+        block = pool.malloc(600 * MIB)
+    fill(block, 7)
+    with pytest.raises(vramp.OutOfMemoryError):
+        pool.malloc(600 * MIB)
+    with vramp.on_pressure(["w"], device=pool):
+        large = pool.malloc(600 * MIB)
+        assert state(pool, "w").phase == "asleep"
+        large.free()
+    pool.trim()
+    vramp.resume("w", device=pool)
+    assert holds(block, 7)
+    with pytest.raises(vramp.OutOfMemoryError):
+        pool.malloc(600 * MIB)
+    block.free()
+
+
+def test_a_closed_pool_ends_its_regions() -> None:
+    pool = vramp.open("sim:h200")
+    with vramp.region("w", device=pool):
+        pool.malloc(GIB)
+        pool.close()
+    with pytest.raises(vramp.ClosedError):
+        vramp.regions_status(pool)
+
+
+def test_the_shared_pools_of_all_devices_have_regions() -> None:
+    shared = vramp.pool(0)
+    with vramp.region("shared"):
+        block = shared.malloc(2 * MIB)
+    with vramp.open("sim:h200") as own, vramp.region("elsewhere"):
+        own.malloc(2 * MIB).free()
+        assert vramp.regions_status(own) == []
+    fill(block, 4)
+    vramp.pause("shared")
+    found = {status.tag: status for status in vramp.regions_status()}
+    assert found["shared"].phase == "asleep" and found["shared"].device == 0
+    vramp.resume("shared", device=0)
+    assert holds(block, 4)
+    block.free()

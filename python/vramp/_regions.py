@@ -1,0 +1,235 @@
+"""Regions: memory that leaves the card by tag, and comes back at the same addresses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Literal, TypeAlias
+
+from . import _native
+from ._errors import ClosedError, RegionError
+from ._native import Pool
+from ._types import RegionStatus
+
+Tags: TypeAlias = "str | Iterable[str] | None"
+Device: TypeAlias = "int | Pool | None"
+"""The number of a device, a pool of the program's own, or None for the shared pools of all devices."""
+
+
+class _Scope:
+    """A part of the calling thread's program whose allocations go to a region, or to the pool."""
+
+    __slots__ = ("_arguments", "_scopes")
+
+    def __init__(
+        self, tag: str | None, backup: str, readonly: bool, device: int | None, pool: Pool | None
+    ) -> None:
+        self._arguments = (tag, backup, readonly, device, pool)
+        self._scopes: list[int] = []
+
+    def __enter__(self) -> None:
+        self._scopes.append(_native.region_begin(*self._arguments))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _native.region_end(self._scopes.pop())
+
+
+def _split(device: Device) -> tuple[int | None, Pool | None]:
+    return (None, device) if isinstance(device, Pool) else (device, None)
+
+
+def region(
+    tag: str,
+    *,
+    backup: Literal["host", "disk", "none"] = "host",
+    readonly: bool = False,
+    device: Device = None,
+) -> _Scope:
+    """Returns a context manager within which allocations of the calling thread go to a region.
+
+    The region is created if there is none with the tag. `backup` says where its contents go while it is
+    paused: to pinned memory of the host, to the disk, or nowhere. With `readonly` the program writes a
+    block once, before the first pause after its allocation, and later pauses copy nothing. Of nested
+    regions the innermost one counts. `device` is the number of a device, a pool of the program's own, or
+    None for the shared pools of all devices.
+
+    Entering raises OptionError, a ValueError, if the tag exists with other options.
+    """
+    return _Scope(tag, backup, readonly, *_split(device))
+
+
+def disable_region(device: Device = None) -> _Scope:
+    """Returns a context manager within which allocations go to the pool, also inside `region`."""
+    return _Scope(None, "host", False, *_split(device))
+
+
+def _pools(device: Device) -> list[tuple[int | None, Pool]]:
+    if isinstance(device, Pool):
+        return [(None, device)]
+    devices = _native.opened_devices() if device is None else [device]
+    found = ((number, _native.opened(number)) for number in devices)
+    return [(number, pool) for number, pool in found if pool is not None]
+
+
+def regions_status(device: Device = None) -> list[RegionStatus]:
+    """Returns the state of each region, by device and tag. Waits for no pause."""
+    return [
+        status for number, pool in _pools(device) for status in _native.regions_status(pool, number)
+    ]
+
+
+def _chosen(tags: Tags, device: Device) -> list[tuple[Pool, list[str]]]:
+    """Returns the pools with the tags that each has. Raises RegionError for a tag that none has."""
+    pools = [pool for _, pool in _pools(device)]
+    known = [[status.tag for status in _native.regions_status(pool, None)] for pool in pools]
+    if tags is None:
+        return [(pool, own) for pool, own in zip(pools, known, strict=True) if own]
+    wanted = list(dict.fromkeys([tags] if isinstance(tags, str) else tags))
+    every = sorted({tag for own in known for tag in own})
+    for tag in wanted:
+        if tag not in every:
+            error = RegionError(f"there is no region {tag!r}: there are {every}")
+            error.tag = tag
+            raise error
+    chosen = [(pool, [tag for tag in wanted if tag in own]) for pool, own in zip(pools, known, strict=True)]
+    return [(pool, own) for pool, own in chosen if own]
+
+
+class RegionMove:
+    """A pause or a resume in progress on a thread of its own."""
+
+    def __init__(self, work: Callable[[], None], chosen: list[tuple[Pool, list[str]]]) -> None:
+        self._chosen = chosen
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._error = error
+            finally:
+                self._over.set()
+
+        threading.Thread(target=run, name="vramp-region").start()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for the end. Raises the exception of the move, or TimeoutError after `timeout` seconds."""
+        if not self._over.wait(timeout):
+            raise TimeoutError("the regions are still being moved: wait again")
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def done(self) -> bool:
+        """True once it has ended, also with an exception."""
+        return self._over.is_set()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes copied, and bytes to copy of the regions whose move has begun."""
+        copied = to_copy = 0
+        for pool, tags in self._chosen:
+            try:
+                states = _native.regions_status(pool, None)
+            except ClosedError:
+                continue
+            for state in states:
+                if state.tag in tags:
+                    copied += state.copied
+                    to_copy += state.to_copy
+        return copied, to_copy
+
+
+def _move(
+    call: Callable[[Pool, list[str]], None], tags: Tags, device: Device, wait: bool
+) -> RegionMove | None:
+    chosen = _chosen(tags, device)
+
+    def work() -> None:
+        for pool, own in chosen:
+            call(pool, own)
+
+    if not wait:
+        return RegionMove(work, chosen)
+    work()
+    return None
+
+
+def pause(
+    tag: Tags = None, *, keep: int | str = "0", wait: bool = True, device: Device = None
+) -> RegionMove | None:
+    """Puts regions to sleep: their contents are copied away and their memory goes to the card.
+
+    `tag` is a tag, several, or None for all. At most `keep` bytes of each region, a number or a text such
+    as "2GiB", stay on the card. Waits for the work of the card's streams, with the interpreter's lock
+    released. A region that sleeps as far already is left alone. Frees are served meanwhile; a kernel that
+    uses the memory of a sleeping region ends the process's CUDA context.
+
+    With `wait=False` a thread does it, and the result is a handle. Raises RegionError; the regions are as
+    before then, of the device that failed.
+    """
+    text = str(keep)
+    return _move(lambda pool, tags: _native.regions_pause(pool, tags, text), tag, device, wait)
+
+
+def resume(tag: Tags = None, *, wait: bool = True, device: Device = None) -> RegionMove | None:
+    """Brings regions back to their addresses, with their contents. One that is awake is left alone.
+
+    Arguments and exceptions are those of `pause`.
+    """
+    return _move(_native.regions_resume, tag, device, wait)
+
+
+def clean(tag: Tags, *, device: Device = None) -> None:
+    """Copies the contents of regions while they are awake, so that the next pause copies nothing.
+
+    The program writes nothing in the regions from this call until they were paused and resumed.
+    """
+    _move(_native.regions_clean, tag, device, True)
+
+
+class PressureRegistration:
+    """Regions that are paused when memory runs short, until it is closed. It is a context manager."""
+
+    def __init__(self, numbers: list[tuple[Pool, int]]) -> None:
+        self._numbers = numbers
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Ends it, and waits for pauses in progress on other threads. A second call does nothing."""
+        with self._lock:
+            numbers, self._numbers = self._numbers, []
+        for pool, number in numbers:
+            try:
+                _native.regions_unregister(pool, number)
+            except ClosedError:
+                pass  # the pool ended, and the registration with it
+
+    def __enter__(self) -> PressureRegistration:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def on_pressure(tags: Tags, *, device: Device = None) -> PressureRegistration:
+    """Pauses regions, in this order and as far as needed, when a request of their pool finds no memory.
+
+    A region that was paused has to be resumed before it is used. Raises RegionError for an unknown tag.
+    """
+    chosen = _chosen(tags, device)
+    return PressureRegistration(
+        [(pool, _native.regions_on_pressure(pool, own)) for pool, own in chosen]
+    )

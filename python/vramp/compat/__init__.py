@@ -1,0 +1,1 @@
+"""Interfaces of other libraries, implemented by vramp: see the modules of this package."""

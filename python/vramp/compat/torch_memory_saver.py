@@ -1,0 +1,255 @@
+"""The interface of torch_memory_saver 0.0.10, implemented by vramp's regions.
+
+    from vramp.compat.torch_memory_saver import torch_memory_saver
+
+    with torch_memory_saver.region("weights", enable_cpu_backup=True):
+        weights = torch.empty(1 << 30, device="cuda")
+    torch_memory_saver.pause("weights")
+    torch_memory_saver.resume("weights")
+
+1. The first use calls `vramp.torch.enable()` where PyTorch is installed. PyTorch must not have used CUDA before.
+2. `region` opens a region of vramp. A tag may have regions with different backups: `pause` and `resume` of the tag
+   move all of them.
+3. `pause` of a paused tag and `resume` of an awake one do nothing, and so does a tag that has no region. What fails
+   is an exception; no call ends the process.
+
+TMS_INIT_ENABLE and TMS_INIT_ENABLE_CPU_BACKUP or TMS_INIT_ENABLE_DISK_BACKUP are read when the module is imported:
+the importing thread then allocates in the region `default`. Allocations of other threads are outside.
+
+Regions belong to the process: every TorchMemorySaver pauses and resumes the regions of all of them.
+
+Deliberately absent: `get_cpu_backup` and `memory_margin_bytes`, which raise UnsupportedError, the directory of disk
+backups, and the kind of host memory: backups are in vramp's pinned host pool, which is kept after a resume.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import vramp
+
+from .._errors import OptionError, UnsupportedError
+
+__all__ = ["TorchMemorySaver", "configure_subprocess", "torch_memory_saver"]
+
+_Backup = Literal["host", "disk", "none"]
+_HookMode = Literal["preload", "torch"]
+
+_DEFAULT = "default"
+
+
+_lock = threading.Lock()
+# Names of vramp's regions: the first of a tag has the tag's name.
+_names: dict[str, dict[_Backup, str]] = {}
+
+
+class TorchMemorySaver:
+    """Pauses and resumes regions by tag. One object serves all threads."""
+
+    def __init__(self) -> None:
+        self._ready = False
+
+    @contextmanager
+    def region(
+        self,
+        tag: str = _DEFAULT,
+        enable_cpu_backup: bool = False,
+        enable_disk_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+    ) -> Iterator[None]:
+        """Within it, allocations of this thread can be paused by the tag. The innermost region counts.
+
+        Raises OptionError for backups that exclude each other. `cpu_backup_backend` is "pinned" or None.
+        """
+        backup = _backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        self._enable()
+        with vramp.region(_name(tag, backup), backup=backup):
+            yield
+
+    @contextmanager
+    def cuda_graph(
+        self,
+        cuda_graph: Any,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        tag: str = _DEFAULT,
+        enable_cpu_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+    ) -> Iterator[None]:
+        """As `torch.cuda.graph`; memory that is allocated in the capture can be paused by the tag."""
+        backup = _backup(enable_cpu_backup, False, cpu_backup_backend)
+        self._enable()
+        import torch
+
+        capture = torch.cuda.graph(
+            cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode
+        )
+        # The region is the outer one: a graph's memory is of the region in which its capture begins.
+        with vramp.region(_name(tag, backup), backup=backup), capture:
+            yield
+
+    @contextmanager
+    def disable(self) -> Iterator[None]:
+        """Within it, allocations are outside of all regions. Outside of a region it changes nothing."""
+        self._enable()
+        with vramp.disable_region():
+            yield
+
+    def pause(self, tag: str | None = None) -> None:
+        """Gives the memory of a tag, or of all tags, to the card. Waits for the copies.
+
+        Raises RegionError; what was awake is awake again.
+        """
+        names = _names_of(tag)
+        if names:
+            vramp.pause(names)
+
+    def resume(self, tag: str | None = None) -> None:
+        """Brings the memory of a tag, or of all tags, back to its addresses. Contents without a backup are undefined.
+
+        Raises RegionError or OutOfMemoryError; a later call goes on where this one failed.
+        """
+        names = _names_of(tag)
+        if names:
+            vramp.resume(names)
+
+    @property
+    def enabled(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def hook_mode(self) -> str:
+        """Cannot be read. Either value that can be set means the same: both allocate from vramp."""
+        raise AttributeError("hook_mode can only be set")
+
+    @hook_mode.setter
+    def hook_mode(self, hook_mode: _HookMode) -> None:
+        if hook_mode not in ("preload", "torch"):
+            raise OptionError(f"hook_mode={hook_mode!r}: use preload or torch")
+        if self._ready:
+            raise vramp.InUseError("hook_mode cannot be set after the first use: set it before any region")
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        """Unsupported: the limit of a pool bounds its memory instead."""
+        raise NotImplementedError("memory_margin_bytes can only be set")
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        if value:
+            raise UnsupportedError(
+                "vramp keeps no margin of the card's free memory: set VRAMP_CONF=limit=SIZE, or vramp.pool().limit"
+            )
+
+    @property
+    def retain_cpu_backup(self) -> bool:
+        """True: the pinned memory of backups is kept for the next pause."""
+        return True
+
+    @retain_cpu_backup.setter
+    def retain_cpu_backup(self, value: bool) -> None:
+        if not value:
+            raise UnsupportedError("vramp keeps the pinned memory of backups: leave retain_cpu_backup at True")
+
+    def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
+        """Unsupported: raises UnsupportedError."""
+        raise UnsupportedError(
+            "the backup of a paused tensor cannot be read on the host: resume its tag, then use x.cpu()"
+        )
+
+    def set_disk_backup_dir(self, path: str) -> None:
+        """Unsupported: raises UnsupportedError."""
+        raise UnsupportedError(f"the directory of disk backups cannot be set to {path} here: see docs/sleep.md")
+
+    def _enable(self) -> None:
+        """Makes vramp PyTorch's allocator, if PyTorch with CUDA is installed."""
+        with _lock:
+            if self._ready:
+                return
+            if find_spec("torch") is not None:
+                import torch
+
+                if torch.version.cuda is not None:
+                    import vramp.torch
+
+                    vramp.torch.enable()
+            self._ready = True
+
+
+def _name(tag: str, backup: _Backup) -> str:
+    """Returns the name of the region of a tag with a backup."""
+    with _lock:
+        names = _names.setdefault(tag, {})
+        return names.setdefault(backup, f"{tag} ({backup})" if names else tag)
+
+
+def _names_of(tag: str | None) -> list[str]:
+    """Returns the names of the regions of a tag, or of all tags, in which memory was allocated."""
+    with _lock:
+        tags = [_names.get(tag, {})] if tag else list(_names.values())
+        names = [name for of_tag in tags for name in of_tag.values()]
+    there = {status.tag for status in vramp.regions_status()}
+    return [name for name in names if name in there]
+
+
+def _backup(on_host: bool, on_disk: bool, backend: str | None) -> _Backup:
+    if on_host and on_disk:
+        raise OptionError("enable_cpu_backup and enable_disk_backup exclude each other: choose one")
+    if backend is not None and not on_host:
+        raise OptionError("cpu_backup_backend needs enable_cpu_backup=True")
+    if backend not in (None, "pinned"):
+        raise UnsupportedError(f"cpu_backup_backend={backend!r}: vramp copies to pinned memory, use pinned or None")
+    return "host" if on_host else "disk" if on_disk else "none"
+
+
+@contextmanager
+def configure_subprocess() -> Iterator[None]:
+    """Within it, Python programs that are started use vramp as PyTorch's allocator, without LD_PRELOAD."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_inherit")
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "VRAMP_RUN_ROUTE")}
+    path = (before["PYTHONPATH"] or "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([folder, *filter(None, path)]))
+    os.environ["VRAMP_RUN_ROUTE"] = before["VRAMP_RUN_ROUTE"] or "auto"
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+torch_memory_saver = TorchMemorySaver()
+"""The object that programs use."""
+
+region = torch_memory_saver.region
+cuda_graph = torch_memory_saver.cuda_graph
+disable = torch_memory_saver.disable
+pause = torch_memory_saver.pause
+resume = torch_memory_saver.resume
+get_cpu_backup = torch_memory_saver.get_cpu_backup
+
+# The region that TMS_INIT_ENABLE opens, for as long as the process lives.
+_initial = ExitStack()
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
+
+
+if _is_set("TMS_INIT_ENABLE"):
+    _initial.enter_context(
+        torch_memory_saver.region(
+            enable_cpu_backup=_is_set("TMS_INIT_ENABLE_CPU_BACKUP"),
+            enable_disk_backup=_is_set("TMS_INIT_ENABLE_DISK_BACKUP"),
+            cpu_backup_backend=os.environ.get("TMS_INIT_CPU_BACKUP_BACKEND") or None,
+        )
+    )

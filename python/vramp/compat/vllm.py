@@ -1,0 +1,187 @@
+"""A sleep-mode backend of vLLM, for its plug-in point as of vLLM 0.33.0.
+
+    vllm serve MODEL --enable-sleep-mode --sleep-mode-backend vramp
+
+1. vLLM calls `register`, the entry point `vramp` of the group `vllm.general_plugins`. It registers the backend by name.
+2. If vramp is PyTorch's allocator by then, `register` replaces vLLM's `get_mem_allocator_instance`: vLLM's pools are
+   then regions, for its own backend `cumem` too. So run vLLM with `python -m vramp run`.
+3. `suspend` copies weights, `runtime` and `cudagraph` to pinned host memory; other tags lose their contents. `resume`
+   brings tags back at their addresses. What sleeps or is awake already is left as it is.
+
+A tag's backup is fixed when its region is created. So `suspend(2)` and `discard` keep a copy of tags that have a
+backup, where vLLM discards them: the card's memory is released all the same, the host's is not.
+
+Deliberately absent: durable copies, and two engines of one process: their tags are the same regions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import vramp
+
+from .._errors import UnsupportedError
+
+__all__ = ["Allocator", "Backend", "allocator", "register"]
+
+BACKED_UP = ("default", "weights", "runtime", "cudagraph")
+"""Tags whose contents are copied. Those of others, such as `kv_cache`, are lost in a sleep."""
+DEFERRABLE = ("weights", "kv_cache")
+"""Tags that a wake-up of chosen tags leaves asleep. Every other tag wakes with any."""
+
+
+class Allocator:
+    """vLLM's protocol of a memory allocator that sleeps, by regions."""
+
+    def __init__(self) -> None:
+        # In the order of their first use.
+        self._tags: dict[str, None] = {}
+        self._graph_pool: Any = None
+
+    @contextmanager
+    def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
+        """Within it, this thread allocates in the region of the tag."""
+        name = "default" if tag is None else tag
+        with vramp.region(name, backup="host" if name in BACKED_UP else "none"):
+            self._tags.setdefault(name)
+            yield
+
+    @contextmanager
+    def cudagraph_pool(self) -> Iterator[Any]:
+        """Within it, captures into the pool whose id it returns allocate in the region `cudagraph`."""
+        if self._graph_pool is None:
+            import torch
+
+            self._graph_pool = torch.cuda.MemPool()
+        with self.use_memory_pool("cudagraph"):
+            yield self._graph_pool.id
+
+    def sleep(self, offload_tags: Iterable[str] | str | None = None) -> None:
+        """Pauses all tags. Raises UnsupportedError, and pauses none, if a tag to keep has no backup."""
+        wanted = _listed(("default",) if offload_tags is None else offload_tags)
+        lost = [tag for tag in self._existing() if tag in wanted and tag not in BACKED_UP]
+        if lost:
+            raise UnsupportedError(
+                f"contents of {', '.join(lost)} would be lost: only {', '.join(BACKED_UP)} have a backup"
+            )
+        _pause(self._existing())
+
+    def discard(self, tags: Iterable[str] | str) -> None:
+        """Pauses tags."""
+        wanted = _listed(tags)
+        _pause([tag for tag in self._existing() if tag in wanted])
+
+    def wake_up(self, tags: Iterable[str] | None = None) -> None:
+        """Resumes tags, and all that are not deferrable; without an argument, all tags."""
+        wanted = None if tags is None else _listed(tags)
+        names = [tag for tag in self._existing() if wanted is None or tag in wanted or tag not in DEFERRABLE]
+        if names:
+            vramp.resume(names)
+
+    def get_current_usage(self) -> int:
+        """Returns the bytes of all tags, on the card or asleep."""
+        return sum(each.on_card + each.asleep for each in vramp.regions_status() if each.tag in self._tags)
+
+    def _existing(self) -> list[str]:
+        """Returns the tags in which memory was allocated."""
+        there = {status.tag for status in vramp.regions_status()}
+        return [tag for tag in list(self._tags) if tag in there]
+
+
+def _pause(names: list[str]) -> None:
+    if names:
+        vramp.pause(names)
+
+
+def _listed(tags: Iterable[str] | str) -> tuple[str, ...]:
+    return (tags,) if isinstance(tags, str) else tuple(tags)
+
+
+allocator = Allocator()
+"""The allocator of the process."""
+
+
+class Backend:
+    """vLLM's interface of a sleep-mode backend."""
+
+    def __init__(self) -> None:
+        self._state = "RUNNING"
+
+    def suspend(self, level: int = 1) -> None:
+        """Pauses all tags. After an error the state is as before."""
+        if level not in (1, 2):
+            raise UnsupportedError(f"sleep level {level}: use 1 or 2")
+        allocator.sleep(("weights", "runtime", "cudagraph"))
+        self._state = "SUSPENDED"
+
+    def resume(self, tags: list[str] | None = None) -> None:
+        """Resumes tags. After an error the state is SUSPENDED, and a later call goes on."""
+        self._state = "RESUMING"
+        try:
+            allocator.wake_up(tags)
+        except BaseException:
+            self._state = "SUSPENDED"
+            raise
+        self._state = "RUNNING"
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        """Pauses tags."""
+        allocator.discard(tags)
+        self._state = "SUSPENDED"
+
+    def state(self) -> str:
+        """Returns RUNNING, SUSPENDED or RESUMING."""
+        return self._state
+
+    @classmethod
+    def is_supported(cls) -> bool:
+        """Returns True if vramp is PyTorch's allocator: vLLM's pools are regions only then."""
+        import vramp.torch
+
+        return vramp.torch.is_enabled()
+
+    @classmethod
+    def preserves_communicators(cls) -> bool:
+        """Returns True: communicators are outside of regions."""
+        return True
+
+    @classmethod
+    def preserves_compiled_artifacts(cls) -> bool:
+        """Returns False, as vLLM's own backend does."""
+        return False
+
+    @classmethod
+    def preserves_graphs_with_communicators(cls) -> bool:
+        """Returns False, as vLLM's own backend does."""
+        return False
+
+    @classmethod
+    def supports_durable_storage(cls) -> bool:
+        """Returns False."""
+        return False
+
+
+def register() -> None:
+    """Registers the backend with vLLM. Calling it again changes nothing."""
+    import vllm.device_allocator as device_allocator
+    from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+
+    import vramp.torch
+
+    if "vramp" not in SleepModeBackendFactory._registry:
+        SleepModeBackendFactory.register_backend("vramp", __name__, "Backend")
+    if not vramp.torch.is_enabled():
+        return
+    original = device_allocator.get_mem_allocator_instance
+    # Modules that were imported before have the function under the same name.
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm") and vars(module).get("get_mem_allocator_instance") is original:
+            setattr(module, "get_mem_allocator_instance", _instance)
+
+
+def _instance() -> Allocator:
+    """Returns the allocator, in place of vLLM's own."""
+    return allocator
