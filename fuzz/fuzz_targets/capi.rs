@@ -2,6 +2,8 @@
 //! returns the status that a model predicts, the statistics are consistent, and no call panics.
 #![no_main]
 
+mod tiers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::null_mut;
@@ -15,6 +17,8 @@ use vramp_capi::abi::{
 };
 use vramp_capi::graphs::*;
 use vramp_capi::interface::*;
+
+use crate::tiers::{Target, Tiers, TiersCall};
 
 /// An object from an earlier call, by an index modulo their number, or a made-up value.
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -50,6 +54,7 @@ enum Call {
     EndLease(Pick, Pick),
     DestroyGraph(Pick, Pick),
     Reports { allocator: Pick, arena: Pick, graph: Pick, size: u16 },
+    Tiers { allocator: Pick, stream: Pick, object: Pick, other: Pick, call: TiersCall },
 }
 
 const ARENAS: [&CStr; 4] = [
@@ -79,9 +84,15 @@ struct Held {
     arenas: BTreeMap<u64, Option<u64>>,
     graphs: BTreeSet<u64>,
     leases: BTreeSet<u64>,
+    /// `None` while the allocator has none.
+    tiers: Option<Tiers>,
 }
 
 impl Held {
+    fn any_captures(&self) -> bool {
+        self.arenas.values().any(Option::is_some)
+    }
+
     fn captures(&self, stream: vramp_stream_t) -> bool {
         self.arenas.values().any(|capturing| *capturing == Some(stream.id))
     }
@@ -171,9 +182,19 @@ impl Model {
             Call::Open { .. } | Call::OpenWith(_) => {}
             Call::Close(allocator) => {
                 let allocator = self.allocator(allocator);
-                let expected = self.wrong(allocator, None, None).unwrap_or(VRAMP_OK);
+                let mut expected = self.wrong(allocator, None, None).unwrap_or(VRAMP_OK);
+                // A capture may use buffers.
+                if self
+                    .open
+                    .get(&allocator.id)
+                    .is_some_and(|held| held.tiers.is_some() && held.any_captures())
+                {
+                    expected = VRAMP_ERROR_CAPTURE;
+                }
                 assert_eq!(vramp_close(allocator), expected);
-                self.open.remove(&allocator.id);
+                if expected != VRAMP_ERROR_CAPTURE {
+                    self.open.remove(&allocator.id);
+                }
             }
             Call::Create(allocator) => {
                 let allocator = self.allocator(allocator);
@@ -292,6 +313,14 @@ impl Model {
                     ]
                 };
                 assert_eq!(statuses, [VRAMP_ERROR_NULL; 5]);
+            }
+            Call::Tiers { allocator, stream, object, other, call } => {
+                let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
+                let (object, other) = (self.number(object), self.number(other));
+                let Some(held) = self.open.get_mut(&allocator.id) else { return };
+                let captures = held.any_captures();
+                let on = Target { allocator, stream, captures, object, other };
+                self.numbers.extend(tiers::call(&mut held.tiers, call, &on));
             }
             call => self.call_of_graphs(call),
         }
@@ -510,11 +539,21 @@ fuzz_target!(|calls: Vec<Call>| {
         let allocator = vramp_allocator_t { id };
         assert_eq!(vramp_audit(allocator), VRAMP_OK);
         let stream = held.streams.first().map(|id| vramp_stream_t { id: *id });
-        for address in held.blocks.into_keys() {
+        for &address in held.blocks.keys() {
             let Some(stream) = stream else { break };
             assert_eq!(vramp_free(allocator, address as *mut c_void, stream), VRAMP_OK);
         }
         assert_eq!(vramp_audit(allocator), VRAMP_OK);
+        if held.tiers.is_some() {
+            // Captures in progress would refuse the close.
+            for id in held.arenas.iter().filter(|(_, stream)| stream.is_some()).map(|(id, _)| *id) {
+                let mut graph = vramp_graph_t::default();
+                // SAFETY: the result outlives the call.
+                let ended =
+                    unsafe { vramp_capture_end(allocator, vramp_arena_t { id }, &mut graph) };
+                assert_eq!(ended, VRAMP_OK);
+            }
+        }
         assert_eq!(vramp_close(allocator), VRAMP_OK);
     }
 });

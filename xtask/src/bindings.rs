@@ -55,6 +55,9 @@ const SYMBOLS: &[&str] = &[
     // Plain allocations.
     "cuMemAlloc_v2",
     "cuMemFree_v2",
+    // Memory of other code.
+    "cuPointerGetAttributes",
+    "cuMemGetAddressRange_v2",
     // Streams and events.
     "cuStreamCreate",
     "cuStreamDestroy_v2",
@@ -103,6 +106,8 @@ const SYMBOLS: &[&str] = &[
 const CONSTANTS: &[&str] = &[
     "CUDA_VERSION",
     "CUmemFabricHandle",
+    "CUmemorytype",
+    "CUmemorytype_enum",
     "CUmemRangeHandleType",
     "CU_MEMHOSTALLOC_PORTABLE",
     "CU_MEMHOSTREGISTER_PORTABLE",

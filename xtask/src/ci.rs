@@ -10,11 +10,12 @@ use serde_json::Value;
 use crate::{install, models, page, python, shell, site, tidy, torch};
 
 /// Examples that need no card. Each runs to its end and must succeed.
-const EXAMPLES: [&str; 7] = [
+const EXAMPLES: [&str; 8] = [
     "hello",
     "allocator",
     "reservations",
     "spill_manager",
+    "three_lines",
     "larger_than_the_card",
     "read_in_place",
     "spill_soak",

@@ -9,13 +9,23 @@ use anyhow::{Context, Result};
 /// against it, and wheels have its contents.
 pub const PATH: &str = "crates/vramp-capi/include/vramp.h";
 
+/// The header for C++, written by hand, relative to the root.
+pub const CPP_PATH: &str = "crates/vramp-capi/include/vramp.hpp";
+
 /// Sources of the functions and types of the header, in its order. Modules of a source are read with it.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 13] = [
     "src/abi.rs",
     "src/interface.rs",
     "src/queries.rs",
     "src/graphs.rs",
     "src/sharing.rs",
+    "src/tiers/abi.rs",
+    "src/tiers.rs",
+    "src/tiers/spaces.rs",
+    "src/tiers/reservations.rs",
+    "src/tiers/buffers.rs",
+    "src/tiers/leases.rs",
+    "src/tiers/observing.rs",
     "src/torch/mod.rs",
 ];
 

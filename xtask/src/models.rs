@@ -13,7 +13,7 @@ use crate::shell;
 pub const SHORT: Option<u32> = Some(3);
 
 /// The crates that have models.
-const MODELLED: [&str; 3] = ["vramp-alloc", "vramp-tiers", "vramp-capi"];
+const MODELLED: [&str; 4] = ["vramp-alloc", "vramp-tiers", "vramp-defer", "vramp-capi"];
 
 /// Explores the models; at most so many preemptions in one run of a model, or all that there can be.
 ///

@@ -11,7 +11,8 @@ use crate::shell;
 /// Builds wheels; zig links them against an old C library.
 const BUILDERS: [&str; 2] = ["maturin==1.16.0", "ziglang==0.17.1"];
 /// Check the package.
-const CHECKERS: [&str; 3] = [PYTEST, "mypy==2.4.1", "numpy>=1.26"];
+const CHECKERS: [&str; 5] =
+    [PYTEST, "mypy==2.4.1", "numpy>=1.26", "distributed==2026.8.*", "prometheus_client==0.26.*"];
 /// Runs the tests in Python.
 pub const PYTEST: &str = "pytest==9.2.0";
 /// What `vramp.cupy`, `vramp.numba`, `vramp.rmm` and `vramp.cuda_core` adapt.
@@ -134,7 +135,7 @@ pub fn check(root: &Path, libraries: bool) -> Result<()> {
     shell::run(program("mypy").args([
         "--no-incremental",
         "--exclude",
-        "/fake_torch/|/torch/",
+        "/fake_torch/|/torch/|/workers/conftest",
         "python/tests",
         "python/tests_card",
     ]))

@@ -292,7 +292,7 @@ impl<'a> Calibrator<'a> {
                 None => {
                     let reason = match call {
                         Call::RevokeAccess | Call::CopyPeer => "it needs a second device",
-                        Call::ExportDmaBuf => "no program here uses it",
+                        Call::ExportDmaBuf | Call::AdoptMemory => "no program here uses it",
                         _ => "the device lacks it, or has too little free memory",
                     };
                     self.leave_out("fixed", (call.name(), reason));

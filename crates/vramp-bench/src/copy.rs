@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use vramp::tiers::host::{HostAllocation, HostPoolConfig};
-use vramp::tiers::movers::MoverConfig;
+use vramp::tiers::movers::{MoverConfig, wait_all};
 use vramp::tiers::space::Level;
 use vramp::tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 use vramp::{Bytes, Driver};
@@ -229,7 +229,7 @@ impl Rig {
         let took_ns;
         match (down, up) {
             (Some(mut down), Some(mut up)) => {
-                while !(down.poll()? & up.poll()?) {}
+                wait_all(&mut [&mut down, &mut up])?;
                 took_ns = self.driver.now_ns() - begun;
                 (*down_blocks, *up_blocks) = (Some(down.into_host()), Some(up.into_host()));
             }

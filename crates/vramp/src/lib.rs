@@ -33,6 +33,7 @@
 //! | record events, write snapshots for PyTorch's viewers, read recordings | `history`, `trace` | `history` |
 //! | reserve memory of cards, hosts and disks before using it | `tiers` | `tiers` |
 //! | keep more data than fits on the card | `defer` | `defer` |
+//! | take turns at a card with other processes | [`turns`] | |
 //!
 //! The features are on by default, so that all examples compile after `cargo add vramp`.
 //! `default-features = false` leaves the allocator; feature `sim` is the simulated GPU.
@@ -41,6 +42,7 @@
 #![forbid(unsafe_code)]
 
 pub use vramp_alloc::*;
+pub use vramp_ipc::turns;
 
 #[cfg(feature = "defer")]
 pub use vramp_defer as defer;

@@ -7,11 +7,16 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 use super::Finding;
 use crate::tree::Tree;
 
-const PEER_TESTS: &str = "docs/peer-tests.md";
+/// Pages whose tables name tests and functions.
+const PAGES_WITH_TESTS: [&str; 2] = ["docs/peer-tests.md", "docs/rmmep-1.md"];
 
-/// Every test that the table of peer tests names is a function somewhere.
+/// Every test that the table of peer tests, or of RMMEP-1, names is a function somewhere.
 pub fn peer_tests_exist(tree: &Tree) -> Vec<Finding> {
-    let Some(page) = tree.text(PEER_TESTS) else { return Vec::new() };
+    PAGES_WITH_TESTS.iter().flat_map(|path| tests_of_page_exist(tree, path)).collect()
+}
+
+fn tests_of_page_exist(tree: &Tree, path: &str) -> Vec<Finding> {
+    let Some(page) = tree.text(path) else { return Vec::new() };
     let known: BTreeSet<&str> =
         functions(tree, ".rs", "fn ").chain(functions(tree, ".py", "def ")).collect();
     let mut findings = Vec::new();
@@ -24,7 +29,7 @@ pub fn peer_tests_exist(tree: &Tree) -> Vec<Finding> {
                 let name = code.rsplit("::").next().unwrap_or(&code);
                 if !known.contains(name) {
                     let line = page[..place.start].lines().count();
-                    findings.push(Finding::new(PEER_TESTS, line, format!("no function `{name}`")));
+                    findings.push(Finding::new(path, line, format!("no function `{name}`")));
                 }
             }
             _ => {}
@@ -121,7 +126,7 @@ mod tests {
         let page = "Words like `not_a_test` are free.\n\n| theirs | ours |\n|---|---|\n\
                     | `Theirs` | `pool::a_real_test` |\n| x | `a_promised_test` |\n";
         let tree = Tree::of(&[
-            (PEER_TESTS, page),
+            (PAGES_WITH_TESTS[0], page),
             ("a.rs", "proptest! { #[test] fn a_real_test(x in 0..3) {} }"),
         ]);
         let found = peer_tests_exist(&tree);

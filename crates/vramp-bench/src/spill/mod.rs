@@ -10,9 +10,11 @@
 //! 5. [`Spill::overshoot`]: bytes evicted beyond the requested ones.
 //! 6. [`Spill::peer`]: a dirty buffer is spilled to and restored from each card that this one has a
 //!    link to, each right after one plain copy over that link.
+//! 7. [`Spill::buffers`]: a lease that spills one buffer of 2 MiB, with few and with many other buffers.
 //!
 //! On a simulator time is modelled; copies share the link and compete for nothing else.
 
+mod buffers;
 mod calls;
 mod overlap;
 mod overshoot;
@@ -29,6 +31,7 @@ use vramp::Bytes;
 
 use crate::Bench;
 
+pub use buffers::BuffersRow;
 pub use calls::CallRow;
 pub use overlap::OverlapRow;
 pub use overshoot::OvershootRow;
@@ -62,7 +65,7 @@ pub struct Options {
     pub seed: u64,
 }
 
-/// The six measurements of spillable buffers, with checked options.
+/// The seven measurements of spillable buffers, with checked options.
 pub struct Spill<'a> {
     bench: &'a Bench,
     options: Options,
@@ -135,6 +138,14 @@ impl<'a> Spill<'a> {
     /// Memory lacks, or the driver fails.
     pub fn peer(&self, duration: Duration) -> Result<Vec<PeerRow>> {
         peer::measure(self.bench, &self.options, duration)
+    }
+
+    /// Measures the host's time of a lease that spills one buffer, by the number of buffers.
+    ///
+    /// # Errors
+    /// Memory lacks, or the driver fails.
+    pub fn buffers(&self) -> Result<Vec<BuffersRow>> {
+        buffers::measure(self.bench)
     }
 
     /// Measures how much is evicted beyond the requested bytes, for about `duration`.

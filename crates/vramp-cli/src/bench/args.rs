@@ -97,7 +97,7 @@ pub enum Measure {
     Copy(CopyArgs),
     /// Spillable buffers evicted to the host and restored
     ///
-    /// Six measurements. Rate: a dirty buffer is spilled and restored, each right after one plain
+    /// Seven measurements. Rate: a dirty buffer is spilled and restored, each right after one plain
     /// copy of the same length; then it is spilled again, clean. The eviction is on request, by a
     /// malloc at a new address, and by a malloc whose address is still mapped. Overlap: a series of
     /// copies, and of fills, on the card: alone, beside a buffer that is spilled and restored
@@ -106,7 +106,8 @@ pub enum Measure {
     /// bytes. Calls: driver calls of a spill and of a restore. Overshoot: bytes evicted beyond the
     /// requested ones. Peer: a dirty buffer is spilled to and restored from the free memory of each
     /// card that this one has a link to, each right after one plain copy over it; with memory taken
-    /// by the spill, and ahead of it. Medians of several rounds.
+    /// by the spill, and ahead of it. Buffers: the time of a lease that spills one buffer of 2 MiB,
+    /// with 100 to 100,000 buffers. Medians of several rounds.
     ///
     /// On the simulator time is modelled; copies share the link and compete for nothing else.
     Spill(Spill),
@@ -375,17 +376,20 @@ pub enum SpillMeasure {
     Overshoot,
     /// Rates of eviction to other cards; nothing for a card without links to others
     Peer,
+    /// Leases that evict one buffer, by the number of buffers; takes up to half of the card
+    Buffers,
 }
 
 impl SpillMeasure {
     /// All of them, in the order in which they are printed.
-    pub const ALL: [SpillMeasure; 6] = [
+    pub const ALL: [SpillMeasure; 7] = [
         SpillMeasure::Rate,
         SpillMeasure::Overlap,
         SpillMeasure::Workload,
         SpillMeasure::Calls,
         SpillMeasure::Overshoot,
         SpillMeasure::Peer,
+        SpillMeasure::Buffers,
     ];
 }
 

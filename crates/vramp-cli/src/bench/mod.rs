@@ -150,6 +150,9 @@ fn spill(args: &args::Spill, out: &mut dyn Write) -> Result<()> {
             args::SpillMeasure::Overshoot => {
                 output.write("spill", &[spill.overshoot(share)?], &tables::SPILL_OVERSHOOT)?;
             }
+            args::SpillMeasure::Buffers => {
+                output.write("spill", &spill.buffers()?, &tables::SPILL_BUFFERS)?;
+            }
             args::SpillMeasure::Peer => {
                 let rows = spill.peer(share)?;
                 if !rows.is_empty() {

@@ -6,7 +6,9 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 use vramp::Bytes;
 use vramp_bench::graphs::{LendingRow, ReplayRow, RequestRow, SharingRow};
-use vramp_bench::spill::{CallRow, OverlapRow, OvershootRow, PeerRow, RateRow, WorkloadRow};
+use vramp_bench::spill::{
+    BuffersRow, CallRow, OverlapRow, OvershootRow, PeerRow, RateRow, WorkloadRow,
+};
 use vramp_bench::threads::SizeDistribution;
 use vramp_bench::{Cost, TimeSource, copy, disk, grow, hit, remap, reserve, threads};
 
@@ -223,6 +225,13 @@ pub(super) const SPILL_CALLS: [Column<CallRow>; 6] = [
     ("calls", |row| count(row.calls)),
     ("total ms", |row| millis(row.total_ns as f64, row.time_is)),
     ("longest ms", |row| millis(row.max_ns as f64, row.time_is)),
+];
+
+pub(super) const SPILL_BUFFERS: [Column<BuffersRow>; 4] = [
+    ("buffers", |row| count(row.buffers)),
+    ("on the card", |row| count(row.resident)),
+    ("lease us", |row| decimals(row.lease_ns as f64 / 1e3, 1)),
+    ("entries looked at", |row| decimals(row.looked_at, 1)),
 ];
 
 pub(super) const SPILL_OVERSHOOT: [Column<OvershootRow>; 5] = [
