@@ -31,9 +31,12 @@ def pool() -> Iterator[vramp.Pool]:
     """The shared pool, with room for ten chunks."""
     shared = vramp.pool()
     before = shared.limit
+    gc.collect()  # what tests before this one left in cycles
     shared.trim()
     shared.limit = LIMIT
-    shared.reset_peaks()  # of other tests
+    shared.reset_peaks()
+    stats = shared.stats()
+    assert (stats.live, stats.reserved_peak) == (0, 0), "another test's memory is left"
     yield shared
     gc.collect()
     shared.audit()
