@@ -318,7 +318,10 @@ const LINE: &str = "turns::a_line_of_processes_is_served_while_some_are_killed";
 #[test]
 fn a_line_of_processes_is_served_while_some_are_killed() {
     if let Some((_, turns)) = child_role() {
-        let turn = turns.acquire(Need::Card, Duration::MAX).unwrap();
+        let mut waiting = turns.join(Need::Card).unwrap();
+        say("waits");
+        assert!(waiting.wait(Duration::MAX).unwrap());
+        let turn = waiting.into_turn().unwrap();
         say("holds");
         hear();
         turn.release().unwrap();
@@ -330,10 +333,13 @@ fn a_line_of_processes_is_served_while_some_are_killed() {
     let turns = open(folder.path(), "parent");
     let first = turns.acquire(Need::Card, LONG).unwrap();
     let mut line = Vec::new();
-    for count in 1..=100 {
-        line.push(start(LINE, "line", folder.path()));
-        wait_until("it waits", || turns.status().unwrap().waiting.len() == count);
+    for _ in 0..100 {
+        let mut child = start(LINE, "line", folder.path());
+        // The status may list it before its place is fixed.
+        child.expect("waits");
+        line.push(child);
     }
+    assert_eq!(turns.status().unwrap().waiting.len(), 100);
     first.release().unwrap();
     let mut ahead = 0;
     for (number, mut child) in line.into_iter().enumerate() {
