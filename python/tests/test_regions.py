@@ -207,3 +207,13 @@ def test_the_shared_pools_of_all_devices_have_regions() -> None:
     vramp.resume("shared", device=0)
     assert holds(block, 4)
     block.free()
+
+
+def test_peaks_of_regions_are_reset_with_those_of_the_pool(pool: vramp.Pool) -> None:
+    with vramp.region("peaks", device=pool):
+        pool.malloc(64 * MIB).free()
+    pool.trim()
+    assert pool.stats().reserved_peak >= 64 * MIB
+    pool.reset_peaks()
+    stats = pool.stats()
+    assert (stats.live_peak, stats.reserved_peak) == (0, 0)

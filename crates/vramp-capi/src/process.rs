@@ -22,6 +22,7 @@ use std::sync::Arc;
 pub use buffers::SharedTiers;
 pub use regions::{ScopeTarget, begin_scope_of_region, end_scope_of_region};
 pub use sharing::{AccessChange, ImportedBlock, PinnedRange, SharedBlock, Sharing, SharingState};
+use vramp_alloc::Allocator;
 pub use vramp_alloc::device::HandleType;
 use vramp_alloc::error::OutOfMemoryReport;
 use vramp_alloc::observe::{Registration, Shortage};
@@ -349,13 +350,13 @@ impl OpenAllocator {
         self.with(|context| Ok(context.allocator().memory_stats()?))
     }
 
-    /// Sets all peaks to the current values.
+    /// Sets all peaks to the current values, those of regions as well.
     ///
     /// # Errors
     /// The allocator is closed.
     pub fn reset_peaks(self) -> CallResult<()> {
         self.with(|context| {
-            context.allocator().reset_peak_stats();
+            context.in_all_pools(Allocator::reset_peak_stats);
             Ok(())
         })
     }
