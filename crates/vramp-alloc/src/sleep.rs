@@ -315,8 +315,8 @@ impl Sleep {
     ///
     /// # Panics
     /// If the indexes are not those of chunks.
-    pub fn release(&self, which: Range<usize>) -> Result<(), AllocError> {
-        self.change(which, true, |exec, run| exec.release_run(run))
+    pub fn release(&self, range: Range<usize>) -> Result<(), AllocError> {
+        self.change(range, true, |exec, run| exec.release_run(run))
     }
 
     /// Backs chunks, by index, with memory of the card at their addresses. Its contents are undefined.
@@ -327,11 +327,11 @@ impl Sleep {
     ///
     /// # Panics
     /// If the indexes are not those of chunks.
-    pub fn back(&self, which: Range<usize>) -> Result<(), AllocError> {
+    pub fn back(&self, range: Range<usize>) -> Result<(), AllocError> {
         let mut relief = Relief::new(self.patience);
         loop {
-            let missing = self.missing(which.clone());
-            let (shortage, call) = match self.try_back(which.clone(), missing) {
+            let missing = self.missing(range.clone());
+            let (shortage, call) = match self.try_back(range.clone(), missing) {
                 Err(AllocError::Driver(error)) if is_capacity_error(&error) => {
                     (self.shortage(missing, None), Some(error))
                 }
@@ -347,7 +347,7 @@ impl Sleep {
         }
     }
 
-    fn try_back(&self, which: Range<usize>, missing: Bytes) -> Result<(), AllocError> {
+    fn try_back(&self, range: Range<usize>, missing: Bytes) -> Result<(), AllocError> {
         let group = &self.shared.group;
         let limit = group.limit();
         let _growth = limit.and_then(|_| group.share());
@@ -360,7 +360,7 @@ impl Sleep {
                 StreamId::new(0),
             ))));
         }
-        self.change(which, false, |exec, run| exec.back_run(run))
+        self.change(range, false, |exec, run| exec.back_run(run))
     }
 
     fn shortage(&self, requested: Bytes, limit: Option<Bytes>) -> Shortage {
@@ -369,10 +369,12 @@ impl Sleep {
         Shortage { requested, reserved, used, free, largest, waiting, limit, block_for: None }
     }
 
-    /// Bytes of chunks that no memory backs.
-    fn missing(&self, which: Range<usize>) -> Bytes {
-        let gone = which.filter(|&index| !self.is_backed(index));
-        gone.map(|index| self.chunks[index].len).sum()
+    /// Bytes of chunks that no memory backs; none once the pool is closed.
+    fn missing(&self, range: Range<usize>) -> Bytes {
+        let inner = self.shared.lock_anyway();
+        let asleep = inner.manager.virtual_pool().and_then(|pool| pool.exec.asleep.as_ref());
+        let chunks = asleep.map_or(&[][..], |asleep| &asleep.chunks[range]);
+        chunks.iter().filter(|chunk| !chunk.backed).map(|chunk| chunk.at.len).sum()
     }
 
     /// Returns true if memory backs the chunk. False once the pool is closed.
@@ -396,14 +398,14 @@ impl Sleep {
 
     fn change(
         &self,
-        which: Range<usize>,
+        range: Range<usize>,
         release: bool,
         call: impl Fn(&mut Executor, &[Sleeper]) -> Result<(), DriverError>,
     ) -> Result<(), AllocError> {
         let mut inner = self.shared.lock_asleep()?;
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool sleeps");
         let mut asleep = pool.exec.asleep.take().expect("it sleeps until it wakes");
-        let wanted = asleep.chunks[which.clone()].iter().filter(|chunk| chunk.backed == release);
+        let wanted = asleep.chunks[range.clone()].iter().filter(|chunk| chunk.backed == release);
         let wanted: Vec<Sleeper> = wanted.copied().collect();
         let mut done = Ok(());
         for run in runs(&wanted) {
@@ -412,7 +414,7 @@ impl Sleep {
                 break;
             }
         }
-        for chunk in &mut asleep.chunks[which] {
+        for chunk in &mut asleep.chunks[range] {
             let backed = pool.exec.has_handle(chunk.at.chunk);
             match (chunk.backed, backed) {
                 (true, false) => asleep.released += chunk.at.len,

@@ -716,6 +716,11 @@ impl Context {
         self.all_regions().iter().for_each(|region| call(region.allocator()));
     }
 
+    /// Sets all peaks to the current values, those of regions as well. O(threads) for each of them.
+    pub fn reset_peaks(&self) {
+        self.in_all_pools(Allocator::reset_peak_stats);
+    }
+
     /// Returns the memory of the allocator and its regions; that of regions that sleep is not reserved. The
     /// peak is the sum of their peaks.
     pub fn reserved_memory(&self) -> Result<ReservedMemory> {

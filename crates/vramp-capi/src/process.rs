@@ -22,7 +22,6 @@ use std::sync::Arc;
 pub use buffers::SharedTiers;
 pub use regions::{ScopeTarget, begin_scope_of_region, end_scope_of_region};
 pub use sharing::{AccessChange, ImportedBlock, PinnedRange, SharedBlock, Sharing, SharingState};
-use vramp_alloc::Allocator;
 pub use vramp_alloc::device::HandleType;
 use vramp_alloc::error::OutOfMemoryReport;
 use vramp_alloc::observe::{Registration, Shortage};
@@ -356,7 +355,7 @@ impl OpenAllocator {
     /// The allocator is closed.
     pub fn reset_peaks(self) -> CallResult<()> {
         self.with(|context| {
-            context.in_all_pools(Allocator::reset_peak_stats);
+            context.reset_peaks();
             Ok(())
         })
     }

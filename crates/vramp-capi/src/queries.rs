@@ -3,7 +3,6 @@
 
 use std::ffi::{CString, c_char, c_int, c_void};
 
-use vramp_alloc::Allocator;
 use vramp_alloc::observe::Shortage;
 
 use crate::abi::vramp_status_t::{self, *};
@@ -179,7 +178,7 @@ pub extern "C" fn vramp_free_on_own_stream(
 pub extern "C" fn vramp_reset_peaks(allocator: vramp_allocator_t) -> vramp_status_t {
     status_of(|| {
         handles::with(allocator, |context| {
-            context.in_all_pools(Allocator::reset_peak_stats);
+            context.reset_peaks();
             Ok(())
         })
     })

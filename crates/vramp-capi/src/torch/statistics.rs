@@ -3,8 +3,8 @@
 
 use std::ffi::{c_int, c_void};
 
+use vramp_alloc::StreamId;
 use vramp_alloc::history::{BlockState, Trace};
-use vramp_alloc::{Allocator, StreamId};
 
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t::{self, *};
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn vramp_torch_visit(
 pub extern "C" fn vramp_torch_reset_peaks(device: c_int) -> vramp_status_t {
     status_of(|| {
         if let Some(context) = TORCH.opened_on(device)? {
-            context.in_all_pools(Allocator::reset_peak_stats);
+            context.reset_peaks();
         }
         Ok(())
     })

@@ -433,10 +433,10 @@ impl Region {
     }
 }
 
-/// Returns the end of the first batch of `which`.
-fn batch(chunks: &[AddrRange], which: Range<usize>) -> usize {
-    let (mut end, mut len) = (which.start, Bytes::ZERO);
-    while end < which.end && (len < BATCH || end == which.start) {
+/// Returns the end of the first batch of `range`.
+fn batch(chunks: &[AddrRange], range: Range<usize>) -> usize {
+    let (mut end, mut len) = (range.start, Bytes::ZERO);
+    while end < range.end && (len < BATCH || end == range.start) {
         len += chunks[end].len;
         end += 1;
     }
