@@ -226,6 +226,8 @@ def torch_memory_saver(run: Run) -> None:
         addresses = [library.tms_torch_malloc(run.segment, 0, None) for _ in range(run.total // run.segment)]
         library.tms_set_interesting_region(False)
         yield addresses
+        # A free outside of a region ends the process.
+        library.tms_set_interesting_region(True)
         for address in addresses:
             library.tms_torch_free(address, run.segment, 0, None)
 

@@ -6,9 +6,9 @@
 Needs a card and PyTorch. With one process a trainer and an engine share it: after each round of training the
 engine wakes up, takes the weights, the trainer sleeps, and the engine makes tokens by replays of a CUDA graph
 that was captured before the first sleep. With two, the trainer and the engine are processes that take turns,
-and the engine keeps its own weights. `plain` has no memory saver and never sleeps. Prints a line of JSON for
-each saver: losses, tokens, seconds of each switch, time of a training step. Exits with 1 if losses or tokens
-differ from those of `plain`.
+and the engine keeps its own weights. `plain` has no memory saver and never sleeps; `vramp-awake` is the same
+with vramp as the allocator, without regions. Prints a line of JSON for each saver: losses, tokens, seconds of
+each switch, time of a training step. Exits with 1 if losses or tokens differ from those of `plain`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import sys
 import time
 from typing import Any
 
-ROUNDS, STEPS, TOKENS = 4, 6, 24
-SAVERS = ("plain", "vramp", "torch_memory_saver")
+ROUNDS, STEPS, TOKENS = 4, 20, 24
+SAVERS = ("plain", "vramp-awake", "vramp", "torch_memory_saver")
 
 
 class Plain:
@@ -45,6 +45,11 @@ class Plain:
 
 
 def saver_of(name: str) -> Any:
+    if name == "vramp-awake":
+        import vramp.torch
+
+        vramp.torch.enable()
+        return Plain()
     if name == "vramp":
         from vramp.compat.torch_memory_saver import torch_memory_saver
 

@@ -217,3 +217,30 @@ def test_peaks_of_regions_are_reset_with_those_of_the_pool(pool: vramp.Pool) -> 
     pool.reset_peaks()
     stats = pool.stats()
     assert (stats.live_peak, stats.reserved_peak) == (0, 0)
+
+
+def test_regions_use_the_host_memory_of_tiers_while_they_are_open(pool: vramp.Pool) -> None:
+    with vramp.region("weights", device=pool):
+        block = pool.malloc(64 * MIB)
+    fill(block, 7)
+    small = vramp.Tiers(pool, host="32MiB")
+    with pytest.raises(vramp.RegionError, match="weights"):
+        vramp.pause("weights", device=pool)
+    assert state(pool, "weights").phase == "awake" and holds(block, 7)
+
+    # The one that was opened last counts.
+    large = vramp.Tiers(pool, host="128MiB")
+    vramp.pause("weights", device=pool)
+    with pytest.raises(vramp.VrampError):
+        large.reserve(65 * MIB, "host")
+    with large.reserve(64 * MIB, "host"), small.reserve(32 * MIB, "host"):
+        pass
+    # The copy outlives the tiers.
+    large.close()
+    vramp.resume("weights", device=pool)
+    assert holds(block, 7)
+    small.close()
+    vramp.pause("weights", device=pool)
+    vramp.resume("weights", device=pool)
+    assert holds(block, 7)
+    block.free()

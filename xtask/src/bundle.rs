@@ -26,11 +26,13 @@ const EXAMPLES: [&str; 7] = [
     "read_in_place",
 ];
 /// What runs on the Python package, or beside it, by its path in the project and in the folder.
-const PYTHON: [&str; 7] = [
+const PYTHON: [&str; 9] = [
     "bench/check-arrays.py",
     "bench/check-programs.py",
     "bench/check-torch.py",
     "bench/record-captures.py",
+    "bench/sleep-device.py",
+    "bench/sleep-llama.py",
     "bench/torch-programs",
     "bench/torch-workloads.py",
     "python/tests_card",

@@ -43,7 +43,7 @@ pub(crate) struct Context {
     allocator: Arc<Allocator>,
     pub tiers: TiersSlot,
     /// `None` for a pool that serves no regions.
-    regions: Option<RegionTable>,
+    regions: Option<Arc<RegionTable>>,
     blocks: Addresses,
     pub captures: Captures,
     pub shares: Shares,
@@ -142,7 +142,7 @@ impl Context {
             device,
             allocator: Arc::new(allocator),
             tiers: TiersSlot::default(),
-            regions: Some(RegionTable::default()),
+            regions: Some(Arc::default()),
             blocks: Addresses::new(),
             captures: Captures::default(),
             shares: Shares::default(),
@@ -683,7 +683,7 @@ impl Context {
     // --- regions ---
 
     /// Returns the table of regions.
-    pub fn region_table(&self) -> Result<&RegionTable> {
+    pub fn region_table(&self) -> Result<&Arc<RegionTable>> {
         self.regions.as_ref().ok_or_else(|| {
             let text = "a pool for communication libraries has no regions: use the allocator's";
             Failure::new(VRAMP_ERROR_UNSUPPORTED, text)
@@ -691,7 +691,7 @@ impl Context {
     }
 
     /// Returns the table of regions; `None` for a pool that serves none.
-    pub fn region_table_if_any(&self) -> Option<&RegionTable> {
+    pub fn region_table_if_any(&self) -> Option<&Arc<RegionTable>> {
         self.regions.as_ref()
     }
 

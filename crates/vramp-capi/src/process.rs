@@ -19,6 +19,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 
+pub use crate::regions::HostLoan;
 pub use buffers::SharedTiers;
 pub use regions::{ScopeTarget, begin_scope_of_region, end_scope_of_region};
 pub use sharing::{AccessChange, ImportedBlock, PinnedRange, SharedBlock, Sharing, SharingState};

@@ -4,7 +4,7 @@
 //!    scope is about go to the region with its tag, or to the pool itself. Scopes nest, and the innermost
 //!    one that is about an allocator counts.
 //! 2. The first request creates the region, and the first region of an allocator the host memory and the
-//!    copy streams that regions share.
+//!    copy streams that regions share while no tiers are open. Tiers lend theirs ([`HostLoan`]).
 //! 3. A block has the number of its pool, so a free and every other call finds the region from any
 //!    thread, inside and outside scopes.
 //! 4. The close of the allocator closes its regions.
@@ -17,12 +17,13 @@
 use std::cell::RefCell;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use rustc_hash::FxHashMap;
 use vramp_alloc::error::Unusable;
 use vramp_alloc::stats::{ReservedMemory, Stat, Stats};
 use vramp_alloc::{AllocError, Allocator, Bytes};
+use vramp_defer::Tiers;
 use vramp_tiers::host::{HostPool, HostPoolConfig};
 use vramp_tiers::movers::{Mover, MoverConfig};
 use vramp_tiers::regions::{Region, RegionError, RegionOptions, Regions};
@@ -133,8 +134,64 @@ fn choose(context: &Context) -> Choice {
 #[derive(Default)]
 pub(crate) struct RegionTable {
     table: RwLock<Table>,
-    /// Locked while a region is created. Taken before `table`.
-    creating: Mutex<()>,
+    /// Locked while a region is created, and while host memory is lent or taken back. Taken before
+    /// `table`.
+    host: Mutex<HostMemory>,
+}
+
+/// The host memory that regions are copied to.
+#[derive(Default)]
+struct HostMemory {
+    /// Of the tiers that are open, in the order of their opening: the last one is used.
+    lent: Vec<(u64, Mover)>,
+    /// What is used while no tiers are open. `None` until the first region is created.
+    own: Option<Mover>,
+}
+
+/// A loan of host memory to the regions of an allocator. They use it until this is dropped, and copies
+/// made by then keep what they use until the copies are freed.
+#[must_use = "the loan ends when this is dropped"]
+pub struct HostLoan {
+    table: Weak<RegionTable>,
+    number: u64,
+}
+
+impl RegionTable {
+    fn host(&self) -> MutexGuard<'_, HostMemory> {
+        self.host.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets regions use the host memory of tiers, also those created before. O(tiers of the allocator).
+    pub fn lend(self: &Arc<RegionTable>, tiers: &Tiers) -> HostLoan {
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let mut host = self.host();
+        host.lent.push((number, tiers.mover().clone()));
+        self.use_host(&host);
+        HostLoan { table: Arc::downgrade(self), number }
+    }
+
+    /// Lets the regions use the host memory that counts now.
+    fn use_host(&self, host: &HostMemory) {
+        let regions = self.table.read().unwrap_or_else(PoisonError::into_inner).regions.clone();
+        if let (Some(regions), Some(mover)) = (regions, host.mover()) {
+            regions.set_mover(mover.clone());
+        }
+    }
+}
+
+impl HostMemory {
+    fn mover(&self) -> Option<&Mover> {
+        self.lent.last().map(|(_, mover)| mover).or(self.own.as_ref())
+    }
+}
+
+impl Drop for HostLoan {
+    fn drop(&mut self) {
+        let Some(table) = self.table.upgrade() else { return };
+        let mut host = table.host();
+        host.lent.retain(|(number, _)| *number != self.number);
+        table.use_host(&host);
+    }
 }
 
 #[derive(Default)]
@@ -164,10 +221,7 @@ impl Deref for Owner<'_> {
 }
 
 /// Returns host memory without a budget, pinned as it is needed, with a mover.
-fn mover_of(context: &Context) -> Result<Mover> {
-    if let Some(tiers) = context.tiers_if_open() {
-        return Ok(tiers.tiers().mover().clone());
-    }
+fn own_mover(context: &Context) -> Result<Mover> {
     let failed = |error: String| Failure::new(VRAMP_ERROR_OPTION, error);
     let host = SpaceId::host(0);
     let spaces = ReservationManager::new([(host, SpaceConfig::host(Bytes::tib(1 << 10)))])
@@ -229,13 +283,16 @@ impl Context {
 
     /// Returns the region with a tag, and creates it if there is none.
     pub fn region(&self, tagged: &Tagged) -> Result<Arc<Region>> {
-        let RegionTable { table, creating } = self.region_table()?;
+        let regions = self.region_table()?;
         // The pool and its host memory are created while frees go on, by one thread at a time.
-        let _creating = creating.lock().unwrap_or_else(PoisonError::into_inner);
-        let regions = match self.regions_if_any() {
-            Some(regions) => regions,
-            None => Regions::new(mover_of(self)?),
-        };
+        let mut host = regions.host();
+        if host.own.is_none() {
+            host.own = Some(own_mover(self)?);
+        }
+        let table = &regions.table;
+        let regions = self.regions_if_any().unwrap_or_else(|| {
+            Regions::new(host.mover().expect("there is the allocator's own").clone())
+        });
         let region = regions.region(self.allocator(), &tagged.tag, tagged.options)?;
         let number = region.allocator().number();
         let mut table = table.write().unwrap_or_else(PoisonError::into_inner);

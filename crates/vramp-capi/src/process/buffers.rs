@@ -8,6 +8,7 @@ use vramp_tiers::config::TiersConfig;
 
 use super::{CallResult, OpenAllocator, StreamName};
 use crate::context::Context;
+use crate::regions::HostLoan;
 use crate::tiers::slot::OpenTiers;
 
 impl OpenAllocator {
@@ -17,6 +18,15 @@ impl OpenAllocator {
     /// The allocator is closed.
     pub fn keep(self) -> CallResult<Arc<Allocator>> {
         self.with(|context| Ok(Arc::clone(context.shared_allocator())))
+    }
+
+    /// Lets the allocator's regions use the host memory of tiers below it, until the loan is dropped. `None`
+    /// for a pool that has no regions.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn lend_host_memory(self, tiers: &Tiers) -> CallResult<Option<HostLoan>> {
+        self.with(|context| Ok(context.region_table_if_any().map(|regions| regions.lend(tiers))))
     }
 
     /// Returns true for a stream that the allocator knows: it was used or created, and not forgotten.
@@ -103,6 +113,10 @@ mod tests {
     use super::*;
     use crate::abi::vramp_status_t::*;
     use vramp_alloc::Bytes;
+    use vramp_tiers::SpaceId;
+    use vramp_tiers::regions::RegionOptions;
+
+    use crate::process::{ScopeTarget, begin_scope_of_region, end_scope_of_region};
 
     #[test]
     fn tiers_are_the_same_in_c_and_rust_and_stay_open_while_they_are_held() {
@@ -127,6 +141,65 @@ mod tests {
         assert_eq!((status, found.tiers().manager().census().buffers), (VRAMP_OK, 2));
         drop((buffer, found));
         allocator.close_tiers().unwrap();
+        allocator.close().unwrap();
+    }
+
+    #[test]
+    fn regions_use_the_host_memory_of_tiers_while_they_are_open() {
+        let allocator = OpenAllocator::open("sim", "limit=256MiB").unwrap();
+        let options = RegionOptions { read_only: true, ..RegionOptions::default() };
+        let tag = ["weights".to_owned()];
+        let scope =
+            begin_scope_of_region(ScopeTarget::Allocator(allocator), Some(("weights", options)));
+        let stream = StreamName::Raw(1);
+        // SAFETY: the simulator has no streams of its own that could end.
+        let block = unsafe { allocator.malloc(64 << 20, stream) }.unwrap();
+        end_scope_of_region(scope.unwrap()).unwrap();
+
+        // The region exists already when the tiers are opened, with all their memory pinned.
+        let text =
+            "[[host]]\nindex = 0\ncapacity = '128MiB'\nblock = '1MiB'\nblocks_per_pool = 128";
+        let config = TiersConfig::from_toml(text).unwrap();
+        let opened = allocator.open_tiers(&config, &TiersOptions::default()).unwrap();
+        let host = SpaceId::host(0);
+        let charged = |tiers: &SharedTiers| {
+            let space = tiers.tiers().reservations().space(host).unwrap();
+            space.limit() - space.available()
+        };
+        let pinned = |tiers: &SharedTiers| tiers.tiers().mover().pool().stats().blocks;
+        let before = pinned(&opened);
+        assert_eq!(before, 128, "pinned ahead");
+        allocator.pause_regions(&tag, 0).unwrap();
+        assert_eq!(charged(&opened), Bytes::mib(64));
+        assert_eq!(pinned(&opened), before, "a pause pins nothing that was pinned ahead");
+        allocator.resume_regions(&tag).unwrap();
+
+        // A copy outlives the tiers, and the next one is made without them.
+        drop(opened);
+        allocator.close_tiers().unwrap();
+        allocator.pause_regions(&tag, 0).unwrap();
+        allocator.resume_regions(&tag).unwrap();
+
+        // Full tiers refuse a copy, and nothing has changed.
+        let text = text.replace("128MiB", "16MiB").replace("128", "16");
+        let config = TiersConfig::from_toml(&text).unwrap();
+        let opened = allocator.open_tiers(&config, &TiersOptions::default()).unwrap();
+        let more =
+            begin_scope_of_region(ScopeTarget::Allocator(allocator), Some(("weights", options)));
+        // SAFETY: as above.
+        let second = unsafe { allocator.malloc(1 << 20, stream) }.unwrap();
+        end_scope_of_region(more.unwrap()).unwrap();
+        let refused = allocator.pause_regions(&tag, 0).unwrap_err();
+        assert!(refused.text.contains("host"), "{}", refused.text);
+        assert_eq!(charged(&opened), Bytes::ZERO);
+        drop(opened);
+        allocator.close_tiers().unwrap();
+        allocator.pause_regions(&tag, 0).unwrap();
+        allocator.resume_regions(&tag).unwrap();
+        for block in [block, second] {
+            // SAFETY: as above; nothing uses the block.
+            unsafe { allocator.free(block.addr, stream) }.unwrap();
+        }
         allocator.close().unwrap();
     }
 }

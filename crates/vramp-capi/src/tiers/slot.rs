@@ -21,12 +21,15 @@ use vramp_tiers::{CancelToken, ReservationManager, TrackedAllocator};
 
 use crate::abi::vramp_status_t::*;
 use crate::context::{Context, in_use};
+use crate::regions::HostLoan;
 use crate::status::{Failure, Result};
 use crate::tiers::dispatch::{Dispatch, check_not_dispatcher};
 use crate::tiers::tables::Tables;
 
 /// The tiers of one allocator, with the objects that C programs made in them.
 pub(crate) struct OpenTiers {
+    /// The regions' use of the host memory.
+    _host: Option<HostLoan>,
     /// Dropped first: leases, buffers and reservations.
     tables: Mutex<Tables>,
     /// Reservations attached to streams.
@@ -57,9 +60,10 @@ enum Slot {
 }
 
 impl OpenTiers {
-    fn new(tiers: Tiers, piece: Bytes) -> OpenTiers {
+    fn new(tiers: Tiers, piece: Bytes, host: Option<HostLoan>) -> OpenTiers {
         let allocator = Arc::clone(tiers.allocator());
         OpenTiers {
+            _host: host,
             tables: Mutex::default(),
             dispatch: Dispatch::new(),
             tracked: TrackedAllocator::new(allocator, tiers.gpu_space(), Policies::default()),
@@ -82,7 +86,8 @@ impl OpenTiers {
         options: &TiersOptions,
     ) -> Result<OpenTiers> {
         let tiers = options.on(Arc::clone(context.shared_allocator()), config)?;
-        Ok(OpenTiers::new(tiers, options.spill.piece))
+        let host = context.region_table_if_any().map(|regions| regions.lend(&tiers));
+        Ok(OpenTiers::new(tiers, options.spill.piece, host))
     }
 
     pub fn tiers(&self) -> &Tiers {

@@ -253,7 +253,7 @@ impl Request {
         finish: impl FnOnce(LeaseBuilder<'_>) -> R,
     ) -> Result<(R, OpenHold), Fault> {
         let hold = self.core.hold()?;
-        let Open { tiers, allocator, patience } = &*hold.open;
+        let Open { tiers, allocator, patience, .. } = &*hold.open;
         let buffers = self.buffers.iter();
         let buffers = buffers.map(|(buffer, access)| Ok((buffer.get().inner()?, *access)));
         let buffers = buffers.collect::<Result<Vec<(DeferrableBuffer, Access)>, Fault>>()?;

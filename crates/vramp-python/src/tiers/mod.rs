@@ -235,10 +235,13 @@ impl Tiers {
         let options = TiersOptions { spill, objects, ..TiersOptions::default() };
         let allocator = pool.get().allocator();
         let kept = pool.get().call(py, OpenAllocator::keep)?;
-        let opened = py.detach(|| options.on(kept, &config));
-        let tiers = opened.map_err(|error| Fault::from(error).raise(py))?;
-        let core =
-            Core::new(Open { tiers, allocator, patience }, OPENED.fetch_add(1, Ordering::Relaxed));
+        let opened = py.detach(|| {
+            let tiers = options.on(kept, &config)?;
+            let host = allocator.lend_host_memory(&tiers)?;
+            Ok(Open { host, tiers, allocator, patience })
+        });
+        let open = opened.map_err(|fault: Fault| fault.raise(py))?;
+        let core = Core::new(open, OPENED.fetch_add(1, Ordering::Relaxed));
         pool.get().add_tiers(&core);
         Ok(Tiers { core, pool: pool.clone().unbind() })
     }

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use vramp_capi::process::OpenAllocator;
+use vramp_capi::process::{HostLoan, OpenAllocator};
 use vramp_defer::BufferId;
 
 use super::failure::Fault;
@@ -18,6 +18,8 @@ use crate::pool::detached;
 
 /// The parts of open tiers.
 pub struct Open {
+    /// The regions' use of the host memory.
+    pub host: Option<HostLoan>,
     pub tiers: vramp_defer::Tiers,
     pub allocator: OpenAllocator,
     /// How long a lease waits whose request names no time.

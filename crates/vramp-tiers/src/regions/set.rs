@@ -23,11 +23,15 @@ pub struct PauseOptions {
 }
 
 pub(super) struct Shared {
-    pub mover: Mover,
+    mover: Mutex<Mover>,
     regions: Mutex<BTreeMap<String, Arc<Region>>>,
 }
 
 impl Shared {
+    pub fn mover(&self) -> Mover {
+        lock(&self.mover).clone()
+    }
+
     pub fn find(&self, tag: &str) -> Result<Arc<Region>, RegionError> {
         let regions = lock(&self.regions);
         regions.get(tag).cloned().ok_or_else(|| RegionError::Unknown {
@@ -50,7 +54,16 @@ pub struct Regions {
 impl Regions {
     /// Creates an empty set. Copies are made by `mover`, to the host pool that it was created for.
     pub fn new(mover: Mover) -> Regions {
-        Regions { shared: Arc::new(Shared { mover, regions: Mutex::default() }) }
+        let shared = Shared { mover: Mutex::new(mover), regions: Mutex::default() };
+        Regions { shared: Arc::new(shared) }
+    }
+
+    /// Lets copies from now on be made by `mover`, a mover of the same device, to its host pool. Copies made
+    /// before stay in the pool that they are in. Does not wait for a move in progress, which ends as it
+    /// began. No driver call.
+    pub fn set_mover(&self, mover: Mover) {
+        // The streams of the one before may end here, outside of the lock.
+        let _before = std::mem::replace(&mut *lock(&self.shared.mover), mover);
     }
 
     /// Returns the region with that tag, and creates it if there is none: a pool in the group of
@@ -104,12 +117,13 @@ impl Regions {
     /// [discards](PauseOptions::discard) and began to release memory has discarded the contents.
     pub fn pause(&self, tags: &[&str], options: PauseOptions) -> Result<(), RegionError> {
         let regions: Result<Vec<_>, _> = tags.iter().map(|tag| self.shared.find(tag)).collect();
+        let mover = self.shared.mover();
         let mut paused: Vec<Arc<Region>> = Vec::new();
         for region in regions? {
             let was_awake = !region.allocator().is_asleep();
-            if let Err(error) = region.pause(&self.shared.mover, options) {
+            if let Err(error) = region.pause(&mover, options) {
                 // One that cannot be resumed says so in its status.
-                paused.iter().for_each(|region| drop(region.resume(&self.shared.mover)));
+                paused.iter().for_each(|region| drop(region.resume(&mover)));
                 return Err(error);
             }
             if was_awake {
@@ -126,7 +140,8 @@ impl Regions {
     /// [`RegionError`]. The region that failed sleeps on; those before it are awake.
     pub fn resume(&self, tags: &[&str]) -> Result<(), RegionError> {
         let regions: Result<Vec<_>, _> = tags.iter().map(|tag| self.shared.find(tag)).collect();
-        regions?.iter().try_for_each(|region| region.resume(&self.shared.mover))
+        let mover = self.shared.mover();
+        regions?.iter().try_for_each(|region| region.resume(&mover))
     }
 
     /// Copies the contents of a region while it is awake, so that the next pause copies nothing. The
@@ -136,7 +151,7 @@ impl Regions {
     /// # Errors
     /// [`RegionError`]. The region is awake, and as before.
     pub fn clean(&self, tag: &str) -> Result<(), RegionError> {
-        self.shared.find(tag)?.clean(&self.shared.mover)
+        self.shared.find(tag)?.clean(&self.shared.mover())
     }
 
     /// Returns the state of each region, by tag. Waits for no move.
