@@ -232,8 +232,8 @@ def test_regions_use_the_host_memory_of_tiers_while_they_are_open(pool: vramp.Po
     large = vramp.Tiers(pool, host="128MiB")
     vramp.pause("weights", device=pool)
     with pytest.raises(vramp.VrampError):
-        large.reserve(65 * MIB, "host")
-    with large.reserve(64 * MIB, "host"), small.reserve(32 * MIB, "host"):
+        large.reserve(64 * MIB, "host")
+    with large.reserve(50 * MIB, "host"), small.reserve(28 * MIB, "host"):
         pass
     # The copy outlives the tiers.
     large.close()
