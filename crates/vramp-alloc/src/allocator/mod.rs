@@ -32,7 +32,7 @@ mod tags;
 
 use std::sync::Arc;
 
-use vramp_core::Bytes;
+use vramp_core::{Bytes, Mixed};
 use vramp_driver::Driver;
 use vramp_host::fork::is_forked;
 
@@ -85,9 +85,23 @@ impl Allocator {
     /// # Errors
     /// As of [`Allocator::new`].
     pub fn create_pool(&self, name: &str) -> Result<Allocator, CreateError> {
+        self.create_pool_with(name, |_| ())
+    }
+
+    /// Creates another pool as [`Allocator::create_pool`] does, after `change` was called with the
+    /// parameters of this one's default policy.
+    ///
+    /// # Errors
+    /// As of [`Allocator::new`].
+    pub fn create_pool_with(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut Mixed),
+    ) -> Result<Allocator, CreateError> {
         let first_span = self.config.first_span.or(Some(FIRST_SPAN_BESIDE));
         let (prefill, prefill_pages) = (Bytes::ZERO, None);
-        let config = Config { prefill, prefill_pages, first_span, ..self.config.clone() };
+        let mut config = Config { prefill, prefill_pages, first_span, ..self.config.clone() };
+        change(&mut config.mixed);
         let group = Arc::clone(&self.shared.group);
         Allocator::in_group(name.to_owned(), Arc::clone(&self.shared.driver), config, group)
     }

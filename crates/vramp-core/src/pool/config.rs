@@ -33,6 +33,9 @@ pub struct Mixed {
     /// The pool may hold this many thousandths above the high-water mark of live memory rather
     /// than remap.
     pub slack_per_mille: u64,
+    /// Least growth at a time, as far as the slack allows it. With zero the pool grows by what the
+    /// request lacks: many requests of a page each then have a chunk each.
+    pub growth_min: Bytes,
     /// Largest request served from its stream's heap of slabs.
     pub heap_limit: Bytes,
     /// The same limit while threads contend for the allocator's lock: larger heaps cost a few
@@ -51,6 +54,7 @@ impl Default for Mixed {
             chunks_per_pool: 64,
             chunks_per_request: 64,
             slack_per_mille: 12,
+            growth_min: Bytes::ZERO,
             heap_limit: Bytes::mib(1),
             contended_heap_limit: Bytes::mib(4),
         }

@@ -120,8 +120,9 @@ fn mixed() -> impl Strategy<Value = Policy> {
     let fine =
         Mixed { chunk_min: PAGE, chunk_usual: PAGE * 2, chunk_max: PAGE * 8, ..Mixed::default() };
     let heaped = Mixed { heap_limit: Bytes::mib(4), ..fine };
+    let ahead = Mixed { slack_per_mille: 300, growth_min: PAGE * 4, ..fine };
     let usual = Mixed::default();
-    prop_oneof![Just(fine), Just(heaped), Just(usual)].prop_map(Policy::Mixed)
+    prop_oneof![Just(fine), Just(heaped), Just(ahead), Just(usual)].prop_map(Policy::Mixed)
 }
 
 fn action() -> impl Strategy<Value = Action> {

@@ -4,12 +4,23 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vramp_alloc::Allocator;
-use vramp_core::Bytes;
+use vramp_core::{Bytes, Mixed};
 
 use super::error::RegionError;
 use super::region::{Region, RegionOptions, RegionStatus};
 use crate::movers::Mover;
 use crate::sync::{Mutex, lock};
+
+/// Returns the placement of a region, whose pauses and resumes make driver calls for each handle: a request
+/// of up to 1 GiB gets one handle of its length, and requests of a few MiB share handles. The slack is larger
+/// than a pool's, because a region returns what is idle at each pause, and remaps as rarely as a pool that
+/// serves all of the program.
+fn placement(mixed: &mut Mixed) {
+    mixed.chunk_max = mixed.chunk_max.max(Bytes::gib(1));
+    mixed.chunks_per_request = 1;
+    mixed.growth_min = mixed.growth_min.max(Bytes::mib(32));
+    mixed.slack_per_mille = mixed.slack_per_mille.max(40);
+}
 
 /// Options of a pause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,7 +95,8 @@ impl Regions {
                 false => Err(RegionError::OtherOptions { tag: tag.to_owned() }),
             };
         }
-        let region = Arc::new(Region::new(tag, options, allocator.create_pool(tag)?));
+        let pool = allocator.create_pool_with(tag, placement)?;
+        let region = Arc::new(Region::new(tag, options, pool));
         regions.insert(tag.to_owned(), Arc::clone(&region));
         Ok(region)
     }

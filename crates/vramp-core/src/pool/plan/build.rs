@@ -76,6 +76,8 @@ struct Target {
     stream: StreamId,
     /// How much the pool may grow before the price of growth counts.
     budget: Bytes,
+    /// Least growth at a time within that budget.
+    growth_min: Bytes,
     /// How new memory is cut into chunks.
     cut: ChunkCut,
 }
@@ -113,7 +115,8 @@ impl<'a> View<'a> {
         let budget = self.growth_budget(len, attempt, mixed);
         let some = self.sources_for(len, stream, &[]);
         let cut = self.chunk_cut(len, self.stranded(&some), mixed);
-        let target = Target { len, stream, budget, cut };
+        let growth_min = mixed.growth_min;
+        let target = Target { len, stream, budget, growth_min, cut };
         let build = self.build_from(target, allowed, &some);
         if some.complete || build.is_enough() {
             return build;
@@ -164,7 +167,8 @@ impl<'a> View<'a> {
         }
         let sources = self.sources(stream);
         let cut = self.chunk_cut(len, Bytes::ZERO, mixed);
-        let target = Target { len, stream, budget: Bytes::ZERO, cut };
+        let (budget, growth_min) = (Bytes::ZERO, Bytes::ZERO);
+        let target = Target { len, stream, budget, growth_min, cut };
         // What was moved together before stays, however many larger regions there are.
         let moved = sources.richest_region().into_iter();
         let moved = moved
@@ -211,11 +215,13 @@ impl<'a> View<'a> {
         target: Target,
         sources: &Sources<'a>,
     ) -> Option<Candidate> {
-        let Target { len, budget, cut, .. } = target;
+        let Target { len, budget, growth_min, cut, .. } = target;
         let base_len = site.base().map_or(Bytes::ZERO, |key| self.regions.get(key).len);
         let need = len.saturating_sub(base_len).checked_round_up(self.config.page)?;
-        // The last chunk may overshoot, by less than its own size.
-        let enough = need + sources.counts.last().map_or(Bytes::ZERO, |largest| largest.len);
+        // The last chunk may overshoot, by less than its own size, and growth by what is left of its
+        // least amount.
+        let largest = sources.counts.last().map_or(Bytes::ZERO, |largest| largest.len);
+        let enough = need + largest.max(growth_min);
         let (room, need) = match site {
             BuildSite::Behind { base } => (self.fillable_behind(base, enough).len, need),
             BuildSite::Before { base } => (self.fillable_before(base, enough).len, need),
@@ -243,7 +249,12 @@ impl<'a> View<'a> {
         let exact = site.bridged().is_some();
         let Choice { moves, unmet } = choose(rest - fresh, counts, exact);
         fresh += unmet;
-        let placed = returned + ChunkCount::total(&moves) + fresh;
+        let old = returned + ChunkCount::total(&moves);
+        if !exact && !fresh.is_zero() {
+            let most = budget.min(room.saturating_sub(old));
+            fresh = fresh.max(growth_min.min(most).round_down(self.config.page));
+        }
+        let placed = old + fresh;
         if placed > room || (exact && placed != need) {
             return None;
         }
