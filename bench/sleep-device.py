@@ -8,7 +8,8 @@ copies 16 GiB between the card and 1 GiB of pinned memory: the rates of the othe
 same direction. Prints a line of JSON for each measurement, and exits with 1 if a byte was wrong.
 
 `first` is a pause for which nothing was pinned before, `ahead` one for which the pinned memory was there,
-`again` the next ones, `readonly` those of a region that is only read, and `none` those without a backup.
+`again` the next ones, `readonly` those of a region that is only read, and `none` those without a backup. A resume
+follows its pause at once, but for `readonly-rested`: the card clears released memory beside the first copies.
 `retained` is torch_memory_saver with its `retain_cpu_backup`.
 """
 
@@ -141,10 +142,11 @@ class Run:
         for address in addresses:
             self.card.fill(address, self.segment, seed)
 
-    def round(self, case: str, pause: Callable[[], Any], resume: Callable[[], Any]) -> None:
+    def round(self, case: str, pause: Callable[[], Any], resume: Callable[[], Any], rest: float = 0) -> None:
         before = self.card.free_bytes()
         took = self.timed(pause)
         self.tell(case, "pause", took, card_got_gib=round((self.card.free_bytes() - before) / GIB, 3))
+        time.sleep(rest)
         self.tell(case, "resume", self.timed(resume))
 
     def check(self, addresses: list[int], seed: int) -> None:
@@ -198,8 +200,9 @@ def vramp(run: Run, ahead: bool) -> None:
             run.check(addresses, 3)
         with blocks("weights", readonly=True) as addresses:
             run.fill(addresses, 4)
-            for _ in range(3):
-                run.round("readonly", pause, resume)
+            run.round("readonly", pause, resume)
+            run.round("readonly", pause, resume)
+            run.round("readonly-rested", pause, resume, rest=0.3)
             run.check(addresses, 4)
 
 

@@ -14,14 +14,16 @@ use crate::shell;
 /// tested on the simulator is so anywhere, and `torture` tests the allocator on the card.
 const TESTED: [&str; 2] = ["vramp-driver", "vramp-cuda"];
 /// The crates whose examples say something on a card.
-const WITH_EXAMPLES: [&str; 4] = ["vramp-cuda", "vramp-alloc", "vramp-defer", "vramp-capi"];
+const WITH_EXAMPLES: [&str; 5] =
+    ["vramp-cuda", "vramp-alloc", "vramp-tiers", "vramp-defer", "vramp-capi"];
 /// The examples of theirs that `run.sh` runs.
-const EXAMPLES: [&str; 7] = [
+const EXAMPLES: [&str; 8] = [
     "conformance",
     "facts",
     "torture",
     "larger_than_the_card",
     "spill_soak",
+    "sleep_soak",
     "overhead",
     "read_in_place",
 ];

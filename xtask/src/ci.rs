@@ -10,15 +10,17 @@ use serde_json::Value;
 use crate::{install, models, page, python, shell, site, tidy, torch};
 
 /// Examples that need no card. Each runs to its end and must succeed.
-const EXAMPLES: [&str; 8] = [
+const EXAMPLES: [&str; 10] = [
     "hello",
     "allocator",
     "reservations",
+    "regions",
     "spill_manager",
     "three_lines",
     "larger_than_the_card",
     "read_in_place",
     "spill_soak",
+    "sleep_soak",
 ];
 
 /// Runs every step; the first failure ends it and says what to do.

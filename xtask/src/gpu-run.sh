@@ -39,6 +39,7 @@ part_card() {
     note lifecycle timeout 900 bin/vramp-bench lifecycle --device cuda:0 --steps "${LIFECYCLE_STEPS:-20000}"
     note larger-than-the-card timeout 120 bin/larger_than_the_card cuda
     note spill-soak timeout 900 bin/spill_soak cuda --seconds "${SOAK_SECONDS:-20}"
+    note sleep-soak timeout 900 bin/sleep_soak cuda --moves "${SLEEP_MOVES:-1000}"
     note overhead timeout 120 bin/overhead cuda:0
     for test in tests/*; do
         note "$(basename "$test")" timeout 300 "$test"
@@ -85,6 +86,17 @@ part_python() {
         note check-arrays timeout 3600 python3 bench/check-arrays.py
     else
         echo "check-arrays: left out, because python3 has none of its libraries" | tee -a "$OUT/summary.txt"
+    fi
+    # Pauses and resumes, beside torch_memory_saver where it is installed.
+    savers=vramp,vramp-ahead
+    llamas=plain,vramp-awake,vramp
+    if has torch_memory_saver; then
+        savers=$savers,torch_memory_saver
+        llamas=$llamas,torch_memory_saver
+    fi
+    note sleep-device timeout 600 python3 bench/sleep-device.py --systems "$savers"
+    if has torch; then
+        note sleep-llama timeout 600 python3 bench/sleep-llama.py --savers "$llamas"
     fi
     # PyTorch's jobs, where WORKLOADS=file.py names them; TORCH_ARGS has further arguments.
     if [ -n "${WORKLOADS:-}" ]; then

@@ -38,7 +38,8 @@
 //! The features are on by default, so that all examples compile after `cargo add vramp`.
 //! `default-features = false` leaves the allocator; feature `sim` is the simulated GPU.
 //!
-//! Programs that use all of it are in `examples/`: `allocator`, `reservations`, `spill_manager`.
+//! Programs that use all of it are in `examples/`: `allocator`, `reservations`, `spill_manager`,
+//! `regions`.
 #![forbid(unsafe_code)]
 
 pub use vramp_alloc::*;
