@@ -2028,7 +2028,8 @@ vramp_status_t vramp_region_end(vramp_region_scope_t scope);
  * VRAMP_ERROR_CAPTURE while a stream captures a graph; VRAMP_ERROR_OUT_OF_MEMORY if the host has no room for
  * the copies; VRAMP_ERROR_UNSUPPORTED with presets other than vramp; VRAMP_ERROR_BUSY in a callback. Then
  * regions that this call paused are resumed. If that fails too, because the card is full, the message says
- * what sleeps, and a later resume goes on.
+ * what sleeps, and a later resume goes on. A pause that discards may have given contents up before it
+ * failed.
  *
  * What the caller promises:
  * `tags` is null or valid for reading `count` texts, each null or zero-terminated; `options` is null, or its
@@ -2067,7 +2068,7 @@ vramp_status_t vramp_region_clean(vramp_allocator_t allocator,
                                   size_t count);
 
 /*
- * Lets regions sleep by themselves, in this order and as far as needed, when a request of the allocator
+ * Lets regions sleep by themselves, in this order and as far as needed, when a request outside of regions
  * finds no memory. They have to be resumed before they are used. A null `tags` with a `count` of zero means
  * the regions that there are now. `*registration` receives the number for vramp_unobserve, which ends that.
  *
