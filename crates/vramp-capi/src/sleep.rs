@@ -31,6 +31,7 @@ use crate::regions::{self, Tagged, Target};
 use crate::sleep::abi::vramp_region_phase_t::*;
 use crate::sleep::abi::*;
 use crate::status::{Failure, Result, check_fork, status_of};
+use crate::tiers::failures::status_of_move;
 use crate::{handles, pointers};
 
 /// Most tags of one call.
@@ -183,7 +184,8 @@ fn status_of_cause(error: &RegionError) -> Option<vramp_status_t> {
         RegionError::Memory { error, .. } if error.is_out_of_memory() => {
             Some(VRAMP_ERROR_OUT_OF_MEMORY)
         }
-        RegionError::Memory { .. } | RegionError::Copy { .. } => Some(VRAMP_ERROR_DRIVER),
+        RegionError::Memory { .. } => Some(VRAMP_ERROR_DRIVER),
+        RegionError::Copy { error, .. } => Some(status_of_move(error)),
         RegionError::Stuck { error, .. } => status_of_cause(error),
         _ => None,
     }

@@ -15,7 +15,7 @@ pub mod abi;
 pub mod buffers;
 mod config;
 pub(crate) mod dispatch;
-mod failures;
+pub(crate) mod failures;
 pub mod leases;
 pub mod observing;
 pub mod paying;
