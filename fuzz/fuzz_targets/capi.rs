@@ -2,6 +2,7 @@
 //! returns the status that a model predicts, the statistics are consistent, and no call panics.
 #![no_main]
 
+mod regions;
 mod tiers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +18,12 @@ use vramp_capi::abi::{
 };
 use vramp_capi::graphs::*;
 use vramp_capi::interface::*;
+use vramp_capi::sleep::abi::vramp_region_scope_t;
+use vramp_capi::sleep::vramp_region_end;
+use vramp_capi::tiers::abi::vramp_reservation_t;
+use vramp_capi::tiers::paying::vramp_reservation_malloc;
 
+use crate::regions::{Regions, RegionsCall};
 use crate::tiers::{Target, Tiers, TiersCall};
 
 /// An object from an earlier call, by an index modulo their number, or a made-up value.
@@ -55,6 +61,9 @@ enum Call {
     DestroyGraph(Pick, Pick),
     Reports { allocator: Pick, arena: Pick, graph: Pick, size: u16 },
     Tiers { allocator: Pick, stream: Pick, object: Pick, other: Pick, call: TiersCall },
+    PaidMalloc { allocator: Pick, stream: Pick, reservation: Pick, size: u32 },
+    Regions { allocator: Pick, call: RegionsCall },
+    EndScope(Pick),
 }
 
 const ARENAS: [&CStr; 4] = [
@@ -73,11 +82,15 @@ struct Model {
     /// Arenas, graphs and leases.
     numbers: Vec<u64>,
     open: BTreeMap<u64, Held>,
+    /// Scopes of regions on this thread that did not end, also of allocators that are closed.
+    scopes: BTreeSet<u64>,
 }
 
 #[derive(Default)]
 struct Held {
     streams: BTreeSet<u64>,
+    /// Streams that were forgotten. Frees accept them.
+    forgotten: BTreeSet<u64>,
     adopted: BTreeMap<u8, u64>,
     blocks: BTreeMap<usize, usize>,
     /// The stream that captures into each.
@@ -86,11 +99,17 @@ struct Held {
     leases: BTreeSet<u64>,
     /// `None` while the allocator has none.
     tiers: Option<Tiers>,
+    regions: Regions,
 }
 
 impl Held {
     fn any_captures(&self) -> bool {
         self.arenas.values().any(Option::is_some)
+    }
+
+    /// Returns true if a capture may use what is not the pool's own, so that a close waits for its end.
+    fn refuses_close(&self) -> bool {
+        self.any_captures() && (self.tiers.is_some() || !self.regions.is_empty())
     }
 
     fn captures(&self, stream: vramp_stream_t) -> bool {
@@ -149,6 +168,33 @@ impl Model {
         unknown.then_some(VRAMP_ERROR_UNKNOWN_POINTER)
     }
 
+    fn is_forgotten(&self, allocator: vramp_allocator_t, stream: vramp_stream_t) -> bool {
+        self.open.get(&allocator.id).is_some_and(|held| held.forgotten.contains(&stream.id))
+    }
+
+    /// The first thing that is wrong with a call about an object, which may be looked up before the
+    /// allocator finds that the stream was forgotten. Returns also whether it was.
+    fn wrong_or_forgotten(
+        &self,
+        allocator: vramp_allocator_t,
+        stream: vramp_stream_t,
+    ) -> (Option<vramp_status_t>, bool) {
+        let forgotten = self.is_forgotten(allocator, stream);
+        (self.wrong(allocator, (!forgotten).then_some(stream), None), forgotten)
+    }
+
+    /// The first thing that is wrong with a call about a block, which is looked up before the allocator
+    /// finds that the stream was forgotten.
+    fn wrong_block(
+        &self,
+        allocator: vramp_allocator_t,
+        stream: vramp_stream_t,
+        address: usize,
+    ) -> Option<vramp_status_t> {
+        let known = (!self.is_forgotten(allocator, stream)).then_some(stream);
+        self.wrong(allocator, known, Some(address))
+    }
+
     fn held(&mut self, allocator: vramp_allocator_t) -> &mut Held {
         self.open.get_mut(&allocator.id).expect("the call went well, so it is open")
     }
@@ -171,6 +217,70 @@ impl Model {
         self.streams.push(stream.id);
     }
 
+    /// Checks a new block.
+    fn placed(
+        &mut self,
+        allocator: vramp_allocator_t,
+        stream: vramp_stream_t,
+        address: usize,
+        size: usize,
+    ) {
+        let held = self.held(allocator);
+        let grain = if held.captures(stream) { 256 } else { 512 };
+        let blocks = &mut held.blocks;
+        assert!(address != 0 && address.is_multiple_of(grain));
+        let before = blocks.range(..=address).next_back();
+        assert!(before.is_none_or(|(start, len)| start + len <= address));
+        let after = blocks.range(address..).next();
+        assert!(after.is_none_or(|(start, _)| address + size <= *start));
+        blocks.insert(address, size.max(1));
+        self.addresses.push(address);
+    }
+
+    /// Checks a request that was refused because its region sleeps.
+    fn asleep(&mut self, allocator: vramp_allocator_t, address: *mut c_void) {
+        assert!(address.is_null() && !self.scopes.is_empty());
+        assert!(self.held(allocator).regions.may_sleep());
+    }
+
+    fn malloc_paid(
+        &mut self,
+        allocator: vramp_allocator_t,
+        stream: vramp_stream_t,
+        id: u64,
+        size: usize,
+    ) {
+        // The reservation is looked up and charged before the allocator finds that a stream was forgotten.
+        let (wrong, forgotten) = self.wrong_or_forgotten(allocator, stream);
+        let wrong = wrong.or_else(|| match &self.open[&allocator.id].tiers {
+            None => Some(VRAMP_ERROR_NO_TIERS),
+            Some(tiers) => {
+                let unknown = !tiers.reservations.contains(&id);
+                unknown.then_some(VRAMP_ERROR_UNKNOWN_RESERVATION)
+            }
+        });
+        let mut address = null_mut();
+        let reservation = vramp_reservation_t { id };
+        // SAFETY: the result outlives the call.
+        let status =
+            unsafe { vramp_reservation_malloc(allocator, reservation, size, stream, &mut address) };
+        match (status, wrong) {
+            (VRAMP_OK, None) => {
+                assert!(!forgotten);
+                self.placed(allocator, stream, address as usize, size);
+            }
+            (VRAMP_ERROR_UNKNOWN_STREAM, None) => assert!(forgotten && address.is_null()),
+            (
+                VRAMP_ERROR_OUT_OF_MEMORY
+                | VRAMP_ERROR_OVER_RESERVATION
+                | VRAMP_ERROR_UNKNOWN_SPACE,
+                None,
+            ) => assert!(address.is_null()),
+            (VRAMP_ERROR_REGION, None) => self.asleep(allocator, address),
+            (status, wrong) => assert_eq!(Some(status), wrong),
+        }
+    }
+
     fn call(&mut self, call: Call) {
         match call {
             Call::Open { preset, limit } if self.open.len() < 4 => {
@@ -183,12 +293,8 @@ impl Model {
             Call::Close(allocator) => {
                 let allocator = self.allocator(allocator);
                 let mut expected = self.wrong(allocator, None, None).unwrap_or(VRAMP_OK);
-                // A capture may use buffers.
-                if self
-                    .open
-                    .get(&allocator.id)
-                    .is_some_and(|held| held.tiers.is_some() && held.any_captures())
-                {
+                // A capture may use buffers and regions.
+                if self.open.get(&allocator.id).is_some_and(Held::refuses_close) {
                     expected = VRAMP_ERROR_CAPTURE;
                 }
                 assert_eq!(vramp_close(allocator), expected);
@@ -232,6 +338,7 @@ impl Model {
                 if expected == VRAMP_OK {
                     let held = self.held(allocator);
                     held.streams.remove(&stream.id);
+                    held.forgotten.insert(stream.id);
                     held.adopted.retain(|_, known| *known != stream.id);
                 }
             }
@@ -243,27 +350,16 @@ impl Model {
                 // SAFETY: the result outlives the call.
                 let status = unsafe { vramp_malloc(allocator, size, stream, &mut address) };
                 match (status, wrong) {
-                    (VRAMP_OK, None) => {
-                        let address = address as usize;
-                        let held = self.held(allocator);
-                        let grain = if held.captures(stream) { 256 } else { 512 };
-                        let blocks = &mut held.blocks;
-                        assert!(address != 0 && address.is_multiple_of(grain));
-                        let before = blocks.range(..=address).next_back();
-                        assert!(before.is_none_or(|(start, len)| start + len <= address));
-                        let after = blocks.range(address..).next();
-                        assert!(after.is_none_or(|(start, _)| address + size <= *start));
-                        blocks.insert(address, size.max(1));
-                        self.addresses.push(address);
-                    }
+                    (VRAMP_OK, None) => self.placed(allocator, stream, address as usize, size),
                     (VRAMP_ERROR_OUT_OF_MEMORY, None) => assert!(address.is_null()),
+                    (VRAMP_ERROR_REGION, None) => self.asleep(allocator, address),
                     (status, wrong) => assert_eq!(Some(status), wrong),
                 }
             }
             Call::Free { allocator, stream, address, inside } => {
                 let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
                 let address = self.address(address).wrapping_add(usize::from(inside) * 256);
-                let wrong = self.wrong(allocator, Some(stream), Some(address));
+                let wrong = self.wrong_block(allocator, stream, address);
                 let status = vramp_free(allocator, address as *mut c_void, stream);
                 assert_eq!(status, wrong.unwrap_or(VRAMP_OK));
                 if status == VRAMP_OK {
@@ -273,7 +369,10 @@ impl Model {
             Call::RecordUse { allocator, stream, address } => {
                 let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
                 let address = self.address(address);
-                let wrong = self.wrong(allocator, Some(stream), Some(address));
+                let forgotten = self.is_forgotten(allocator, stream);
+                let wrong = self
+                    .wrong_block(allocator, stream, address)
+                    .or(forgotten.then_some(VRAMP_ERROR_UNKNOWN_STREAM));
                 let status = vramp_record_use(allocator, address as *mut c_void, stream);
                 assert_eq!(status, wrong.unwrap_or(VRAMP_OK));
             }
@@ -322,6 +421,26 @@ impl Model {
                 let on = Target { allocator, stream, captures, object, other };
                 self.numbers.extend(tiers::call(&mut held.tiers, call, &on));
             }
+            Call::PaidMalloc { allocator, stream, reservation, size } => {
+                let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
+                self.malloc_paid(allocator, stream, self.number(reservation), size as usize);
+            }
+            Call::Regions { allocator, call } => {
+                let allocator = self.allocator(allocator);
+                let mut none = Regions::default();
+                let (is_open, captures, regions) = match self.open.get_mut(&allocator.id) {
+                    Some(held) => (true, held.any_captures(), &mut held.regions),
+                    None => (false, false, &mut none),
+                };
+                let made = regions::call(regions, call, allocator, is_open, captures);
+                self.numbers.extend(made);
+                self.scopes.extend(made);
+            }
+            Call::EndScope(scope) => {
+                let id = self.number(scope);
+                let expected = if self.scopes.remove(&id) { VRAMP_OK } else { VRAMP_ERROR_REGION };
+                assert_eq!(vramp_region_end(vramp_region_scope_t { id }), expected);
+            }
             call => self.call_of_graphs(call),
         }
     }
@@ -366,7 +485,7 @@ impl Model {
             Call::Begin { allocator, stream, arena } => {
                 let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
                 let id = self.number(arena);
-                let wrong = self.wrong(allocator, Some(stream), None);
+                let (wrong, forgotten) = self.wrong_or_forgotten(allocator, stream);
                 let wrong = wrong.or_else(|| {
                     let held = self.held(allocator);
                     let captures = held.captures(stream).then_some(VRAMP_ERROR_CAPTURE);
@@ -374,7 +493,9 @@ impl Model {
                 });
                 let status = vramp_capture_begin(allocator, stream, vramp_arena_t { id });
                 match (status, wrong) {
+                    (VRAMP_ERROR_UNKNOWN_STREAM, _) if forgotten => {}
                     (VRAMP_OK, None) => {
+                        assert!(!forgotten);
                         self.held(allocator).arenas.insert(id, Some(stream.id));
                     }
                     (VRAMP_ERROR_OUT_OF_MEMORY, None | Some(VRAMP_ERROR_CAPTURE)) => {}
@@ -403,11 +524,13 @@ impl Model {
             Call::Attach { allocator, stream, arena } => {
                 let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
                 let id = self.number(arena);
-                let wrong = self.wrong(allocator, Some(stream), None);
+                let (wrong, forgotten) = self.wrong_or_forgotten(allocator, stream);
                 // Every capture in this test has an arena.
                 let wrong = wrong.or_else(|| self.held(allocator).wrong_arena(id));
                 let status = vramp_capture_attach(allocator, stream, vramp_arena_t { id });
-                assert_eq!(status, wrong.unwrap_or(VRAMP_ERROR_CAPTURE));
+                if !forgotten || status != VRAMP_ERROR_UNKNOWN_STREAM {
+                    assert_eq!(status, wrong.unwrap_or(VRAMP_ERROR_CAPTURE));
+                }
             }
             Call::Detach(allocator, arena) => {
                 let (allocator, id) = (self.allocator(allocator), self.number(arena));
@@ -425,7 +548,7 @@ impl Model {
             Call::Launch { allocator, stream, graph, held } => {
                 let (allocator, stream) = (self.allocator(allocator), self.stream(stream));
                 let graph = vramp_graph_t { id: self.number(graph) };
-                let wrong = self.wrong(allocator, Some(stream), None);
+                let (wrong, forgotten) = self.wrong_or_forgotten(allocator, stream);
                 let wrong = wrong.or_else(|| {
                     let known = self.held(allocator);
                     match known.graphs.contains(&graph.id) {
@@ -437,7 +560,9 @@ impl Model {
                 let out = if held { &raw mut lease } else { null_mut() };
                 // SAFETY: the result is null or outlives the call.
                 match (unsafe { vramp_graph_launch(allocator, graph, stream, out) }, wrong) {
+                    (VRAMP_ERROR_UNKNOWN_STREAM, _) if forgotten => {}
                     (VRAMP_OK, None) if held => {
+                        assert!(!forgotten);
                         self.held(allocator).leases.insert(lease.id);
                         self.numbers.push(lease.id);
                     }
@@ -535,6 +660,10 @@ fuzz_target!(|calls: Vec<Call>| {
     for call in calls.into_iter().take(200) {
         model.call(call);
     }
+    // In any order.
+    for id in std::mem::take(&mut model.scopes) {
+        assert_eq!(vramp_region_end(vramp_region_scope_t { id }), VRAMP_OK);
+    }
     for (id, held) in std::mem::take(&mut model.open) {
         let allocator = vramp_allocator_t { id };
         assert_eq!(vramp_audit(allocator), VRAMP_OK);
@@ -544,8 +673,7 @@ fuzz_target!(|calls: Vec<Call>| {
             assert_eq!(vramp_free(allocator, address as *mut c_void, stream), VRAMP_OK);
         }
         assert_eq!(vramp_audit(allocator), VRAMP_OK);
-        if held.tiers.is_some() {
-            // Captures in progress would refuse the close.
+        if held.refuses_close() {
             for id in held.arenas.iter().filter(|(_, stream)| stream.is_some()).map(|(id, _)| *id) {
                 let mut graph = vramp_graph_t::default();
                 // SAFETY: the result outlives the call.

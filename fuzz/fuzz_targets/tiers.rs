@@ -47,7 +47,7 @@ pub enum TiersCall {
 pub struct Tiers {
     pub buffers: BTreeSet<u64>,
     leases: BTreeSet<u64>,
-    reservations: BTreeSet<u64>,
+    pub reservations: BTreeSet<u64>,
 }
 
 /// What a call is about.
@@ -89,6 +89,7 @@ pub fn call(tiers: &mut Option<Tiers>, call: TiersCall, on: &Target) -> Option<u
             host_bytes: u64::from(host_mib) << 20,
             disk_directory: std::ptr::null(),
             disk_bytes: 0,
+            store: std::ptr::null(),
         };
         // SAFETY: the struct outlives the call.
         let status = unsafe { vramp_tiers_open_with(allocator, &options) };

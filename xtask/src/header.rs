@@ -13,7 +13,7 @@ pub const PATH: &str = "crates/vramp-capi/include/vramp.h";
 pub const CPP_PATH: &str = "crates/vramp-capi/include/vramp.hpp";
 
 /// Sources of the functions and types of the header, in its order. Modules of a source are read with it.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 16] = [
     "src/abi.rs",
     "src/interface.rs",
     "src/queries.rs",
@@ -23,9 +23,12 @@ const SOURCES: [&str; 13] = [
     "src/tiers.rs",
     "src/tiers/spaces.rs",
     "src/tiers/reservations.rs",
+    "src/tiers/paying.rs",
     "src/tiers/buffers.rs",
     "src/tiers/leases.rs",
     "src/tiers/observing.rs",
+    "src/sleep/abi.rs",
+    "src/sleep.rs",
     "src/torch/mod.rs",
 ];
 

@@ -60,6 +60,15 @@
 /* Hint: the buffer is not needed soon. It leaves before others. */
 #define VRAMP_HINT_WONT_NEED 2
 
+/* Backup of a region: its contents are copied to pinned memory of the host while it sleeps. */
+#define VRAMP_BACKUP_HOST 0
+
+/* Backup of a region: none. After a resume its contents are undefined. */
+#define VRAMP_BACKUP_NONE 1
+
+/* Longest tag of a region in bytes, without the final zero. */
+#define VRAMP_TAG_MAX 127
+
 /* Status of a call. Zero is success. vramp_last_error() has the message of a failure. */
 typedef enum {
   /* Success. */
@@ -142,7 +151,9 @@ typedef enum {
   /* The contents of a buffer cannot be read back. The message names where they were. */
   VRAMP_ERROR_CONTENTS = 37,
   /* A region of memory cannot be paused, resumed or used now, or has no such tag. The message says why. */
-  VRAMP_ERROR_REGION = 38
+  VRAMP_ERROR_REGION = 38,
+  /* The reservation that is to pay for an allocation has too few bytes left. */
+  VRAMP_ERROR_OVER_RESERVATION = 39
 } vramp_status_t;
 
 /* Kind of an event. */
@@ -215,6 +226,18 @@ typedef enum {
   /* Another change. */
   VRAMP_BUFFER_OTHER_CHANGE = 9
 } vramp_buffer_change_t;
+
+/* What a region does. */
+typedef enum {
+  /* It serves requests. */
+  VRAMP_REGION_AWAKE = 0,
+  /* It is being paused, or copied ahead. */
+  VRAMP_REGION_PAUSING = 1,
+  /* Some or all of its memory is off the card. */
+  VRAMP_REGION_ASLEEP = 2,
+  /* It is being resumed. */
+  VRAMP_REGION_RESUMING = 3
+} vramp_region_phase_t;
 
 /* Handle of an allocator. An id that is looked up: any value may be passed. Zero is none. */
 typedef struct {
@@ -753,6 +776,73 @@ typedef struct {
  * it.
  */
 typedef void (*vramp_text_visitor_t)(const char *text, void *user);
+
+/*
+ * Options of a region, for vramp_region_begin. Set the struct to zero before. Later versions add fields at
+ * the end.
+ */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_region_options_t)`. */
+  uint64_t struct_size;
+  /* Where contents go while the region sleeps: VRAMP_BACKUP_HOST or VRAMP_BACKUP_NONE. */
+  uint32_t backup;
+  /*
+   * Not zero if the program writes each block once, before the first pause after its allocation. Then
+   * later pauses copy nothing until something is allocated or freed in the region.
+   */
+  int32_t read_only;
+} vramp_region_options_t;
+
+/* Handle of a scope: the calling thread allocates in a region, or outside of regions. Zero is none. */
+typedef struct {
+  /* Opaque. May be compared. */
+  uint64_t id;
+} vramp_region_scope_t;
+
+/*
+ * Options of a pause, for vramp_region_pause. Set the struct to zero before. Later versions add fields at
+ * the end.
+ */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_pause_options_t)`. */
+  uint64_t struct_size;
+  /* Bytes of each region that stay on the card, at most. */
+  uint64_t keep;
+  /*
+   * Not zero to give contents up instead of copying them. After the resume all contents of the regions
+   * are undefined, also those of memory that stayed on the card.
+   */
+  int32_t discard;
+} vramp_pause_options_t;
+
+/* State of a region at one moment. Amounts are in bytes. Later versions add fields at the end. */
+typedef struct {
+  /*
+   * In the first struct of an array, set by the caller to `sizeof(vramp_region_status_t)`: the distance
+   * from one to the next. On return the same number is in all of them.
+   */
+  uint64_t struct_size;
+  /* What it does. */
+  vramp_region_phase_t phase;
+  /* Its backup: VRAMP_BACKUP_HOST or VRAMP_BACKUP_NONE. */
+  uint32_t backup;
+  /* 1 if it is read-only. Otherwise 0. */
+  int32_t read_only;
+  /* Bytes of the tag, which may be longer than `tag` if Python made the region. */
+  uint32_t tag_length;
+  /* Memory of the card. */
+  uint64_t on_card;
+  /* Memory that is the region's but not on the card. */
+  uint64_t asleep;
+  /* Pinned memory of the host that keeps its contents. */
+  uint64_t on_host;
+  /* What the move in progress, or the last one, has copied. */
+  uint64_t copied;
+  /* What that has to copy. */
+  uint64_t to_copy;
+  /* The tag. Ends with a zero, and is cut to the array. */
+  char tag[128];
+} vramp_region_status_t;
 
 /* A block, as PyTorch's statistics need it. Amounts are in bytes. */
 typedef struct {
@@ -1610,6 +1700,25 @@ vramp_status_t vramp_reservation_detach(vramp_allocator_t allocator,
                                         vramp_reservation_t reservation);
 
 /*
+ * Allocates a block as vramp_malloc does, which a reservation of the card's space pays for: its exact
+ * length, in whole granules of the space. A free of the block, by any call and on any thread, gives the
+ * bytes back to the reservation, or to the space if the reservation was released. The reservation may be
+ * attached to a stream, which need not be this one.
+ *
+ * VRAMP_ERROR_OVER_RESERVATION if the reservation has too little left, after idle buffers that it paid for
+ * have left the card: nothing is allocated. VRAMP_ERROR_UNKNOWN_SPACE if it is of another space. On failure
+ * `*address` is set to null.
+ *
+ * What the caller promises:
+ * `address` is null or valid for writing.
+ */
+vramp_status_t vramp_reservation_malloc(vramp_allocator_t allocator,
+                                        vramp_reservation_t reservation,
+                                        size_t size,
+                                        vramp_stream_t stream,
+                                        void **address);
+
+/*
  * Creates a buffer of `size` bytes without contents. It has an address, and no memory before the first
  * lease. More of them may exist than fit on the card.
  *
@@ -1869,6 +1978,122 @@ vramp_status_t vramp_tiers_stats(vramp_allocator_t allocator,
 vramp_status_t vramp_tiers_failures(vramp_allocator_t allocator,
                                     vramp_text_visitor_t visitor,
                                     void *user);
+
+/*
+ * Starts a scope on the calling thread: until vramp_region_end, blocks that this thread allocates from the
+ * allocator, by any call, are in the region `tag`, at most VRAMP_TAG_MAX bytes of UTF-8. Creates the region
+ * if there is none. Scopes nest, and the innermost one of an allocator counts. Other threads are not
+ * affected. A block of a region is used and freed as any other, in and outside of scopes.
+ *
+ * `options` may be null for the defaults: contents go to the host. VRAMP_ERROR_OPTION if the region exists
+ * with other options.
+ *
+ * While the region sleeps allocations in it return VRAMP_ERROR_REGION.
+ *
+ * What the caller promises:
+ * `tag` is null or zero-terminated; `options` is null, or its first eight bytes hold a size that is valid
+ * for reading; `scope` is null or valid for writing.
+ */
+vramp_status_t vramp_region_begin(vramp_allocator_t allocator,
+                                  const char *tag,
+                                  const vramp_region_options_t *options,
+                                  vramp_region_scope_t *scope);
+
+/*
+ * Starts a scope on the calling thread in which blocks are in no region, whatever scopes are around it.
+ *
+ * What the caller promises:
+ * `scope` is null or valid for writing.
+ */
+vramp_status_t vramp_region_disable(vramp_allocator_t allocator,
+                                    vramp_region_scope_t *scope);
+
+/*
+ * Ends a scope of the calling thread, also after its allocator was closed. Scopes may end in any order, and
+ * end with their thread. VRAMP_ERROR_REGION if it ended before, or began on another thread.
+ */
+vramp_status_t vramp_region_end(vramp_region_scope_t scope);
+
+/*
+ * Puts regions to sleep, one after the other: copies what is allocated to the host, and gives the memory to
+ * the card. Waits for the work of the card's streams first. What sleeps as far already is left as it is. A
+ * null `tags` with a `count` of zero means all regions.
+ *
+ * Until the resume work must not use the memory: a kernel that does ends the CUDA context. Frees are
+ * served.
+ *
+ * `options` may be null for the defaults: nothing stays on the card, and contents are copied.
+ *
+ * VRAMP_ERROR_REGION for a tag that no region has, and where memory is exported or pinned;
+ * VRAMP_ERROR_CAPTURE while a stream captures a graph; VRAMP_ERROR_OUT_OF_MEMORY if the host has no room for
+ * the copies; VRAMP_ERROR_UNSUPPORTED with presets other than vramp; VRAMP_ERROR_BUSY in a callback. Then
+ * regions that this call paused are resumed. If that fails too, because the card is full, the message says
+ * what sleeps, and a later resume goes on. A pause that discards may have given contents up before it
+ * failed.
+ *
+ * What the caller promises:
+ * `tags` is null or valid for reading `count` texts, each null or zero-terminated; `options` is null, or its
+ * first eight bytes hold a size that is valid for reading.
+ */
+vramp_status_t vramp_region_pause(vramp_allocator_t allocator,
+                                  const char *const *tags,
+                                  size_t count,
+                                  const vramp_pause_options_t *options);
+
+/*
+ * Brings regions back to the same addresses, with their contents, one after the other. Does nothing about
+ * those that are awake. A null `tags` with a `count` of zero means all regions.
+ *
+ * VRAMP_ERROR_OUT_OF_MEMORY if the card has no room: the region sleeps on, those before it are awake, and a
+ * later call goes on. VRAMP_ERROR_REGION for a tag that no region has; VRAMP_ERROR_BUSY in a callback.
+ *
+ * What the caller promises:
+ * `tags` is null or valid for reading `count` texts, each null or zero-terminated.
+ */
+vramp_status_t vramp_region_resume(vramp_allocator_t allocator,
+                                   const char *const *tags,
+                                   size_t count);
+
+/*
+ * Copies the contents of regions ahead, while they are awake, so that the next pause copies nothing. The
+ * program writes nothing in them from this call until they were paused and resumed. Does nothing about
+ * regions that sleep or have no backup. A null `tags` with a `count` of zero means all regions. Fails as
+ * vramp_region_pause does; the region is as before.
+ *
+ * What the caller promises:
+ * `tags` is null or valid for reading `count` texts, each null or zero-terminated.
+ */
+vramp_status_t vramp_region_clean(vramp_allocator_t allocator,
+                                  const char *const *tags,
+                                  size_t count);
+
+/*
+ * Lets regions sleep by themselves, in this order and as far as needed, when a request outside of regions
+ * finds no memory. They have to be resumed before they are used. A null `tags` with a `count` of zero means
+ * the regions that there are now. `*registration` receives the number for vramp_unobserve, which ends that.
+ *
+ * What the caller promises:
+ * `tags` is null or valid for reading `count` texts, each null or zero-terminated; `registration` is null or
+ * valid for writing.
+ */
+vramp_status_t vramp_region_on_pressure(vramp_allocator_t allocator,
+                                        const char *const *tags,
+                                        size_t count,
+                                        uint64_t *registration);
+
+/*
+ * Writes the states of at most `capacity` regions, in the order of their tags, and the number of all to
+ * `*count`. Set `statuses->struct_size` of the first to `sizeof(vramp_region_status_t)` before. With a
+ * `capacity` of zero only the number is written. Waits for no pause. No driver call.
+ *
+ * What the caller promises:
+ * `statuses` is null, or its first eight bytes hold a size, and `capacity` times that size is valid for
+ * reading and writing; `count` is null or valid for writing.
+ */
+vramp_status_t vramp_region_status(vramp_allocator_t allocator,
+                                   vramp_region_status_t *statuses,
+                                   size_t capacity,
+                                   size_t *count);
 
 /* Checks VRAMP_CONF and VRAMP_DEVICE, and opens nothing. */
 vramp_status_t vramp_torch_check_settings(void);

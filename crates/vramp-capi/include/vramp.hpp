@@ -1,4 +1,6 @@
-// Deferrable buffers of vramp for C++11 and later: the words of RMMEP-1 over the C interface.
+// Deferrable buffers and regions of vramp for C++11 and later, over the C interface.
+//
+// Deferrable buffers have the words of RMMEP-1:
 //
 //     vramp::buffer input(allocator, bytes), output(allocator, bytes);
 //     vramp::lock_and_launch_async(
@@ -11,8 +13,18 @@
 //
 // Buffers among the arguments are found by their type: each is leased for reading and writing, for
 // reading where it is wrapped in vramp::reads(), and for writing all of it without a copy of its old
-// contents where it is wrapped in vramp::overwrites(). All of them are leased together, or none. Errors
-// are exceptions; a destructor throws none.
+// contents where it is wrapped in vramp::overwrites(). All of them are leased together, or none.
+//
+// Regions leave the card by tag, and come back at the same addresses:
+//
+//     {
+//         vramp::region weights(allocator, "weights");
+//         vramp::check(vramp_malloc(allocator, bytes, stream, &block));
+//     }
+//     vramp::pause(allocator, {"weights"});
+//     vramp::resume(allocator, {"weights"});
+//
+// Errors are exceptions; a destructor throws none.
 
 #ifndef VRAMP_HPP
 #define VRAMP_HPP
@@ -229,6 +241,124 @@ void lock_and_launch(vramp_allocator_t allocator, vramp_stream_t stream, Functio
     std::forward<Function>(function)(std::forward<Args>(args)...);
     guard.release();
     sync_and_unlock(allocator, stream);
+}
+
+/// Returns options of a region.
+inline vramp_region_options_t region_options(uint32_t backup, bool read_only = false) {
+    vramp_region_options_t options = vramp_region_options_t();
+    options.struct_size = sizeof(options);
+    options.backup = backup;
+    options.read_only = read_only;
+    return options;
+}
+
+/// While it lives, blocks that the calling thread allocates are in the region with a tag, which it creates.
+/// Regions nest, and the innermost one counts. It ends on the thread that made it.
+class region {
+public:
+    region(vramp_allocator_t allocator, const std::string &tag) : scope_() {
+        check(vramp_region_begin(allocator, tag.c_str(), nullptr, &scope_));
+    }
+
+    region(vramp_allocator_t allocator, const std::string &tag, const vramp_region_options_t &options)
+        : scope_() {
+        check(vramp_region_begin(allocator, tag.c_str(), &options, &scope_));
+    }
+
+    ~region() { vramp_region_end(scope_); }
+
+    region(const region &) = delete;
+    region &operator=(const region &) = delete;
+
+private:
+    vramp_region_scope_t scope_;
+};
+
+/// While it lives, blocks that the calling thread allocates are in no region.
+class disable_region {
+public:
+    explicit disable_region(vramp_allocator_t allocator) : scope_() {
+        check(vramp_region_disable(allocator, &scope_));
+    }
+
+    ~disable_region() { vramp_region_end(scope_); }
+
+    disable_region(const disable_region &) = delete;
+    disable_region &operator=(const disable_region &) = delete;
+
+private:
+    vramp_region_scope_t scope_;
+};
+
+/// Tags of regions.
+using tags = std::vector<std::string>;
+
+namespace detail {
+
+/// Tags as C has them. Without tags it is not null, which would mean all regions.
+class c_tags {
+public:
+    explicit c_tags(const tags &of) {
+        for (const std::string &tag : of) texts_.push_back(tag.c_str());
+        texts_.push_back(nullptr);
+    }
+
+    const char *const *data() const noexcept { return texts_.data(); }
+    std::size_t size() const noexcept { return texts_.size() - 1; }
+
+private:
+    std::vector<const char *> texts_;
+};
+
+} // namespace detail
+
+/// Puts regions to sleep: at most `keep` bytes of each stay on the card. With `discard` contents are given up
+/// instead of copied.
+inline void pause(vramp_allocator_t allocator, const tags &of, uint64_t keep = 0,
+                  bool discard = false) {
+    vramp_pause_options_t options = vramp_pause_options_t();
+    options.struct_size = sizeof(options);
+    options.keep = keep;
+    options.discard = discard;
+    const detail::c_tags all(of);
+    check(vramp_region_pause(allocator, all.data(), all.size(), &options));
+}
+
+/// Puts all regions to sleep.
+inline void pause(vramp_allocator_t allocator) {
+    check(vramp_region_pause(allocator, nullptr, 0, nullptr));
+}
+
+/// Brings regions back to their addresses.
+inline void resume(vramp_allocator_t allocator, const tags &of) {
+    const detail::c_tags all(of);
+    check(vramp_region_resume(allocator, all.data(), all.size()));
+}
+
+/// Brings all regions back.
+inline void resume(vramp_allocator_t allocator) {
+    check(vramp_region_resume(allocator, nullptr, 0));
+}
+
+/// Copies the contents of regions ahead, so that the next pause copies nothing.
+inline void clean(vramp_allocator_t allocator, const tags &of) {
+    const detail::c_tags all(of);
+    check(vramp_region_clean(allocator, all.data(), all.size()));
+}
+
+/// Returns the states of all regions, in the order of their tags.
+inline std::vector<vramp_region_status_t> region_status(vramp_allocator_t allocator) {
+    std::vector<vramp_region_status_t> found;
+    std::size_t count = 0;
+    check(vramp_region_status(allocator, nullptr, 0, &count));
+    do {
+        found.assign(count, vramp_region_status_t());
+        if (count > 0) found[0].struct_size = sizeof(vramp_region_status_t);
+        check(vramp_region_status(allocator, found.data(), found.size(), &count));
+        // Another thread may have made regions meanwhile.
+    } while (count > found.size());
+    found.resize(count);
+    return found;
 }
 
 } // namespace vramp

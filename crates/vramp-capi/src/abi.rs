@@ -84,6 +84,8 @@ pub enum vramp_status_t {
     VRAMP_ERROR_CONTENTS = 37,
     /// A region of memory cannot be paused, resumed or used now, or has no such tag. The message says why.
     VRAMP_ERROR_REGION = 38,
+    /// The reservation that is to pay for an allocation has too few bytes left.
+    VRAMP_ERROR_OVER_RESERVATION = 39,
 }
 
 /// Handle of an allocator. An id that is looked up: any value may be passed. Zero is none.

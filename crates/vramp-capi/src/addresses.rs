@@ -5,12 +5,16 @@
 //! capacity of the most blocks that were ever live: 64 bytes or so for each.
 //! A block is removed before its memory is freed and inserted
 //! after it was allocated, so no address is ever in the map twice.
+//!
+//! What a reservation pays for a block is beside it in the shard, and is taken out with it. Blocks without
+//! one cost a look at an empty map.
 
 use crossbeam_utils::CachePadded;
 use rustc_hash::FxHashMap;
 use vramp_alloc::sharing::range_of;
 use vramp_alloc::{Allocation, DeviceAddr};
 use vramp_core::AddrRange;
+use vramp_tiers::reserve::Charge;
 
 use crate::brief_lock::{BriefGuard, BriefLock};
 
@@ -20,7 +24,26 @@ const ALIGN: u64 = 256;
 /// How many places below an address a search looks up one by one.
 const NEAR: u64 = (64 << 10) / ALIGN;
 
-type Shard = FxHashMap<u64, Allocation>;
+#[derive(Default)]
+struct Shard {
+    blocks: FxHashMap<u64, Allocation>,
+    /// What reservations pay for blocks of the shard.
+    charges: FxHashMap<u64, Box<Charge>>,
+}
+
+impl Shard {
+    #[inline]
+    fn charge_of(&mut self, addr: u64) -> Option<Box<Charge>> {
+        if self.charges.is_empty() { None } else { self.charges.remove(&addr) }
+    }
+}
+
+/// A block that was taken out of the map.
+pub(crate) struct Taken {
+    pub allocation: Allocation,
+    /// What a reservation pays for it. Dropped once the block is free. Boxed, because most have none.
+    pub charge: Option<Box<Charge>>,
+}
 
 /// Every live block of an allocator, by its address.
 pub(crate) struct Addresses {
@@ -45,21 +68,43 @@ impl Addresses {
         &self.shards[(mixed >> (64 - SHARDS.ilog2())) as usize]
     }
 
+    /// Inserts a block that was taken out.
     #[inline]
-    pub fn insert(&self, allocation: Allocation) {
+    pub fn insert(&self, Taken { allocation, charge }: Taken) {
         let addr = allocation.addr().number();
-        self.shard(addr).insert(addr, allocation);
+        let mut shard = self.shard(addr);
+        if let Some(charge) = charge {
+            shard.charges.insert(addr, charge);
+        }
+        shard.blocks.insert(addr, allocation);
     }
 
     /// Inserts a new block. Returns it if the host has no memory for its record.
     #[inline]
     pub fn try_insert(&self, allocation: Allocation) -> std::result::Result<(), Allocation> {
         let addr = allocation.addr().number();
-        let mut shard = self.shard(addr);
-        if shard.try_reserve(1).is_err() {
+        let blocks = &mut self.shard(addr).blocks;
+        if blocks.try_reserve(1).is_err() {
             return Err(allocation);
         }
-        shard.insert(addr, allocation);
+        blocks.insert(addr, allocation);
+        Ok(())
+    }
+
+    /// Inserts a new block that a reservation pays for. Returns both if the host has no memory for their
+    /// record.
+    pub fn try_insert_paid(
+        &self,
+        allocation: Allocation,
+        charge: Box<Charge>,
+    ) -> std::result::Result<(), (Allocation, Box<Charge>)> {
+        let addr = allocation.addr().number();
+        let mut shard = self.shard(addr);
+        if shard.blocks.try_reserve(1).is_err() || shard.charges.try_reserve(1).is_err() {
+            return Err((allocation, charge));
+        }
+        shard.charges.insert(addr, charge);
+        shard.blocks.insert(addr, allocation);
         Ok(())
     }
 
@@ -69,15 +114,16 @@ impl Addresses {
     pub fn insert_at_once(&self, allocation: Allocation) -> std::result::Result<(), Allocation> {
         let addr = allocation.addr().number();
         let Some(mut shard) = self.shard_of(addr).lock_at_once() else { return Err(allocation) };
-        if shard.try_reserve(1).is_err() {
+        if shard.blocks.try_reserve(1).is_err() {
             return Err(allocation);
         }
-        shard.insert(addr, allocation);
+        shard.blocks.insert(addr, allocation);
         Ok(())
     }
 
     /// Passes the block at `addr` to `take`, and removes it if `take` keeps it. Returns false if it does
-    /// not, if there is none, or while another thread has locked its shard for long.
+    /// not, if there is none, if a reservation pays for it, or while another thread has locked its shard for
+    /// long.
     #[inline]
     pub fn take_at_once(
         &self,
@@ -85,38 +131,43 @@ impl Addresses {
         take: impl FnOnce(Allocation) -> std::result::Result<(), Allocation>,
     ) -> bool {
         let Some(mut shard) = self.shard_of(addr).lock_at_once() else { return false };
-        let Some(allocation) = shard.remove(&addr) else { return false };
+        if !shard.charges.is_empty() && shard.charges.contains_key(&addr) {
+            return false;
+        }
+        let Some(allocation) = shard.blocks.remove(&addr) else { return false };
         match take(allocation) {
             Ok(()) => true,
             Err(allocation) => {
-                shard.insert(addr, allocation);
+                shard.blocks.insert(addr, allocation);
                 false
             }
         }
     }
 
     #[inline]
-    pub fn remove(&self, addr: u64) -> Option<Allocation> {
-        self.shard(addr).remove(&addr)
+    pub fn remove(&self, addr: u64) -> Option<Taken> {
+        let mut shard = self.shard(addr);
+        let allocation = shard.blocks.remove(&addr)?;
+        Some(Taken { allocation, charge: shard.charge_of(addr) })
     }
 
     /// Returns the number of blocks. O(64).
     pub fn count(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+        self.shards.iter().map(|shard| shard.lock().blocks.len()).sum()
     }
 
     /// Returns the addresses of all blocks, in no order. O(n).
     pub fn ranges(&self) -> Vec<AddrRange> {
         let mut ranges = Vec::new();
         for shard in &self.shards {
-            ranges.extend(shard.lock().values().map(range_of));
+            ranges.extend(shard.lock().blocks.values().map(range_of));
         }
         ranges
     }
 
     /// Calls `f` with the block that begins at `addr`. The block cannot be freed meanwhile.
     pub fn with<R>(&self, addr: u64, f: impl FnOnce(&Allocation) -> R) -> Option<R> {
-        self.shard(addr).get(&addr).map(f)
+        self.shard(addr).blocks.get(&addr).map(f)
     }
 
     /// Returns the start and length of the block that contains `addr`. Looks up the places up to
@@ -141,13 +192,13 @@ impl Addresses {
         }
         let mut looked_at = NEAR as usize;
         for shard in &self.shards {
-            let shard = shard.lock();
+            let blocks = &shard.lock().blocks;
             // Walking a map takes time by its capacity, which stays when blocks are freed.
-            if looked_at.saturating_add(shard.capacity()) > budget {
+            if looked_at.saturating_add(blocks.capacity()) > budget {
                 break;
             }
-            looked_at += shard.capacity();
-            if let Some(found) = shard.values().find_map(containing) {
+            looked_at += blocks.capacity();
+            if let Some(found) = blocks.values().find_map(containing) {
                 return (Some(found), looked_at);
             }
         }
@@ -172,7 +223,7 @@ mod tests {
         let keep = |size| {
             let block = allocator.malloc(size, stream).unwrap();
             let addr = block.addr();
-            addresses.insert(block);
+            addresses.insert(Taken { allocation: block, charge: None });
             addr.number()
         };
         let large = keep(Bytes::mib(512));
@@ -189,7 +240,7 @@ mod tests {
         assert_eq!(found.map(|(start, _)| start.number()), Some(large));
         // Freed blocks leave their places in the maps.
         for addr in blocks {
-            allocator.free(addresses.remove(addr).unwrap(), stream).unwrap();
+            allocator.free(addresses.remove(addr).unwrap().allocation, stream).unwrap();
         }
         assert!(addresses.search(nowhere, budget).1 <= budget);
     }

@@ -20,10 +20,11 @@ use vramp_core::AddrRange;
 use vramp_driver::Driver;
 use vramp_host::barrier::prepare;
 use vramp_tiers::regions::Region;
+use vramp_tiers::reserve::Charge;
 
 use crate::abi::vramp_status_t::*;
 use crate::abi::{vramp_stats_t, vramp_stream_t};
-use crate::addresses::Addresses;
+use crate::addresses::{Addresses, Taken};
 use crate::captures::Captures;
 use crate::device::Device;
 use crate::environment::variable;
@@ -451,15 +452,29 @@ impl Context {
         size: u64,
         stream: StreamId,
     ) -> Result<Block> {
+        self.place_with(region, size, stream, |allocation| {
+            let inserted = self.blocks.try_insert(allocation);
+            inserted.map_err(|allocation| (allocation, no_host_memory()))
+        })
+    }
+
+    /// Allocates a block in a region, or in the pool if that is `None`, and stores it with `keep`. What that
+    /// returns with an error is freed.
+    #[inline]
+    pub fn place_with(
+        &self,
+        region: Option<Arc<Region>>,
+        size: u64,
+        stream: StreamId,
+        keep: impl FnOnce(Allocation) -> std::result::Result<(), (Allocation, Failure)>,
+    ) -> Result<Block> {
         let mut rejected = None;
         // Observers may look the block up.
         let allocator = region.as_ref().map_or(self.allocator(), |region| region.allocator());
         let block = allocator.malloc_with(Bytes::new(size), stream, |allocation| {
             let (addr, len) = (allocation.addr().number(), allocation.len().count());
             let is_small = is_small(&allocation);
-            if let Err(allocation) = self.blocks.try_insert(allocation) {
-                rejected = Some(allocation);
-            }
+            rejected = keep(allocation).err();
             Block { addr, len, is_small }
         });
         let block = block.map_err(|error| match &region {
@@ -468,11 +483,21 @@ impl Context {
         })?;
         match rejected {
             None => Ok(block),
-            Some(allocation) => {
+            Some((allocation, failure)) => {
                 allocator.free(allocation, stream)?;
-                Err(AllocError::HostMemory(HostShortage).into())
+                Err(failure)
             }
         }
+    }
+
+    /// Stores a new block that a reservation pays for.
+    pub fn keep_paid(
+        &self,
+        allocation: Allocation,
+        charge: Charge,
+    ) -> std::result::Result<(), (Allocation, Failure)> {
+        let inserted = self.blocks.try_insert_paid(allocation, Box::new(charge));
+        inserted.map_err(|(allocation, _)| (allocation, no_host_memory()))
     }
 
     /// Allocates a block as `place` does if no lock has to be taken that is held during driver calls.
@@ -516,20 +541,21 @@ impl Context {
 
     #[inline]
     pub fn free(&self, addr: u64, stream: StreamId) -> Result<()> {
-        let allocation = self.blocks.remove(addr).ok_or_else(|| self.unknown_pointer(addr))?;
+        let Taken { allocation, charge } =
+            self.blocks.remove(addr).ok_or_else(|| self.unknown_pointer(addr))?;
         let freed = self.owner(allocation.pool_number()).free(allocation, stream);
-        freed.or_else(|error| self.not_freed(addr, error))
+        freed.or_else(|error| self.not_freed(addr, error, charge))
     }
 
     /// Frees a block on the stream that it was allocated for. Returns it, its requested bytes and that
     /// stream; `None` if no block begins at `addr`.
     #[inline]
     pub fn free_on_own_stream(&self, addr: u64) -> Result<Option<(Block, u64, StreamId)>> {
-        let Some(allocation) = self.blocks.remove(addr) else { return Ok(None) };
+        let Some(Taken { allocation, charge }) = self.blocks.remove(addr) else { return Ok(None) };
         let described = described(&allocation);
         let stream = allocation.stream();
         let freed = self.owner(allocation.pool_number()).free(allocation, stream);
-        freed.or_else(|error| self.not_freed(addr, error))?;
+        freed.or_else(|error| self.not_freed(addr, error, charge))?;
         Ok(Some(described))
     }
 
@@ -549,23 +575,23 @@ impl Context {
         if self.is_of_arena(addr) {
             return Ok(false);
         }
-        let Some(allocation) = self.blocks.remove(addr) else { return Ok(false) };
+        let Some(Taken { allocation, charge }) = self.blocks.remove(addr) else { return Ok(false) };
         let owner = self.owner(allocation.pool_number());
         let freed = owner.free_for_capture(allocation, stream, capture);
-        freed.or_else(|error| self.not_freed(addr, error))?;
+        freed.or_else(|error| self.not_freed(addr, error, charge))?;
         Ok(true)
     }
 
-    /// Puts a block that the caller still owns back into the map.
+    /// Puts a block that the caller still owns back into the map, with what a reservation pays for it.
     #[cold]
-    fn not_freed(&self, addr: u64, error: FreeError) -> Result<()> {
+    fn not_freed(&self, addr: u64, error: FreeError, charge: Option<Box<Charge>>) -> Result<()> {
         match error {
             FreeError::UnknownStream { allocation, .. } => {
-                self.blocks.insert(allocation);
+                self.blocks.insert(Taken { allocation, charge });
                 Err(unknown_stream())
             }
             FreeError::Foreign(allocation) => {
-                self.blocks.insert(allocation);
+                self.blocks.insert(Taken { allocation, charge });
                 Err(self.unknown_pointer(addr))
             }
             error => Err(error.into()),
@@ -855,6 +881,11 @@ pub(crate) fn in_use() -> Failure {
     let text =
         "tiers, buffers or leases of Python or Rust use the allocator: end them, and then close it";
     Failure::new(VRAMP_ERROR_IN_USE, text)
+}
+
+#[cold]
+fn no_host_memory() -> Failure {
+    AllocError::HostMemory(HostShortage).into()
 }
 
 fn handle(tag: u32, stream: StreamId) -> vramp_stream_t {

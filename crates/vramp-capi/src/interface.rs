@@ -69,6 +69,7 @@ pub extern "C" fn vramp_status_name(status: c_int) -> *const c_char {
         36 => c"VRAMP_ERROR_DEADLOCK",
         37 => c"VRAMP_ERROR_CONTENTS",
         38 => c"VRAMP_ERROR_REGION",
+        39 => c"VRAMP_ERROR_OVER_RESERVATION",
         _ => c"unknown",
     };
     name.as_ptr()

@@ -124,6 +124,39 @@ pub(crate) unsafe fn write_array<T: Copy>(
     Ok(())
 }
 
+/// Writes the first `capacity` of some structs whose first field is their size. The caller has set it in the
+/// first of them: it is the distance from one to the next. Returns how many structs there are.
+///
+/// # Safety
+/// `T` begins with a `u64`. `out` is null, or its first eight bytes are a size, and `capacity` times that
+/// many bytes are valid for reading and writing. It need not be aligned.
+pub(crate) unsafe fn write_array_sized<T: Copy>(
+    out: *mut T,
+    capacity: usize,
+    find: impl FnOnce() -> Result<Vec<T>>,
+    name: &str,
+) -> Result<usize> {
+    if capacity == 0 {
+        return Ok(find()?.len());
+    }
+    check(out, name)?;
+    // SAFETY: the first field is valid for reading by this function's contract.
+    let size = unsafe { out.cast::<u64>().read_unaligned() };
+    check_size::<T>(size, name)?;
+    let found = find()?;
+    let len = (size as usize).min(size_of::<T>());
+    let mut to = out.cast::<u8>();
+    for one in found.iter().take(capacity) {
+        // SAFETY: `one` has at least `len` bytes, and as many are valid for writing at each multiple of the
+        // size by this function's contract.
+        unsafe { std::ptr::copy_nonoverlapping(std::ptr::from_ref(one).cast(), to, len) };
+        // SAFETY: as above, of the first field.
+        unsafe { to.cast::<u64>().write_unaligned(size) };
+        to = to.wrapping_add(size as usize);
+    }
+    Ok(found.len())
+}
+
 /// Reads `count` values that the caller passes.
 ///
 /// # Safety

@@ -70,6 +70,13 @@ struct Scope {
     found: Vec<(u64, Weak<Region>)>,
 }
 
+impl Drop for Scope {
+    /// Also where a thread ends in it.
+    fn drop(&mut self) {
+        ACTIVE.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 thread_local! {
     static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
 }
@@ -79,17 +86,21 @@ static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 /// Starts a scope on the calling thread. Returns its number.
-pub(crate) fn begin(target: Target, tagged: Option<Tagged>) -> u64 {
+pub(crate) fn begin(target: Target, tagged: Option<Tagged>) -> Result<u64> {
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-    let scope = Scope { number, target, tagged: tagged.map(Arc::new), found: Vec::new() };
-    SCOPES.with(|scopes| scopes.borrow_mut().push(scope));
     ACTIVE.fetch_add(1, Ordering::Relaxed);
-    number
+    let scope = Scope { number, target, tagged: tagged.map(Arc::new), found: Vec::new() };
+    let begun = SCOPES.try_with(|scopes| scopes.borrow_mut().push(scope));
+    begun.map_err(|_| {
+        let text = "the thread is ending, and is in no region any more: allocate on another thread";
+        Failure::new(VRAMP_ERROR_REGION, text)
+    })?;
+    Ok(number)
 }
 
 /// Ends a scope of the calling thread: the one with a number, or the innermost one.
 pub(crate) fn end(number: Option<u64>) -> Result<()> {
-    let ended = SCOPES.with(|scopes| {
+    let ended = SCOPES.try_with(|scopes| {
         let mut scopes = scopes.borrow_mut();
         let index = match number {
             Some(number) => scopes.iter().rposition(|scope| scope.number == number),
@@ -97,12 +108,11 @@ pub(crate) fn end(number: Option<u64>) -> Result<()> {
         };
         index.map(|index| drop(scopes.remove(index))).is_some()
     });
-    if !ended {
+    if ended != Ok(true) {
         let text =
             "this thread is not in that region: end a region on the thread that began it, once";
         return Err(Failure::new(VRAMP_ERROR_REGION, text));
     }
-    ACTIVE.fetch_sub(1, Ordering::Relaxed);
     Ok(())
 }
 

@@ -8,15 +8,17 @@
 //! | `config.rs`, `store.rs` | how tiers are configured, and a store of the caller |
 //! | `dispatch.rs` | the thread that calls observers |
 //! | `spaces.rs`, `reservations.rs`, `buffers.rs`, `leases.rs`, `observing.rs` | the functions of the interface |
+//! | `paying.rs` | allocations that a reservation pays for |
 //! | `failures.rs` | errors as statuses |
 
 pub mod abi;
 pub mod buffers;
 mod config;
 pub(crate) mod dispatch;
-mod failures;
+pub(crate) mod failures;
 pub mod leases;
 pub mod observing;
+pub mod paying;
 pub mod reservations;
 pub(crate) mod slot;
 pub mod spaces;

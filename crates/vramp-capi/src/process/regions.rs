@@ -60,7 +60,7 @@ pub fn begin_scope_of_region(
             })
         })?,
     };
-    Ok(regions::begin(target, tagged))
+    Ok(regions::begin(target, tagged)?)
 }
 
 /// Ends a scope of the calling thread.

@@ -84,7 +84,7 @@ impl From<HostPoolError> for Failure {
     }
 }
 
-fn status_of_move(error: &MoveError) -> vramp_status_t {
+pub(crate) fn status_of_move(error: &MoveError) -> vramp_status_t {
     match error {
         MoveError::Host(error) => status_of_pool(error),
         MoveError::Disk { error, .. } => status_of_disk(error),

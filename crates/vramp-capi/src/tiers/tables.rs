@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustc_hash::FxHashMap;
 use vramp_alloc::StreamId;
 use vramp_defer::{DeferrableBuffer, LeaseSet};
-use vramp_tiers::Reservation;
+use vramp_tiers::reserve::ReservationId;
+use vramp_tiers::{Reservation, SpaceId};
 
 use crate::abi::vramp_status_t::{self, *};
 use crate::status::{Failure, Result};
@@ -27,12 +28,17 @@ pub(crate) struct Tables {
 }
 
 /// A reservation, until it is released. A call that uses it keeps it until it returns.
-pub(crate) struct Held(Mutex<Place>);
+pub(crate) struct Held {
+    place: Mutex<Place>,
+    /// Its id in the ledger of the tiers, for charges that do not lock its place.
+    pub payer: ReservationId,
+    pub space: SpaceId,
+}
 
 /// Where a reservation is.
 pub(crate) enum Place {
     Own(Reservation),
-    /// Attached to a stream: it pays for leases there.
+    /// Attached to a stream: it pays for leases there. Allocations name the reservation itself.
     Attached(StreamId),
     /// It was released while a call used it.
     Released,
@@ -40,11 +46,12 @@ pub(crate) enum Place {
 
 impl Held {
     pub fn new(reservation: Reservation) -> Arc<Held> {
-        Arc::new(Held(Mutex::new(Place::Own(reservation))))
+        let (payer, space) = (reservation.id(), reservation.space());
+        Arc::new(Held { place: Mutex::new(Place::Own(reservation)), payer, space })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Place> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls `f` with the reservation `id`. It must not wait.

@@ -62,12 +62,17 @@ static void *work(void *argument) {
         void *block = NULL, *large = NULL, *tensor = NULL;
         vramp_stats_t stats;
         vramp_allocator_t mine;
+        vramp_region_scope_t scope;
         uint64_t registration = 0;
         CHECK(vramp_malloc(shared, 1000 * (number + 1), own, &block) == VRAMP_OK);
         CHECK(vramp_malloc(shared, 3 << 20, stream, &large) == VRAMP_OK);
         CHECK(vramp_free(shared, block, stream) == VRAMP_OK);
         CHECK(vramp_free(shared, large, own) == VRAMP_OK);
         CHECK(vramp_free(shared, NULL, own) == VRAMP_ERROR_UNKNOWN_POINTER);
+        CHECK(vramp_region_begin(shared, "busy", NULL, &scope) == VRAMP_OK);
+        CHECK(vramp_region_pause(shared, NULL, 0, NULL) == VRAMP_OK);
+        CHECK(vramp_region_resume(shared, NULL, 0) == VRAMP_OK);
+        CHECK(vramp_region_end(scope) == VRAMP_OK);
         stats.struct_size = sizeof stats;
         CHECK(vramp_stats(shared, &stats) == VRAMP_OK);
         if (number % 2 == 0) {
@@ -99,6 +104,8 @@ static void child(void *block) {
     vramp_pin_t pin;
     vramp_buffer_t buffer = {0};
     vramp_sharing_t sharing;
+    vramp_reservation_t reservation = {1};
+    vramp_region_scope_t scope = {1};
     int number = 0;
     uint64_t registration = 0;
     ANSWER(vramp_malloc(shared, 100, stream, &address) == VRAMP_ERROR_FORKED && address == NULL);
@@ -154,6 +161,17 @@ static void child(void *block) {
     ANSWER(vramp_sync_and_unlock(shared, stream) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_buffers_unobserve(shared, 1) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_buffer_destroy(shared, buffer) == VRAMP_ERROR_FORKED);
+    address = &address;
+    ANSWER(vramp_reservation_malloc(shared, reservation, 100, stream, &address) ==
+               VRAMP_ERROR_FORKED && address == NULL);
+    ANSWER(vramp_region_begin(shared, "a", NULL, &scope) == VRAMP_ERROR_FORKED && scope.id == 1);
+    ANSWER(vramp_region_disable(shared, &scope) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_region_end(scope) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_region_pause(shared, NULL, 0, NULL) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_region_resume(shared, NULL, 0) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_region_clean(shared, NULL, 0) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_region_on_pressure(shared, NULL, 0, &registration) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_region_status(shared, NULL, 0, &size) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_map_simulated_cards() == VRAMP_ERROR_FORKED);
     ANSWER(vramp_open("sim:h200", NULL, &other) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_close(shared) == VRAMP_ERROR_FORKED);

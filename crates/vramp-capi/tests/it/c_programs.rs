@@ -116,6 +116,23 @@ fn buffers_are_leased_and_evicted_in_c_and_cpp() {
 }
 
 #[test]
+fn regions_are_paused_and_resumed_in_c_and_cpp() {
+    assert_eq!(Program::compile("cc", "regions.c", "-std=c99").run("", &[]), "");
+    for standard in ["-std=c++11", "-std=c++20"] {
+        assert_eq!(Program::compile("c++", "regions.cpp", standard).run("", &[]), "", "{standard}");
+    }
+}
+
+#[test]
+fn the_example_gives_its_memory_up_and_gets_it_back() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/sleep.c");
+    let program = Program::compile("cc", path.to_str().expect("a plain path"), "-std=c89");
+    let states = program.run("", &[("VRAMP_DEVICE", "sim:h200")]);
+    let asleep = "weights: 0 bytes on the card, 50331648 asleep, 50331648 on the host\n";
+    assert!(states.contains(asleep), "{states}");
+}
+
+#[test]
 fn two_processes_share_a_block_in_c_and_cpp() {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (compiler, source, standard) in

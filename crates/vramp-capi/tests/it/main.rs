@@ -14,6 +14,7 @@ mod many_allocators;
 mod observing;
 mod queries;
 mod sharing;
+mod sleep;
 mod threads;
 mod tiers;
 mod wrong_arguments;

@@ -385,11 +385,12 @@ fn every_code_has_its_name() {
         VRAMP_ERROR_DEADLOCK,
         VRAMP_ERROR_CONTENTS,
         VRAMP_ERROR_REGION,
+        VRAMP_ERROR_OVER_RESERVATION,
     ];
     for code in codes {
         assert_eq!(name(code as i32), format!("{code:?}"));
     }
-    for code in [-1, 39, i32::MAX, i32::MIN] {
+    for code in [-1, 40, i32::MAX, i32::MIN] {
         assert_eq!(name(code), "unknown");
     }
     // SAFETY: the version ends with a zero and lives for ever.

@@ -9,7 +9,7 @@ use crate::common::budget::{Bench, GPU, KIB};
 use vramp_alloc::{Allocator, Config, Driver, Preset};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
-use vramp_tiers::reserve::{Bound, GrowthFactor, LimitPolicy, OverrunAction, Payer};
+use vramp_tiers::reserve::{Bound, ChargeError, GrowthFactor, LimitPolicy, OverrunAction, Payer};
 use vramp_tiers::spill::{RetryPolicy, SpillAndRetry, SpillRequest};
 use vramp_tiers::streams::{AcquirePolicy, StreamPool, StreamPoolError};
 use vramp_tiers::tracked::OutOfMemoryHandler;
@@ -17,7 +17,7 @@ use vramp_tiers::tracked::{
     AttachError, BackOff, ExhaustedResource, MallocError, MemoryShortage, Policies, RecoveryAction,
     Scope, TrackedFreeError,
 };
-use vramp_tiers::{Bytes, Priority, ReservationManager, SpaceConfig, TrackedAllocator};
+use vramp_tiers::{Bytes, Priority, ReservationManager, SpaceConfig, SpaceId, TrackedAllocator};
 
 /// A card with a budget of one MiB, of which 90 % can be reserved.
 fn bench() -> Bench {
@@ -524,4 +524,37 @@ fn a_space_lends_streams_of_the_allocator_that_charges_it() {
     drop((second, tracked));
     let error = manager.space(GPU).unwrap().acquire_stream().unwrap_err();
     assert!(matches!(error, StreamPoolError::NoAllocator { space: GPU }), "{error}");
+}
+
+#[test]
+fn a_reservation_that_is_attached_is_charged_by_its_id_until_it_is_released() {
+    let Bench { manager, space, tracked, streams: [stream, _], .. } = bench();
+    let reservation = space.request(KIB(100)).now().unwrap();
+    let id = reservation.id();
+    tracked.attach(Scope::Stream(stream), reservation).unwrap();
+    let charge = |bytes| space.charge_reserved(id, bytes, &LimitPolicy::Fail);
+    let first = charge(KIB(60)).unwrap();
+    assert!(matches!(charge(KIB(41)), Err(ChargeError::OverReservation { .. })));
+    assert_eq!(tracked.attached(Scope::Stream(stream)).unwrap().used, KIB(60));
+    drop(tracked.detach(Scope::Stream(stream)));
+    assert!(matches!(charge(KIB(1)), Err(ChargeError::Stale(_))));
+    assert_eq!(space.total(), KIB(60));
+    drop(first);
+    assert!(matches!(charge(KIB(1)), Err(ChargeError::Stale(_))));
+    assert_eq!(space.total(), Bytes::ZERO);
+    manager.audit().unwrap();
+}
+
+#[test]
+fn a_reservation_is_not_charged_through_another_space() {
+    let spaces = [
+        (GPU, SpaceConfig::gpu(Bytes::mib(1))),
+        (SpaceId::host(0), SpaceConfig::host(Bytes::mib(64))),
+    ];
+    let manager = ReservationManager::new(spaces).unwrap();
+    let (card, host) = (manager.space(GPU).unwrap(), manager.space(SpaceId::host(0)).unwrap());
+    let reservation = host.request(KIB(100)).now().unwrap();
+    let refused = card.charge_reserved(reservation.id(), KIB(1), &LimitPolicy::Fail);
+    assert!(matches!(refused, Err(ChargeError::Stale(_))));
+    assert_eq!((reservation.used(), card.total()), (Bytes::ZERO, Bytes::ZERO));
 }

@@ -11,7 +11,7 @@ fn within<R>(torch: &Torch, tag: &str, work: impl FnOnce() -> R) -> R {
     let tagged = Tagged { tag: tag.to_owned(), options: Default::default() };
     let scope = begin(Target::Allocator(number), Some(tagged));
     let result = work();
-    end(Some(scope)).unwrap();
+    end(Some(scope.unwrap())).unwrap();
     result
 }
 

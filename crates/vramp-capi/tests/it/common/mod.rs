@@ -1,5 +1,6 @@
 //! Wrappers of the interface for tests, with statuses as errors.
 
+pub mod sleep;
 pub mod tiers;
 
 use std::ffi::c_void;

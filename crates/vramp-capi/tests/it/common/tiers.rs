@@ -11,6 +11,7 @@ use vramp_capi::tiers::abi::*;
 use vramp_capi::tiers::buffers::*;
 use vramp_capi::tiers::leases::*;
 use vramp_capi::tiers::observing::*;
+use vramp_capi::tiers::paying::*;
 use vramp_capi::tiers::reservations::*;
 use vramp_capi::tiers::spaces::*;
 use vramp_capi::tiers::*;
@@ -94,6 +95,21 @@ pub fn reservation(
     // SAFETY: the result outlives the call.
     let status = unsafe { vramp_reservation_info(allocator, reservation, &mut info) };
     outcome(status, ()).map(|()| info)
+}
+
+/// Allocates a block that a reservation pays for.
+pub fn malloc_paid(
+    allocator: vramp_allocator_t,
+    reservation: vramp_reservation_t,
+    size: usize,
+    stream: vramp_stream_t,
+) -> Outcome<*mut c_void> {
+    let mut address = std::ptr::dangling_mut();
+    // SAFETY: the result outlives the call.
+    let status =
+        unsafe { vramp_reservation_malloc(allocator, reservation, size, stream, &mut address) };
+    assert!(status == VRAMP_OK || address.is_null(), "a failure leaves no address behind");
+    outcome(status, address)
 }
 
 pub fn buffer(allocator: vramp_allocator_t, size: u64) -> Outcome<vramp_buffer_t> {

@@ -3,6 +3,7 @@
 mod buffers;
 mod closing;
 mod observing;
+mod paying;
 mod reservations;
 mod stores;
 mod wrong_calls;

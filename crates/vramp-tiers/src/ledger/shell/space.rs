@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::ledger::core::{
-    Bound, Crossing, Levels, Pressure, Priority, SpaceCensus, SpaceId, Strategy, Tag, TagCensus,
+    Bound, ChargeError, Crossing, Levels, Pressure, Priority, ReservationId, SpaceCensus, SpaceId,
+    StaleReservation, Strategy, Tag, TagCensus,
 };
 use vramp_alloc::{Allocator, StreamId};
 use vramp_core::Bytes;
 
-use crate::ledger::shell::charge::Charge;
+use crate::ledger::shell::charge::{Charge, LimitRule};
 use crate::ledger::shell::error::SpaceFull;
 use crate::ledger::shell::notify::NotificationChannel;
 use crate::ledger::shell::pressure::{PressureWatch, Subscriber, Subscription};
@@ -58,6 +59,25 @@ impl MemorySpace {
     /// The space has no room.
     pub fn charge(&self, bytes: Bytes) -> Result<Charge, SpaceFull> {
         Charge::unreserved(&self.shared, self.id, bytes)
+    }
+
+    /// Charges memory to a reservation of the space that another owner has, such as one that is attached to
+    /// a stream, until the charge is dropped. `rule` decides about an overrun. O(1).
+    ///
+    /// # Errors
+    /// As of [`Reservation::charge`]; [`ChargeError::Stale`] if the reservation was released or is of
+    /// another space. Nothing changes.
+    pub fn charge_reserved(
+        &self,
+        reservation: ReservationId,
+        bytes: Bytes,
+        rule: &dyn LimitRule,
+    ) -> Result<Charge, ChargeError> {
+        let space = self.shared.read().ledger.reservation(reservation).map(|record| record.space);
+        if space != Some(self.id) {
+            return Err(StaleReservation::Unknown { id: reservation }.into());
+        }
+        Charge::reserved(&self.shared, (reservation, self.id), bytes, rule)
     }
 
     /// Returns the statistics of the space.
