@@ -56,7 +56,9 @@
 //!
 //! Deliberately absent: threads, and the choice of what sleeps, except in [`Regions::on_pressure`].
 
+mod ahead;
 mod contents;
+mod copies;
 mod error;
 mod moves;
 mod pressure;
