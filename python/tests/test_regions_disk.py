@@ -163,8 +163,6 @@ def test_the_default_is_the_directory_of_temporary_files(tmp_path: Path) -> None
     done = run_python(DEFAULT, TMPDIR=str(tmp_path))
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
     assert list(tmp_path.iterdir()) == []
-    done = run_python(DEFAULT, TMPDIR=str(tmp_path / "nowhere"))
-    assert done.returncode != 0 and "nowhere" in done.stderr
     # Files there are in memory, where this is a filesystem of the usual kind.
     done = run_python(DEFAULT, TMPDIR="/dev/shm")
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr

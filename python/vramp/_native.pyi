@@ -58,6 +58,7 @@ __all__ = [
     "opened_devices",
     "region_backup",
     "region_begin",
+    "region_default_disk",
     "region_disk",
     "region_end",
     "regions_clean",
@@ -1101,6 +1102,9 @@ def regions_prefetch(pool: Pool, tags: list[str]) -> None:
 
 def region_backup(pool: Pool, address: int, size: int) -> bytearray:
     """Returns the bytes of a block in a sleeping region, from its copy."""
+
+def region_default_disk(directory: str | os.PathLike[str]) -> None:
+    """Names the directory of backups on the disk where the program names none. Opens nothing."""
 
 def region_disk(directory: str | os.PathLike[str], limit: str | None) -> None:
     """Names the directory of backups on the disk, and the most bytes there."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from functools import cache
 from types import TracebackType
 from typing import Literal, TypeAlias
 
@@ -30,6 +32,8 @@ class _Scope:
         self._scopes: list[int] = []
 
     def __enter__(self) -> None:
+        if self._arguments[1] == "disk":
+            _name_default_disk()
         self._scopes.append(_native.region_begin(*self._arguments))
 
     def __exit__(
@@ -39,6 +43,11 @@ class _Scope:
         trace: TracebackType | None,
     ) -> None:
         _native.region_end(self._scopes.pop())
+
+
+@cache
+def _name_default_disk() -> None:
+    _native.region_default_disk(tempfile.gettempdir())
 
 
 def _split(device: Device) -> tuple[int | None, Pool | None]:

@@ -1,8 +1,8 @@
 //! The disk of the process for backups of regions, which counts for allocators without tiers that have a
 //! disk.
 //!
-//! 1. [`choose`] opens a store in a directory of the program's choice. Without a choice the first pause or
-//!    region that needs a disk opens one in the directory for temporary files.
+//! 1. [`choose`] opens a store in a directory of the program's choice. Without a choice the first region or
+//!    pause that needs a disk opens one in the directory of [`set_default`].
 //! 2. All allocators of the process share the store. Another choice counts for copies from then on; a
 //!    store ends with its last copy.
 //! 3. Its files have no names where the filesystem allows that, and end with the process.
@@ -10,7 +10,7 @@
 //! The space is the filesystem's free space, or the part of it that the program allows. A directory whose
 //! files are in memory is not chosen by itself: a backup there would save nothing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use vramp_alloc::Bytes;
@@ -31,11 +31,14 @@ const FILE_SIZE: Bytes = Bytes::mib(256);
 #[derive(Default)]
 struct Chosen {
     store: Option<Arc<DiskStore>>,
+    /// Where a store is opened when the first one is needed.
+    default: Option<PathBuf>,
     /// Tables of regions that use it.
     tables: Vec<Weak<RegionTable>>,
 }
 
-static CHOSEN: Mutex<Chosen> = Mutex::new(Chosen { store: None, tables: Vec::new() });
+static CHOSEN: Mutex<Chosen> =
+    Mutex::new(Chosen { store: None, default: None, tables: Vec::new() });
 
 fn chosen() -> MutexGuard<'static, Chosen> {
     CHOSEN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -55,12 +58,25 @@ pub(crate) fn register(table: &Arc<RegionTable>) {
     }
 }
 
-/// Opens a store in the directory for temporary files unless there is a store.
+/// Names the directory in which a store is opened when one is needed and none was chosen.
+pub(crate) fn set_default(directory: &Path) {
+    chosen().default = Some(directory.to_owned());
+}
+
+/// Opens a store in the default directory unless there is a store.
 pub(crate) fn open_default() -> Result<()> {
-    if opened().is_some() {
-        return Ok(());
-    }
-    let directory = std::env::temp_dir();
+    let directory = {
+        let chosen = chosen();
+        if chosen.store.is_some() {
+            return Ok(());
+        }
+        chosen.default.clone()
+    };
+    let Some(directory) = directory else {
+        let text = "regions have no disk for their backups: open tiers with a disk, or choose a directory, in \
+                    Python by vramp.set_region_disk";
+        return Err(Failure::new(VRAMP_ERROR_OPTION, text));
+    };
     let found = look_at(&directory)?;
     if let Some(mount) = &found.mount
         && IN_MEMORY.contains(&mount.filesystem.as_str())

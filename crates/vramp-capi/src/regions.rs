@@ -321,7 +321,9 @@ impl Context {
     pub fn region(&self, tagged: &Tagged) -> Result<Arc<Region>> {
         let needs_disk = tagged.options.backup == Backup::Disk;
         let regions = self.region_table()?;
-        region_disk::register(regions);
+        if self.regions_if_any().is_none() {
+            region_disk::register(regions);
+        }
         if needs_disk && regions.host().disk().is_none() {
             region_disk::open_default()?;
         }

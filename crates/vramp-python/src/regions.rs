@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyList};
 use vramp_capi::process::{
     self, CallResult, OpenAllocator, ScopeTarget, begin_scope_of_region, end_scope_of_region,
-    set_region_disk,
+    set_default_region_disk, set_region_disk,
 };
 use vramp_core::Bytes;
 use vramp_tiers::regions::{Backup, Phase, RegionOptions, RegionStatus};
@@ -76,6 +76,12 @@ fn call(
     call: impl FnOnce(OpenAllocator, &[String]) -> CallResult<()> + Send,
 ) -> PyResult<()> {
     pool.get().call(py, |allocator| call(allocator, tags))
+}
+
+/// Names the directory of backups on the disk where the program names none. Opens nothing.
+#[pyfunction]
+pub fn region_default_disk(py: Python<'_>, directory: PathBuf) -> PyResult<()> {
+    py.detach(|| set_default_region_disk(&directory)).map_err(|error| raise(py, error))
 }
 
 fn size(py: Python<'_>, name: &str, text: &str) -> PyResult<Bytes> {

@@ -86,6 +86,19 @@ pub fn set_region_disk(directory: &Path, limit: Option<Bytes>) -> CallResult<()>
     })?)
 }
 
+/// Names the directory for backups on the disk where none was chosen. A store is opened there when the first
+/// one is needed.
+///
+/// # Errors
+/// The process is a forked child.
+pub fn set_default_region_disk(directory: &Path) -> CallResult<()> {
+    Ok(catch_failure(|| {
+        check_fork()?;
+        region_disk::set_default(directory);
+        Ok(())
+    })?)
+}
+
 fn names(tags: &[String]) -> Vec<&str> {
     tags.iter().map(String::as_str).collect()
 }
@@ -208,6 +221,8 @@ impl OpenAllocator {
 
 #[cfg(test)]
 mod tests {
+    use vramp_tiers::regions::Backup;
+
     use super::*;
     use crate::process::StreamName;
 
@@ -253,6 +268,47 @@ mod tests {
         allocator.resume_regions(&["weights".to_owned()]).unwrap();
         allocator.audit().unwrap();
         assert_eq!(allocator.stats().unwrap().live.count(), 0);
+        allocator.close().unwrap();
+    }
+
+    #[test]
+    fn a_backup_on_the_disk_needs_a_directory_and_moves_to_another_one() {
+        let allocator = OpenAllocator::open("sim:h200", "").unwrap();
+        let target = ScopeTarget::Allocator(allocator);
+        let options = RegionOptions { backup: Backup::Disk, ..RegionOptions::default() };
+        let begin = || begin_scope_of_region(target, Some(("moments", options)));
+        let refused = begin().unwrap_err();
+        assert_eq!(refused.status, VRAMP_ERROR_OPTION, "{refused:?}");
+        let (first, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        set_default_region_disk(first.path()).unwrap();
+        let scope = begin().unwrap();
+        let addr = malloc(allocator, 3 << 20).unwrap();
+        end_scope_of_region(scope).unwrap();
+        let tags = ["moments".to_owned()];
+        let mut bytes = vec![0; 3 << 20];
+        for limit in [None, Some(Bytes::mib(1)), Some(Bytes::mib(64))] {
+            let paused = allocator.pause_regions(&tags, 0);
+            let on_disk = allocator.region_status().unwrap()[0].on_disk;
+            if limit == Some(Bytes::mib(64)) {
+                let error = paused.unwrap_err();
+                assert_eq!(error.region.as_deref(), Some("moments"), "there is 1 MiB: {error:?}");
+                assert!(allocator.read_region_backup(addr, &mut bytes).is_err(), "it is awake");
+            } else {
+                paused.unwrap();
+                assert!(on_disk >= Bytes::mib(3));
+                allocator.prefetch_regions(&tags).unwrap();
+                allocator.read_region_backup(addr, &mut bytes).unwrap();
+                assert!(allocator.read_region_backup(7, &mut bytes).is_err());
+            }
+            allocator.resume_regions(&tags).unwrap();
+            set_region_disk(other.path(), limit).unwrap();
+        }
+        allocator.discard_regions(&tags, 0).unwrap();
+        assert!(allocator.read_region_backup(addr, &mut bytes).is_err());
+        allocator.resume_regions(&tags).unwrap();
+        assert!(set_region_disk(&other.path().join("nowhere"), None).is_err());
+        // SAFETY: as above.
+        unsafe { allocator.free(addr, DEFAULT) }.unwrap();
         allocator.close().unwrap();
     }
 }

@@ -119,7 +119,10 @@ impl Region {
             to += 1;
         }
         let moved = match asleep.backup {
-            Backup::None => self.release(&mut asleep, to),
+            Backup::None => {
+                self.begin_copies(Bytes::ZERO);
+                self.release(&mut asleep, to)
+            }
             Backup::Host | Backup::Disk => self.copy_and_release(below, &mut asleep, to),
         };
         let Err(error) = moved else { return (State::Asleep(asleep), Ok(())) };
