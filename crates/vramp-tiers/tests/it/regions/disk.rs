@@ -252,6 +252,53 @@ fn a_full_disk_leaves_a_region_awake_with_its_bytes() {
 }
 
 #[test]
+fn without_a_block_for_staging_a_pause_and_a_resume_change_nothing() {
+    let disk = disk_rig(Bytes::mib(8));
+    let rig = &disk.rig;
+    let region = rig.region("weights", ON_DISK);
+    let blocks = blocks(rig, &region, 12);
+    let is_full = |refused: Result<(), RegionError>| match refused {
+        Err(RegionError::Copy { error: MoveError::Host(HostPoolError::Full(_)), .. }) => true,
+        other => panic!("{other:?}"),
+    };
+    let taken = rig.host.allocate(MIB * 6).unwrap();
+    assert!(is_full(pause(rig, "weights", Bytes::ZERO)));
+    assert_eq!(region.status().phase, Phase::Awake);
+    hold(rig, &blocks);
+    // One piece of staging is enough.
+    drop(taken);
+    let taken = rig.host.allocate(MIB * 4).unwrap();
+    pause(rig, "weights", Bytes::ZERO).unwrap();
+    let more = rig.host.allocate(MIB * 2).unwrap();
+    assert!(is_full(rig.regions.resume(&["weights"])));
+    let status = region.status();
+    assert_eq!((status.phase, status.on_card), (Phase::Asleep, Bytes::ZERO));
+    drop(more);
+    rig.regions.resume(&["weights"]).unwrap();
+    hold(rig, &blocks);
+    drop(taken);
+    disk.assert_empty();
+}
+
+#[test]
+fn regions_on_a_disk_sleep_under_pressure_as_far_as_needed() {
+    let disk = disk_rig(Bytes::mib(32));
+    let rig = &disk.rig;
+    let region = rig.region("weights", ON_DISK);
+    let blocks: Vec<Allocation> = (1..=40).map(|n| rig.block(&region, MIB * 4, n)).collect();
+    let handler = rig.regions.on_pressure(&rig.allocator, &["weights"]).unwrap();
+    let other = rig.allocator.malloc(MIB * 150, rig.stream).unwrap();
+    let status = region.status();
+    assert_eq!(status.phase, Phase::Asleep);
+    assert!(status.on_disk >= MIB * 48 && status.on_card >= MIB * 32, "{status:?}");
+    rig.allocator.free(other, rig.stream).unwrap();
+    rig.regions.resume(&["weights"]).unwrap();
+    hold(rig, &blocks);
+    rig.allocator.unregister(handler);
+    disk.assert_empty();
+}
+
+#[test]
 fn what_was_read_ahead_is_copied_from_the_host() {
     let disk = disk_rig(Bytes::mib(128));
     let rig = &disk.rig;
