@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import numpy
 import pytest
 from compat_memory import Memory, fill, holds, phases, reserved, status
 from conftest import MIB, run_python
@@ -193,7 +198,6 @@ def test_failures_are_exceptions_and_change_nothing(saver: tms.TorchMemorySaver,
         ({"enable_cpu_backup": True, "enable_disk_backup": True}, ValueError, "exclude each other"),
         ({"cpu_backup_backend": "pinned"}, ValueError, "needs enable_cpu_backup"),
         ({"enable_cpu_backup": True, "cpu_backup_backend": "mmap"}, vramp.UnsupportedError, "pinned"),
-        ({"enable_disk_backup": True}, vramp.UnsupportedError, "disk"),
     ],
 )
 def test_refused_backups_leave_no_region(
@@ -221,14 +225,87 @@ def test_what_is_missing_says_so(saver: tms.TorchMemorySaver) -> None:
         assert saver.hook_mode
     with pytest.raises(NotImplementedError):
         assert saver.memory_margin_bytes
-    with pytest.raises(vramp.UnsupportedError, match="resume its tag"):
-        saver.get_cpu_backup(None)
-    with pytest.raises(vramp.UnsupportedError, match="directory of disk backups"):
-        saver.set_disk_backup_dir("/nowhere")
     with saver.region("first use"):
         pass
     with pytest.raises(vramp.InUseError, match="before any region"):
         saver.hook_mode = "preload"
+
+
+class Tensor:
+    """A contiguous CUDA tensor of bytes or numbers in a block, as far as a backup asks."""
+
+    is_cuda = True
+    device = "cuda:0"
+
+    def __init__(self, block: vramp.Allocation, shape: tuple[int, ...], dtype: str = "uint8") -> None:
+        self.shape, self.dtype = shape, numpy.dtype(dtype)
+        self.nbytes = self.dtype.itemsize * math.prod(shape)
+        self._ptr = block.ptr
+        self.contiguous = True
+
+    def is_contiguous(self) -> bool:
+        return self.contiguous
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(1 for _ in self.shape)
+
+    def data_ptr(self) -> int:
+        return self._ptr
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_backups_of_paused_tensors_are_read(
+    saver: tms.TorchMemorySaver, memory: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_disk: bool
+) -> None:
+    torch: Any = ModuleType("torch")
+    torch.frombuffer, torch.empty = numpy.frombuffer, numpy.empty
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    saver.set_disk_backup_dir(str(tmp_path / "made"))
+    tag = "read from the disk" if on_disk else "read from the host"
+    with saver.region(tag, enable_cpu_backup=not on_disk, enable_disk_backup=on_disk):
+        first, second = memory.block(20 * MIB, 7), memory.block(4096, 8)
+    with saver.region("read from nowhere"):
+        lost = memory.block(4 * MIB, 9)
+    outside = memory.block(4 * MIB, 1)
+    bytes_of, numbers = Tensor(first, (20, 1024, 1024)), Tensor(second, (2, 256), "int64")
+    assert saver.get_cpu_backup(bytes_of) is None, "it is awake"
+    saver.pause()
+    assert (status(tag).on_host, status(tag).on_disk)[on_disk] >= 20 * MIB
+    for zero_copy in (False, True):
+        copy = saver.get_cpu_backup(bytes_of, zero_copy=zero_copy)
+        assert copy.shape == bytes_of.shape and (copy == 7).all()
+        copy = saver.get_cpu_backup(numbers, zero_copy)
+        assert copy.dtype == numpy.int64 and copy.shape == (2, 256) and (copy == 0x0808080808080808).all()
+        copy[0, 0] = 1
+    assert saver.get_cpu_backup(Tensor(second, (3, 0))).shape == (3, 0)
+    for block, text in ((lost, "no copy"), (outside, "not in the contents")):
+        with pytest.raises(vramp.RegionError, match=text):
+            saver.get_cpu_backup(Tensor(block, (4,)))
+    numbers.contiguous = False
+    with pytest.raises(vramp.OptionError, match="contiguous"):
+        saver.get_cpu_backup(numbers)
+    saver.resume()
+    assert holds(first, 7) and holds(second, 8)
+
+
+def test_disk_backups_go_to_the_directory_and_come_back(
+    saver: tms.TorchMemorySaver, memory: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tms, "_has_directory", False)
+    monkeypatch.setattr(tms, "torch_memory_saver", saver)
+    monkeypatch.setenv("TMS_DISK_BACKUP_DIR", str(tmp_path / "of the environment"))
+    with saver.region("spilled", enable_disk_backup=True):
+        block = memory.block(24 * MIB, 5)
+    assert (tmp_path / "of the environment").is_dir()
+    place = block.ptr
+    for _ in range(2):
+        saver.pause("spilled")
+        assert phases("spilled") == ["asleep"] and status("spilled").on_disk >= 24 * MIB
+        assert status("spilled").on_host == 0
+        saver.resume("spilled")
+        assert (block.ptr, status("spilled").on_disk) == (place, 0) and holds(block, 5)
+    with pytest.raises(OSError):
+        saver.set_disk_backup_dir("/proc/nowhere")
 
 
 # Names and arguments of torch_memory_saver 0.0.10, in their order.
@@ -292,7 +369,7 @@ print([found.phase for found in vramp.regions_status()])
 
 @pytest.mark.parametrize(("backup", "expected"), [("", "none"), ("TMS_INIT_ENABLE_CPU_BACKUP", "host")])
 def test_the_environment_opens_a_region_at_import(backup: str, expected: str) -> None:
-    """Only for the thread of the import. The other variables change nothing."""
+    """Only for the thread of the import. Other variables change nothing where no backup is on the disk."""
     ignored = {"TMS_RETAIN_CPU_BACKUP": "0", "TMS_DISK_BACKUP_DIR": "/nowhere", "TMS_DISK_BACKUP_CHUNK_MB": "1"}
     variables = {"TMS_INIT_ENABLE": "1", **({backup: "true"} if backup else {}), **ignored}
     done = run_python(INITIAL, **variables)

@@ -98,6 +98,7 @@ def test_level_two_takes_weights_that_are_loaded_again(engine: Memory) -> None:
     for version in (3, 4):
         backend.suspend(2)
         assert reserved() == before - 64 * MIB
+        assert (status("weights").on_host, status("weights").copied) == (0, 0)
         backend.resume(["weights"])
         assert phases("weights", "kv_cache") == ["awake", "asleep"]
         fill(weights, version)
@@ -126,8 +127,13 @@ def test_chosen_tags_are_discarded(engine: Memory) -> None:
     backend.discard(("kv_cache", "unknown"))
     assert backend.state() == "SUSPENDED"
     assert phases("weights", "kv_cache") == ["awake", "asleep"] and holds(weights, 1)
+    # The copy of what sleeps is freed.
+    backend.suspend(1)
+    assert status("weights").on_host >= 4 * MIB
+    backend.discard(("weights",))
+    assert status("weights").on_host == 0
     backend.resume()
-    assert backend.state() == "RUNNING" and phases("kv_cache") == ["awake"]
+    assert backend.state() == "RUNNING" and phases("weights", "kv_cache") == ["awake"] * 2
 
 
 def test_a_tag_without_memory_neither_sleeps_nor_wakes(engine: Memory) -> None:
@@ -155,6 +161,11 @@ def test_errors_leave_the_state_true_and_a_later_call_goes_on(engine: Memory) ->
     with vramp.pool().pin(weights), pytest.raises(vramp.RegionError, match="pinned"):
         backend.suspend()
     assert backend.state() == "RUNNING" and phases("weights") == ["awake"] and holds(weights, 1)
+    # What cannot be given up leaves the tags that are kept awake.
+    cache = allocate(engine, "kv_cache", 4 * MIB, 2)
+    with vramp.pool().pin(cache), pytest.raises(vramp.RegionError, match="pinned"):
+        backend.suspend()
+    assert phases("weights", "kv_cache") == ["awake"] * 2 and holds(weights, 1) and holds(cache, 2)
     backend.suspend()
     # No room on the card.
     pool = vramp.pool()

@@ -83,9 +83,11 @@ from ._regions import (
     disable_region,
     on_pressure,
     pause,
+    read_backup,
     region,
     regions_status,
     resume,
+    set_region_disk,
 )
 from ._types import (
     Access,
@@ -169,12 +171,14 @@ __all__ = [
     "open_tiers",
     "pause",
     "pool",
+    "read_backup",
     "record_history",
     "region",
     "regions_status",
     "replay",
     "replay_totals",
     "resume",
+    "set_region_disk",
     "snapshot",
     "turns",
 ]

@@ -56,11 +56,15 @@ __all__ = [
     "snapshot",
     "unused_stats",
     "opened_devices",
+    "region_backup",
     "region_begin",
+    "region_default_disk",
+    "region_disk",
     "region_end",
     "regions_clean",
     "regions_on_pressure",
     "regions_pause",
+    "regions_prefetch",
     "regions_resume",
     "regions_status",
     "regions_unregister",
@@ -1090,8 +1094,20 @@ def region_end(scope: int) -> None:
 def opened_devices() -> list[int]:
     """Returns the numbers of the devices whose shared pools are open."""
 
-def regions_pause(pool: Pool, tags: list[str], keep: str) -> None:
-    """Puts regions of a pool to sleep."""
+def regions_pause(pool: Pool, tags: list[str], keep: str, discard: bool) -> None:
+    """Puts regions of a pool to sleep, and with `discard` gives their contents up."""
+
+def regions_prefetch(pool: Pool, tags: list[str]) -> None:
+    """Reads contents of sleeping regions of a pool from the disk into pinned host memory."""
+
+def region_backup(pool: Pool, address: int, size: int) -> bytearray:
+    """Returns the bytes of a block in a sleeping region, from its copy."""
+
+def region_default_disk(directory: str | os.PathLike[str]) -> None:
+    """Names the directory of backups on the disk where the program names none. Opens nothing."""
+
+def region_disk(directory: str | os.PathLike[str], limit: str | None) -> None:
+    """Names the directory of backups on the disk, and the most bytes there."""
 
 def regions_resume(pool: Pool, tags: list[str]) -> None:
     """Brings regions of a pool back."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from functools import cache
 from types import TracebackType
 from typing import Literal, TypeAlias
 
@@ -29,6 +32,8 @@ class _Scope:
         self._scopes: list[int] = []
 
     def __enter__(self) -> None:
+        if self._arguments[1] == "disk":
+            _name_default_disk()
         self._scopes.append(_native.region_begin(*self._arguments))
 
     def __exit__(
@@ -38,6 +43,11 @@ class _Scope:
         trace: TracebackType | None,
     ) -> None:
         _native.region_end(self._scopes.pop())
+
+
+@cache
+def _name_default_disk() -> None:
+    _native.region_default_disk(tempfile.gettempdir())
 
 
 def _split(device: Device) -> tuple[int | None, Pool | None]:
@@ -54,7 +64,8 @@ def region(
     """Returns a context manager within which allocations of the calling thread go to a region.
 
     The region is created if there is none with the tag. `backup` says where its contents go while it is
-    paused: to pinned memory of the host, to the disk, or nowhere. With `readonly` the program writes a
+    paused: to pinned memory of the host, to the disk of the pool's open `vramp.Tiers` or the one of
+    `set_region_disk`, or nowhere. With `readonly` the program writes a
     block once, before the first pause after its allocation, and later pauses copy nothing. Of nested
     regions the innermost one counts. `device` is the number of a device, a pool of the program's own, or
     None for the shared pools of all devices.
@@ -62,6 +73,19 @@ def region(
     Entering raises OptionError, a ValueError, if the tag exists with other options.
     """
     return _Scope(tag, backup, readonly, *_split(device))
+
+
+def set_region_disk(directory: str | os.PathLike[str], *, limit: int | str | None = None) -> None:
+    """Names the directory for backups on the disk, of pools without tiers that have a disk.
+
+    `limit` is the most bytes there, a number or a text such as "500GiB"; the default is the free space. Without
+    this call the first region with `backup="disk"` takes the directory for temporary files, which has to be on a
+    disk. Copies made before stay where they are. The files have no names where the filesystem allows that, and
+    end with the process.
+
+    Raises OSError for a directory that cannot be used.
+    """
+    _native.region_disk(directory, None if limit is None else str(limit))
 
 
 def disable_region(device: Device = None) -> _Scope:
@@ -163,7 +187,12 @@ def _move(
 
 
 def pause(
-    tag: Tags = None, *, keep: int | str = "0", wait: bool = True, device: Device = None
+    tag: Tags = None,
+    *,
+    keep: int | str = "0",
+    discard: bool = False,
+    wait: bool = True,
+    device: Device = None,
 ) -> RegionMove | None:
     """Puts regions to sleep: their contents are copied away and their memory goes to the card.
 
@@ -172,19 +201,45 @@ def pause(
     released. A region that sleeps as far already is left alone. Frees are served meanwhile; a kernel that
     uses the memory of a sleeping region ends the process's CUDA context.
 
+    With `discard` nothing is copied, copies made before are freed, also those of a region that sleeps already,
+    and after the resume all contents of the regions are undefined.
+
     With `wait=False` a thread does it, and the result is a handle. Raises RegionError; the regions are as
     before then, of the device that failed.
     """
     text = str(keep)
-    return _move(lambda pool, tags: _native.regions_pause(pool, tags, text), tag, device, wait)
+    return _move(lambda pool, tags: _native.regions_pause(pool, tags, text, discard), tag, device, wait)
 
 
-def resume(tag: Tags = None, *, wait: bool = True, device: Device = None) -> RegionMove | None:
+def resume(
+    tag: Tags = None, *, prefetch: bool = False, wait: bool = True, device: Device = None
+) -> RegionMove | None:
     """Brings regions back to their addresses, with their contents. One that is awake is left alone.
 
-    Arguments and exceptions are those of `pause`.
+    With `prefetch` nothing comes back yet: contents on a disk are read into pinned host memory, which takes none of
+    the card's, so that a later resume copies from there. A second call does nothing, and so does one for a backup
+    on the host. If the host is full it raises RegionError, and a resume reads from the disk.
+
+    Other arguments and exceptions are those of `pause`.
     """
-    return _move(_native.regions_resume, tag, device, wait)
+    return _move(_native.regions_prefetch if prefetch else _native.regions_resume, tag, device, wait)
+
+
+def read_backup(address: int, size: int, *, device: Device = None) -> bytearray:
+    """Returns `size` bytes of a block in a sleeping region from its copy, by their address on the card.
+
+    Raises RegionError if the region is awake or has no copy of them, or if they are not its contents. From a disk
+    that was not prefetched whole pieces of 16 MiB are read.
+    """
+    failed = RegionError(f"there is no region with memory at {address:#x}: use the address of a block")
+    for _, pool in _pools(device):
+        try:
+            return _native.region_backup(pool, address, size)
+        except RegionError as error:
+            failed = error
+            if error.tag is not None:
+                break
+    raise failed
 
 
 def clean(tag: Tags, *, device: Device = None) -> None:

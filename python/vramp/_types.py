@@ -148,6 +148,8 @@ class RegionStatus:
     """Its memory that is off the card."""
     on_host: int
     """Pinned memory that keeps its contents."""
+    on_disk: int
+    """Bytes on the disk that keep its contents."""
     copied: int
     """What the pause or resume in progress, or the last one, has copied."""
     to_copy: int

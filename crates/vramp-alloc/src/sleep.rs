@@ -275,6 +275,14 @@ impl Allocator {
         })
     }
 
+    /// Returns true if all of a range lies in the pool's addresses, whether something is allocated there or
+    /// not. Takes the lock. O(reservations).
+    pub fn has_addresses(&self, range: AddrRange) -> bool {
+        let inner = self.shared().lock_anyway();
+        let pool = inner.manager.virtual_pool().filter(|_| !inner.closed);
+        pool.is_some_and(|pool| pool.exec.find(range).is_some())
+    }
+
     /// Returns true from [`Allocator::begin_sleep`] to [`Sleep::wake`]. Takes the lock.
     pub fn is_asleep(&self) -> bool {
         let inner = self.shared().lock_anyway();

@@ -63,6 +63,7 @@ mod pointers;
 mod print;
 pub mod process;
 pub mod queries;
+mod region_disk;
 mod regions;
 pub mod sharing;
 pub mod sleep;

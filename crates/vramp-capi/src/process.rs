@@ -21,7 +21,10 @@ use std::sync::Arc;
 
 pub use crate::regions::HostLoan;
 pub use buffers::SharedTiers;
-pub use regions::{ScopeTarget, begin_scope_of_region, end_scope_of_region};
+pub use regions::{
+    ScopeTarget, begin_scope_of_region, end_scope_of_region, set_default_region_disk,
+    set_region_disk,
+};
 pub use sharing::{AccessChange, ImportedBlock, PinnedRange, SharedBlock, Sharing, SharingState};
 pub use vramp_alloc::device::HandleType;
 use vramp_alloc::error::OutOfMemoryReport;

@@ -4,7 +4,8 @@
 //!    scope is about go to the region with its tag, or to the pool itself. Scopes nest, and the innermost
 //!    one that is about an allocator counts.
 //! 2. The first request creates the region, and the first region of an allocator the host memory and the
-//!    copy streams that regions share while no tiers are open. Tiers lend theirs ([`HostLoan`]).
+//!    copy streams that regions share while no tiers are open. Tiers lend theirs, and their disk
+//!    ([`HostLoan`]); without one, regions share the disk of the process (`region_disk`).
 //! 3. A block has the number of its pool, so a free and every other call finds the region from any
 //!    thread, inside and outside scopes.
 //! 4. The close of the allocator closes its regions.
@@ -26,11 +27,12 @@ use vramp_alloc::{AllocError, Allocator, Bytes};
 use vramp_defer::Tiers;
 use vramp_tiers::host::{HostPool, HostPoolConfig};
 use vramp_tiers::movers::{Mover, MoverConfig};
-use vramp_tiers::regions::{Region, RegionError, RegionOptions, Regions};
-use vramp_tiers::{ReservationManager, SpaceConfig, SpaceId};
+use vramp_tiers::regions::{Backup, Region, RegionError, RegionOptions, Regions};
+use vramp_tiers::{DiskStore, ReservationManager, SpaceConfig, SpaceId};
 
 use crate::abi::vramp_status_t::*;
 use crate::context::Context;
+use crate::region_disk;
 use crate::status::{Failure, Result};
 
 /// Allocators that a scope is about.
@@ -149,16 +151,23 @@ pub(crate) struct RegionTable {
     host: Mutex<HostMemory>,
 }
 
-/// The host memory that regions are copied to.
+/// The host memory and the disk that regions are copied to.
 #[derive(Default)]
 struct HostMemory {
     /// Of the tiers that are open, in the order of their opening: the last one is used.
-    lent: Vec<(u64, Mover)>,
+    lent: Vec<Lent>,
     /// What is used while no tiers are open. `None` until the first region is created.
     own: Option<Mover>,
 }
 
-/// A loan of host memory to the regions of an allocator. They use it until this is dropped, and copies
+/// What tiers lend.
+struct Lent {
+    number: u64,
+    mover: Mover,
+    disk: Option<Arc<DiskStore>>,
+}
+
+/// A loan of host memory and of a disk to the regions of an allocator. They use it until this is dropped, and copies
 /// made by then keep what they use until the copies are freed.
 #[must_use = "the loan ends when this is dropped"]
 pub struct HostLoan {
@@ -171,27 +180,39 @@ impl RegionTable {
         self.host.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets regions use the host memory of tiers, also those created before. O(tiers of the allocator).
+    /// Lets regions use the host memory and the disk of tiers, also those created before. O(tiers of the allocator).
     pub fn lend(self: &Arc<RegionTable>, tiers: &Tiers) -> HostLoan {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let mut host = self.host();
-        host.lent.push((number, tiers.mover().clone()));
+        let (mover, disk) = (tiers.mover().clone(), tiers.disk().cloned());
+        host.lent.push(Lent { number, mover, disk });
         self.use_host(&host);
         HostLoan { table: Arc::downgrade(self), number }
     }
 
-    /// Lets the regions use the host memory that counts now.
+    /// Lets the regions use the host memory and the disk that count now.
     fn use_host(&self, host: &HostMemory) {
         let regions = self.table.read().unwrap_or_else(PoisonError::into_inner).regions.clone();
         if let (Some(regions), Some(mover)) = (regions, host.mover()) {
             regions.set_mover(mover.clone());
+            regions.set_disk(host.disk());
         }
+    }
+
+    /// As [`use_host`](RegionTable::use_host), after the disk of the process changed.
+    pub fn use_what_counts(&self) {
+        self.use_host(&self.host());
     }
 }
 
 impl HostMemory {
     fn mover(&self) -> Option<&Mover> {
-        self.lent.last().map(|(_, mover)| mover).or(self.own.as_ref())
+        self.lent.last().map(|lent| &lent.mover).or(self.own.as_ref())
+    }
+
+    fn disk(&self) -> Option<Arc<DiskStore>> {
+        let lent = self.lent.iter().rev().find_map(|lent| lent.disk.clone());
+        lent.or_else(region_disk::opened)
     }
 }
 
@@ -199,7 +220,7 @@ impl Drop for HostLoan {
     fn drop(&mut self) {
         let Some(table) = self.table.upgrade() else { return };
         let mut host = table.host();
-        host.lent.retain(|(number, _)| *number != self.number);
+        host.lent.retain(|lent| lent.number != self.number);
         table.use_host(&host);
     }
 }
@@ -291,9 +312,31 @@ impl Context {
         }
     }
 
+    /// Calls `call`, and if it found no disk for a backup once more with the disk of the process.
+    pub fn with_disk<T>(
+        &self,
+        call: impl Fn() -> std::result::Result<T, RegionError>,
+    ) -> Result<T> {
+        match call() {
+            Err(RegionError::NoDisk { .. }) => {
+                region_disk::open_default()?;
+                self.region_table()?.use_what_counts();
+                Ok(call()?)
+            }
+            called => Ok(called?),
+        }
+    }
+
     /// Returns the region with a tag, and creates it if there is none.
     pub fn region(&self, tagged: &Tagged) -> Result<Arc<Region>> {
+        let needs_disk = tagged.options.backup == Backup::Disk;
         let regions = self.region_table()?;
+        if self.regions_if_any().is_none() {
+            region_disk::register(regions);
+        }
+        if needs_disk && regions.host().disk().is_none() {
+            region_disk::open_default()?;
+        }
         // The pool and its host memory are created while frees go on, by one thread at a time.
         let mut host = regions.host();
         if host.own.is_none() {
@@ -303,6 +346,9 @@ impl Context {
         let regions = self.regions_if_any().unwrap_or_else(|| {
             Regions::new(host.mover().expect("there is the allocator's own").clone())
         });
+        if needs_disk {
+            regions.set_disk(host.disk());
+        }
         let region = regions.region(self.allocator(), &tagged.tag, tagged.options)?;
         let number = region.allocator().number();
         let mut table = table.write().unwrap_or_else(PoisonError::into_inner);
@@ -388,6 +434,10 @@ impl From<RegionError> for Failure {
             RegionError::Unknown { tag, .. }
             | RegionError::NotNow { tag, .. }
             | RegionError::HostFull { tag, .. }
+            | RegionError::NoDisk { tag }
+            | RegionError::NoRoomToPrefetch { tag, .. }
+            | RegionError::Awake { tag }
+            | RegionError::NoBackup { tag, .. }
             | RegionError::Copy { tag, .. }
             | RegionError::Memory { tag, .. }
             | RegionError::Stuck { tag, .. }

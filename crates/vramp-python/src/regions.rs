@@ -3,10 +3,13 @@
 //! Every call that may wait runs detached from the interpreter. Which devices a call is about is decided
 //! in Python.
 
+use std::path::PathBuf;
+
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyByteArray, PyDict, PyList};
 use vramp_capi::process::{
     self, CallResult, OpenAllocator, ScopeTarget, begin_scope_of_region, end_scope_of_region,
+    set_default_region_disk, set_region_disk,
 };
 use vramp_core::Bytes;
 use vramp_tiers::regions::{Backup, Phase, RegionOptions, RegionStatus};
@@ -18,10 +21,7 @@ fn options(py: Python<'_>, backup: &str, readonly: bool) -> PyResult<RegionOptio
     let backup = match backup {
         "host" => Backup::Host,
         "none" => Backup::None,
-        "disk" => {
-            let text = "regions have no backup on the disk in this version: use \"host\"";
-            return Err(refuse(py, "UnsupportedError", text));
-        }
+        "disk" => Backup::Disk,
         other => {
             let text = format!("backup is \"host\", \"disk\" or \"none\", and not {other:?}");
             return Err(refuse(py, "OptionError", &text));
@@ -78,18 +78,58 @@ fn call(
     pool.get().call(py, |allocator| call(allocator, tags))
 }
 
-/// Puts regions of a pool to sleep.
+/// Names the directory of backups on the disk where the program names none. Opens nothing.
+#[pyfunction]
+pub fn region_default_disk(py: Python<'_>, directory: PathBuf) -> PyResult<()> {
+    py.detach(|| set_default_region_disk(&directory)).map_err(|error| raise(py, error))
+}
+
+fn size(py: Python<'_>, name: &str, text: &str) -> PyResult<Bytes> {
+    text.parse().map_err(|error| {
+        refuse(py, "OptionError", &format!("{name} is a size such as \"2GiB\": {error}"))
+    })
+}
+
+/// Puts regions of a pool to sleep, and with `discard` gives their contents up.
 #[pyfunction]
 pub fn regions_pause(
     py: Python<'_>,
     pool: &Bound<'_, Pool>,
     tags: Vec<String>,
     keep: &str,
+    discard: bool,
 ) -> PyResult<()> {
-    let keep: Bytes = keep.parse().map_err(|error| {
-        refuse(py, "OptionError", &format!("keep is a size such as \"2GiB\": {error}"))
-    })?;
-    call(py, pool, &tags, |allocator, tags| allocator.pause_regions(tags, keep.count()))
+    let keep = size(py, "keep", keep)?.count();
+    call(py, pool, &tags, |allocator, tags| match discard {
+        true => allocator.discard_regions(tags, keep),
+        false => allocator.pause_regions(tags, keep),
+    })
+}
+
+/// Reads contents of sleeping regions of a pool from the disk into pinned host memory.
+#[pyfunction]
+pub fn regions_prefetch(py: Python<'_>, pool: &Bound<'_, Pool>, tags: Vec<String>) -> PyResult<()> {
+    call(py, pool, &tags, OpenAllocator::prefetch_regions)
+}
+
+/// Returns the bytes of a block in a sleeping region, from its copy.
+#[pyfunction]
+pub fn region_backup<'py>(
+    py: Python<'py>,
+    pool: &Bound<'py, Pool>,
+    address: u64,
+    size: usize,
+) -> PyResult<Bound<'py, PyByteArray>> {
+    PyByteArray::new_with(py, size, |bytes| {
+        pool.get().call(py, |allocator| allocator.read_region_backup(address, bytes))
+    })
+}
+
+/// Names the directory of backups on the disk, and the most bytes there.
+#[pyfunction]
+pub fn region_disk(py: Python<'_>, directory: PathBuf, limit: Option<&str>) -> PyResult<()> {
+    let limit = limit.map(|limit| size(py, "limit", limit)).transpose()?;
+    py.detach(|| set_region_disk(&directory, limit)).map_err(|error| raise(py, error))
 }
 
 /// Brings regions of a pool back.
@@ -142,6 +182,7 @@ fn described<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let backup = match status.options.backup {
         Backup::Host => "host",
+        Backup::Disk => "disk",
         Backup::None => "none",
     };
     let phase = match status.phase {
@@ -159,6 +200,7 @@ fn described<'py>(
         ("on_card", status.on_card),
         ("asleep", status.asleep),
         ("on_host", status.on_host),
+        ("on_disk", status.on_disk),
         ("copied", status.copied),
         ("to_copy", status.to_copy),
     ] {

@@ -15,11 +15,13 @@
 
 TMS_INIT_ENABLE and TMS_INIT_ENABLE_CPU_BACKUP or TMS_INIT_ENABLE_DISK_BACKUP are read when the module is imported:
 the importing thread then allocates in the region `default`. Allocations of other threads are outside.
+TMS_DISK_BACKUP_DIR names the directory of disk backups where `set_disk_backup_dir` does not; with neither, it is the
+one of `vramp.set_region_disk`.
 
 Regions belong to the process: every TorchMemorySaver pauses and resumes the regions of all of them.
 
-Deliberately absent: `get_cpu_backup` and `memory_margin_bytes`, which raise UnsupportedError, the directory of disk
-backups, and the kind of host memory: backups are in vramp's pinned host pool, which is kept after a resume.
+Deliberately absent: `memory_margin_bytes`, which raises UnsupportedError, TMS_DISK_BACKUP_CHUNK_MB, and the kind of
+host memory: backups are in vramp's pinned host pool, which is kept after a resume.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ _DEFAULT = "default"
 _lock = threading.Lock()
 # Names of vramp's regions: the first of a tag has the tag's name.
 _names: dict[str, dict[_Backup, str]] = {}
+# Whether the program or TMS_DISK_BACKUP_DIR named the directory of disk backups.
+_has_directory = False
 
 
 class TorchMemorySaver:
@@ -67,6 +71,8 @@ class TorchMemorySaver:
         Raises OptionError for backups that exclude each other. `cpu_backup_backend` is "pinned" or None.
         """
         backup = _backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        if backup == "disk":
+            _read_environment()
         self._enable()
         with vramp.region(_name(tag, backup), backup=backup):
             yield
@@ -159,14 +165,36 @@ class TorchMemorySaver:
             raise UnsupportedError("vramp keeps the pinned memory of backups: leave retain_cpu_backup at True")
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
-        """Unsupported: raises UnsupportedError."""
-        raise UnsupportedError(
-            "the backup of a paused tensor cannot be read on the host: resume its tag, then use x.cpu()"
-        )
+        """Returns a CPU tensor with the contents of a contiguous CUDA tensor whose region is paused.
+
+        None if the region is awake. A backup on the disk is read too. The result is always a copy, also with
+        `zero_copy`: it stays as it is after a resume, and writes to it do not change the backup. Raises RegionError
+        if the region has no backup, or the tensor is in no region.
+        """
+        if not x.is_cuda:
+            raise OptionError(f"{x.device} has no backup: pass a CUDA tensor")
+        if not x.is_contiguous():
+            raise OptionError(f"a tensor of strides {x.stride()} has no backup of its own: pass a contiguous one")
+        self._enable()
+        import torch
+
+        if x.nbytes == 0:
+            return torch.empty(x.shape, dtype=x.dtype)
+        try:
+            contents = vramp.read_backup(x.data_ptr(), x.nbytes)
+        except vramp.RegionError as error:
+            if any(found.tag == error.tag and found.phase == "awake" for found in vramp.regions_status()):
+                return None
+            raise
+        return torch.frombuffer(contents, dtype=x.dtype).reshape(x.shape)
 
     def set_disk_backup_dir(self, path: str) -> None:
-        """Unsupported: raises UnsupportedError."""
-        raise UnsupportedError(f"the directory of disk backups cannot be set to {path} here: see docs/sleep.md")
+        """Names the directory of disk backups from now on, and creates it if needed. Raises OSError."""
+        global _has_directory
+        os.makedirs(path, exist_ok=True)
+        vramp.set_region_disk(path)
+        with _lock:
+            _has_directory = True
 
     def _enable(self) -> None:
         """Makes vramp PyTorch's allocator, if PyTorch with CUDA is installed."""
@@ -181,6 +209,13 @@ class TorchMemorySaver:
 
                     vramp.torch.enable()
             self._ready = True
+
+
+def _read_environment() -> None:
+    """Names the directory of TMS_DISK_BACKUP_DIR, unless one was named."""
+    path = os.environ.get("TMS_DISK_BACKUP_DIR")
+    if path and not _has_directory:
+        torch_memory_saver.set_disk_backup_dir(path)
 
 
 def _name(tag: str, backup: _Backup) -> str:

@@ -7,9 +7,7 @@
    then regions, for its own backend `cumem` too. So run vLLM with `python -m vramp run`.
 3. `suspend` copies weights, `runtime` and `cudagraph` to pinned host memory; other tags lose their contents. `resume`
    brings tags back at their addresses. What sleeps or is awake already is left as it is.
-
-A tag's backup is fixed when its region is created. So `suspend(2)` and `discard` keep a copy of tags that have a
-backup, where vLLM discards them: the card's memory is released all the same, the host's is not.
+4. `suspend(2)` gives the contents of weights up, and `discard` those of its tags and the copies that they have.
 
 Deliberately absent: durable copies, and two engines of one process: their tags are the same regions.
 """
@@ -60,19 +58,34 @@ class Allocator:
             yield self._graph_pool.id
 
     def sleep(self, offload_tags: Iterable[str] | str | None = None) -> None:
-        """Pauses all tags. Raises UnsupportedError, and pauses none, if a tag to keep has no backup."""
+        """Pauses all tags, and gives up the contents of all but these and `default`.
+
+        Raises UnsupportedError, and pauses none, if a tag to keep has no backup.
+        """
         wanted = _listed(("default",) if offload_tags is None else offload_tags)
         lost = [tag for tag in self._existing() if tag in wanted and tag not in BACKED_UP]
         if lost:
             raise UnsupportedError(
                 f"contents of {', '.join(lost)} would be lost: only {', '.join(BACKED_UP)} have a backup"
             )
-        _pause(self._existing())
+        kept = [tag for tag in self._existing() if tag in wanted or tag == "default"]
+        awake = {each.tag for each in vramp.regions_status() if each.phase == "awake"}
+        if kept:
+            vramp.pause(kept)
+        try:
+            # Last: what is given up cannot be taken back. What sleeps already keeps its copy.
+            self.discard([tag for tag in self._existing() if tag in awake and tag not in kept])
+        except BaseException:
+            if again := [tag for tag in kept if tag in awake]:
+                vramp.resume(again)
+            raise
 
     def discard(self, tags: Iterable[str] | str) -> None:
-        """Pauses tags."""
+        """Pauses tags, gives their contents up, and frees copies of them."""
         wanted = _listed(tags)
-        _pause([tag for tag in self._existing() if tag in wanted])
+        names = [tag for tag in self._existing() if tag in wanted]
+        if names:
+            vramp.pause(names, discard=True)
 
     def wake_up(self, tags: Iterable[str] | None = None) -> None:
         """Resumes tags, and all that are not deferrable; without an argument, all tags."""
@@ -91,11 +104,6 @@ class Allocator:
         return [tag for tag in list(self._tags) if tag in there]
 
 
-def _pause(names: list[str]) -> None:
-    if names:
-        vramp.pause(names)
-
-
 def _listed(tags: Iterable[str] | str) -> tuple[str, ...]:
     return (tags,) if isinstance(tags, str) else tuple(tags)
 
@@ -111,10 +119,11 @@ class Backend:
         self._state = "RUNNING"
 
     def suspend(self, level: int = 1) -> None:
-        """Pauses all tags. After an error the state is as before."""
+        """Pauses all tags. Level 2 gives up the contents of weights too. After an error the state is as before."""
         if level not in (1, 2):
             raise UnsupportedError(f"sleep level {level}: use 1 or 2")
-        allocator.sleep(("weights", "runtime", "cudagraph"))
+        kept = ("runtime", "cudagraph")
+        allocator.sleep(("weights", *kept) if level == 1 else kept)
         self._state = "SUSPENDED"
 
     def resume(self, tags: list[str] | None = None) -> None:
@@ -128,7 +137,7 @@ class Backend:
         self._state = "RUNNING"
 
     def discard(self, tags: tuple[str, ...]) -> None:
-        """Pauses tags."""
+        """Pauses tags and gives their contents up."""
         allocator.discard(tags)
         self._state = "SUSPENDED"
 

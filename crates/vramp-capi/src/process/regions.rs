@@ -1,16 +1,19 @@
 //! Regions by tag: scopes of threads, pauses and resumes.
 
 use std::ffi::c_int;
+use std::path::Path;
 
 use vramp_alloc::Bytes;
 use vramp_alloc::observe::Registration;
-use vramp_tiers::regions::{PauseOptions, RegionOptions, RegionStatus};
+use vramp_core::DeviceAddr;
+use vramp_tiers::regions::{PauseOptions, RegionError, RegionOptions, RegionStatus, Regions};
 
 use super::{CallResult, OpenAllocator};
 use crate::abi::vramp_status_t::*;
+use crate::context::Context;
+use crate::region_disk;
 use crate::regions::{self, Tagged, Target};
-use crate::status::{Failure, catch_failure};
-use crate::{context::Context, status};
+use crate::status::{Failure, catch_failure, check_fork};
 
 /// Allocators that a scope is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +74,31 @@ pub fn end_scope_of_region(scope: u64) -> CallResult<()> {
     Ok(catch_failure(|| regions::end(Some(scope)))?)
 }
 
+/// Opens a store in a directory, of at most `limit` bytes or of the free space there. Backups of regions on
+/// the disk go there from now on, except below tiers that have a disk.
+///
+/// # Errors
+/// The directory cannot be used, or the process is a forked child.
+pub fn set_region_disk(directory: &Path, limit: Option<Bytes>) -> CallResult<()> {
+    Ok(catch_failure(|| {
+        check_fork()?;
+        region_disk::choose(directory, limit)
+    })?)
+}
+
+/// Names the directory for backups on the disk where none was chosen. A store is opened there when the first
+/// one is needed.
+///
+/// # Errors
+/// The process is a forked child.
+pub fn set_default_region_disk(directory: &Path) -> CallResult<()> {
+    Ok(catch_failure(|| {
+        check_fork()?;
+        region_disk::set_default(directory);
+        Ok(())
+    })?)
+}
+
 fn names(tags: &[String]) -> Vec<&str> {
     tags.iter().map(String::as_str).collect()
 }
@@ -96,10 +124,10 @@ impl OpenAllocator {
     fn with_regions(
         self,
         tags: &[String],
-        call: impl FnOnce(&vramp_tiers::regions::Regions, &[&str]) -> status::Result<()>,
+        call: impl Fn(&Regions, &[&str]) -> Result<(), RegionError>,
     ) -> CallResult<()> {
         self.with(|context| match (context.regions_if_any(), tags.first()) {
-            (Some(regions), _) => call(&regions, &names(tags)),
+            (Some(regions), _) => context.with_disk(|| call(&regions, &names(tags))),
             (None, Some(tag)) => Err(unknown(tag)),
             (None, None) => Ok(()),
         })
@@ -108,28 +136,60 @@ impl OpenAllocator {
     /// Puts regions to sleep until at most `keep` bytes of each are on the card.
     ///
     /// # Errors
-    /// As of [`Regions::pause`](vramp_tiers::regions::Regions::pause).
+    /// As of [`Regions::pause`](Regions::pause).
     pub fn pause_regions(self, tags: &[String], keep: u64) -> CallResult<()> {
         let options = PauseOptions { keep: Bytes::new(keep), ..PauseOptions::default() };
-        self.with_regions(tags, |regions, tags| Ok(regions.pause(tags, options)?))
+        self.with_regions(tags, |regions, tags| regions.pause(tags, options))
+    }
+
+    /// As [`pause_regions`](OpenAllocator::pause_regions), and gives the contents up: nothing is copied, and
+    /// copies made before are freed.
+    ///
+    /// # Errors
+    /// As of [`Regions::pause`].
+    pub fn discard_regions(self, tags: &[String], keep: u64) -> CallResult<()> {
+        let options = PauseOptions { keep: Bytes::new(keep), discard: true };
+        self.with_regions(tags, |regions, tags| regions.pause(tags, options))
     }
 
     /// Brings regions back.
     ///
     /// # Errors
-    /// As of [`Regions::resume`](vramp_tiers::regions::Regions::resume).
+    /// As of [`Regions::resume`](Regions::resume).
     pub fn resume_regions(self, tags: &[String]) -> CallResult<()> {
-        self.with_regions(tags, |regions, tags| Ok(regions.resume(tags)?))
+        self.with_regions(tags, |regions, tags| regions.resume(tags))
+    }
+
+    /// Reads contents of sleeping regions from the disk into pinned host memory.
+    ///
+    /// # Errors
+    /// As of [`Regions::prefetch`].
+    pub fn prefetch_regions(self, tags: &[String]) -> CallResult<()> {
+        self.with_regions(tags, |regions, tags| {
+            tags.iter().try_for_each(|tag| regions.prefetch(tag))
+        })
+    }
+
+    /// Reads bytes of a block in a sleeping region from its copy.
+    ///
+    /// # Errors
+    /// As of [`Regions::read_backup`].
+    pub fn read_region_backup(self, address: u64, out: &mut [u8]) -> CallResult<()> {
+        self.with(|context| {
+            let Some(regions) = context.regions_if_any() else {
+                let text = "the allocator has no regions: only memory of a region has a backup";
+                return Err(Failure::new(VRAMP_ERROR_REGION, text));
+            };
+            Ok(regions.read_backup(DeviceAddr::new(address), out)?)
+        })
     }
 
     /// Copies the contents of regions ahead of a pause.
     ///
     /// # Errors
-    /// As of [`Regions::clean`](vramp_tiers::regions::Regions::clean).
+    /// As of [`Regions::clean`](Regions::clean).
     pub fn clean_regions(self, tags: &[String]) -> CallResult<()> {
-        self.with_regions(tags, |regions, tags| {
-            tags.iter().try_for_each(|tag| Ok(regions.clean(tag)?))
-        })
+        self.with_regions(tags, |regions, tags| tags.iter().try_for_each(|tag| regions.clean(tag)))
     }
 
     /// Returns the state of each region, by tag. Waits for no move.
@@ -161,6 +221,8 @@ impl OpenAllocator {
 
 #[cfg(test)]
 mod tests {
+    use vramp_tiers::regions::Backup;
+
     use super::*;
     use crate::process::StreamName;
 
@@ -206,6 +268,47 @@ mod tests {
         allocator.resume_regions(&["weights".to_owned()]).unwrap();
         allocator.audit().unwrap();
         assert_eq!(allocator.stats().unwrap().live.count(), 0);
+        allocator.close().unwrap();
+    }
+
+    #[test]
+    fn a_backup_on_the_disk_needs_a_directory_and_moves_to_another_one() {
+        let allocator = OpenAllocator::open("sim:h200", "").unwrap();
+        let target = ScopeTarget::Allocator(allocator);
+        let options = RegionOptions { backup: Backup::Disk, ..RegionOptions::default() };
+        let begin = || begin_scope_of_region(target, Some(("moments", options)));
+        let refused = begin().unwrap_err();
+        assert_eq!(refused.status, VRAMP_ERROR_OPTION, "{refused:?}");
+        let (first, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        set_default_region_disk(first.path()).unwrap();
+        let scope = begin().unwrap();
+        let addr = malloc(allocator, 3 << 20).unwrap();
+        end_scope_of_region(scope).unwrap();
+        let tags = ["moments".to_owned()];
+        let mut bytes = vec![0; 3 << 20];
+        for limit in [None, Some(Bytes::mib(1)), Some(Bytes::mib(64))] {
+            let paused = allocator.pause_regions(&tags, 0);
+            let on_disk = allocator.region_status().unwrap()[0].on_disk;
+            if limit == Some(Bytes::mib(64)) {
+                let error = paused.unwrap_err();
+                assert_eq!(error.region.as_deref(), Some("moments"), "there is 1 MiB: {error:?}");
+                assert!(allocator.read_region_backup(addr, &mut bytes).is_err(), "it is awake");
+            } else {
+                paused.unwrap();
+                assert!(on_disk >= Bytes::mib(3));
+                allocator.prefetch_regions(&tags).unwrap();
+                allocator.read_region_backup(addr, &mut bytes).unwrap();
+                assert!(allocator.read_region_backup(7, &mut bytes).is_err());
+            }
+            allocator.resume_regions(&tags).unwrap();
+            set_region_disk(other.path(), limit).unwrap();
+        }
+        allocator.discard_regions(&tags, 0).unwrap();
+        assert!(allocator.read_region_backup(addr, &mut bytes).is_err());
+        allocator.resume_regions(&tags).unwrap();
+        assert!(set_region_disk(&other.path().join("nowhere"), None).is_err());
+        // SAFETY: as above.
+        unsafe { allocator.free(addr, DEFAULT) }.unwrap();
         allocator.close().unwrap();
     }
 }

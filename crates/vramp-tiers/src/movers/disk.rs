@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use vramp_core::Bytes;
+use vramp_host::HostSpan;
 
 use super::core::pipeline::StagedPiece;
 use super::error::MoveError;
@@ -32,14 +33,35 @@ impl DiskBudget {
     }
 }
 
-/// A copy of a range on a disk. Dropping it frees the bytes.
+/// A copy of device memory on a disk. Dropping it frees the bytes.
 #[derive(Debug)]
 #[must_use = "what is on the disk is freed when this is dropped"]
 pub struct DiskCopy {
     store: Arc<DiskStore>,
-    pieces: Vec<StoredBytes>,
-    piece: Bytes,
+    pieces: Vec<DiskPiece>,
+    /// Length of the longest piece.
+    longest: Bytes,
     len: Bytes,
+}
+
+/// Stored bytes of a copy, which begin at the byte `start` and end where the next piece begins. What is
+/// stored behind that does not count.
+#[derive(Debug)]
+struct DiskPiece {
+    start: Bytes,
+    stored: StoredBytes,
+}
+
+/// A part of one piece of a copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DiskPart {
+    index: usize,
+    /// First byte in the piece.
+    pub skip: Bytes,
+    /// Bytes from there that count.
+    pub len: Bytes,
+    /// Length of the piece, which is read as a whole.
+    pub stored: Bytes,
 }
 
 impl DiskCopy {
@@ -54,7 +76,7 @@ impl DiskCopy {
         len: Bytes,
         piece: Bytes,
     ) -> Result<DiskCopy, MoveError> {
-        let mut written = DiskCopy { store: Arc::clone(store), pieces: Vec::new(), piece, len };
+        let mut written = DiskCopy::empty(store);
         let mut transfers = Vec::new();
         let mut at = Bytes::ZERO;
         while at < len {
@@ -64,9 +86,45 @@ impl DiskCopy {
             at += now;
         }
         for transfer in transfers {
-            written.pieces.push(transfer.wait().map_err(failed)?);
+            written.push(transfer.wait().map_err(failed)?);
         }
         Ok(written)
+    }
+
+    /// Returns a copy of nothing.
+    pub(crate) fn empty(store: &Arc<DiskStore>) -> DiskCopy {
+        let (longest, len) = (Bytes::ZERO, Bytes::ZERO);
+        DiskCopy { store: Arc::clone(store), pieces: Vec::new(), longest, len }
+    }
+
+    fn push(&mut self, stored: StoredBytes) {
+        self.longest = self.longest.max(stored.len());
+        let start = self.len;
+        self.len += stored.len();
+        self.pieces.push(DiskPiece { start, stored });
+    }
+
+    /// Shortens the copy to `len`, and frees pieces that lie behind that.
+    pub(crate) fn truncate(&mut self, len: Bytes) {
+        self.pieces.truncate(self.pieces.partition_point(|piece| piece.start < len));
+        self.len = self.len.min(len);
+    }
+
+    /// Returns the part of a piece that begins at a byte below the length. O(log pieces).
+    pub(crate) fn part_at(&self, at: Bytes) -> DiskPart {
+        let index = self.pieces.partition_point(|piece| piece.start <= at) - 1;
+        let piece = &self.pieces[index];
+        let end = self.pieces.get(index + 1).map_or(self.len, |next| next.start);
+        DiskPart { index, skip: at - piece.start, len: end - at, stored: piece.stored.len() }
+    }
+
+    /// Starts to read the whole piece of a part.
+    pub(crate) fn begin_read(
+        &self,
+        part: DiskPart,
+        spans: &[HostSpan],
+    ) -> Result<DiskTransfer<()>, MoveError> {
+        self.store.begin_read(&self.pieces[part.index].stored, spans).map_err(failed)
     }
 
     /// Returns the length.
@@ -81,7 +139,7 @@ impl DiskCopy {
 
     /// Returns the bytes charged to the store's space.
     pub fn charged(&self) -> Bytes {
-        self.pieces.iter().map(StoredBytes::charged).sum()
+        self.pieces.iter().map(|piece| piece.stored.charged()).sum()
     }
 
     /// Returns the store that has the bytes.
@@ -89,12 +147,13 @@ impl DiskCopy {
         &self.store
     }
 
-    pub(super) fn piece(&self) -> Bytes {
-        self.piece
+    /// Returns the bytes of the longest piece.
+    pub(crate) fn longest(&self) -> Bytes {
+        self.longest
     }
 }
 
-fn failed(error: DiskTierError) -> MoveError {
+pub(crate) fn failed(error: DiskTierError) -> MoveError {
     MoveError::Disk { moved: Bytes::ZERO, of: Bytes::ZERO, error }
 }
 
@@ -105,16 +164,17 @@ pub struct DiskTarget {
 }
 
 impl DiskTarget {
-    pub(super) fn new(store: &Arc<DiskStore>, payer: DiskBudget, piece: Bytes) -> DiskTarget {
-        let (store, pieces, len) = (Arc::clone(store), Vec::new(), Bytes::ZERO);
-        DiskTarget { payer, copy: DiskCopy { store, pieces, piece, len } }
+    /// Returns an endpoint that appends to `copy`.
+    pub(super) fn new(copy: DiskCopy, payer: DiskBudget) -> DiskTarget {
+        DiskTarget { payer, copy }
     }
 }
 
 /// A piece that is being written to a disk.
 pub struct InFlightWrite {
     transfer: Option<DiskTransfer<StoredBytes>>,
-    stored: Option<StoredBytes>,
+    /// `None` until the transfer was waited for.
+    written: Option<Result<StoredBytes, MoveError>>,
 }
 
 impl CopyEndpoint for DiskTarget {
@@ -127,7 +187,7 @@ impl CopyEndpoint for DiskTarget {
     ) -> Result<Option<InFlightWrite>, MoveError> {
         let spans = staging.map(|host| host.spans(Bytes::ZERO, piece.len)).transpose()?;
         let transfer = self.copy.store.begin_write(&spans.unwrap_or_default(), self.payer.paid());
-        Ok(Some(InFlightWrite { transfer: Some(transfer.map_err(failed)?), stored: None }))
+        Ok(Some(InFlightWrite { transfer: Some(transfer.map_err(failed)?), written: None }))
     }
 
     fn wait_for_capacity(&mut self) -> Result<(), MoveError> {
@@ -135,9 +195,8 @@ impl CopyEndpoint for DiskTarget {
     }
 
     fn finished(&mut self, copy: InFlightWrite) {
-        if let Some(stored) = copy.stored {
-            self.copy.len += stored.len();
-            self.copy.pieces.push(stored);
+        if let Some(Ok(stored)) = copy.written {
+            self.copy.push(stored);
         }
     }
 
@@ -154,9 +213,12 @@ impl InFlightCopy for InFlightWrite {
 
     fn wait(&mut self) -> Result<(), MoveError> {
         if let Some(transfer) = self.transfer.take() {
-            self.stored = Some(transfer.wait().map_err(failed)?);
+            self.written = Some(transfer.wait().map_err(failed));
         }
-        Ok(())
+        match &self.written {
+            Some(Err(error)) => Err(error.clone()),
+            _ => Ok(()),
+        }
     }
 
     fn settle(&mut self) -> Result<(), MoveError> {
@@ -176,16 +238,23 @@ impl<F: CopyEndpoint> StagedTransfer<F, DiskTarget> {
         self.wait()?;
         Ok(self.into_target().copy)
     }
+
+    /// Ends the transfer, waits for pieces in flight, and returns the copy of what arrived without a gap.
+    pub(crate) fn into_copy(self) -> DiskCopy {
+        self.into_target().copy
+    }
 }
 
 /// Reads pieces from a disk.
 pub struct DiskSource {
     copy: Arc<DiskCopy>,
+    /// Byte of the copy at which the transfer begins.
+    from: Bytes,
 }
 
 impl DiskSource {
-    pub(super) fn new(copy: &Arc<DiskCopy>) -> DiskSource {
-        DiskSource { copy: Arc::clone(copy) }
+    pub(super) fn new(copy: &Arc<DiskCopy>, from: Bytes) -> DiskSource {
+        DiskSource { copy: Arc::clone(copy), from }
     }
 }
 
@@ -197,16 +266,20 @@ pub struct InFlightRead {
 impl CopyEndpoint for DiskSource {
     type InFlight = InFlightRead;
 
+    fn cut(&self, piece: StagedPiece) -> StagedPiece {
+        let part = self.copy.part_at(self.from + piece.offset);
+        StagedPiece { len: piece.len.min(part.len), skip: part.skip, ..piece }
+    }
+
     fn begin(
         &mut self,
         piece: StagedPiece,
         staging: Option<&HostAllocation>,
     ) -> Result<Option<InFlightRead>, MoveError> {
-        let spans = staging.map(|host| host.spans(Bytes::ZERO, piece.len)).transpose()?;
-        let index = piece.offset.count() / self.copy.piece.count();
-        let stored = &self.copy.pieces[index as usize];
-        let transfer = self.copy.store.begin_read(stored, &spans.unwrap_or_default());
-        Ok(Some(InFlightRead { transfer: Some(transfer.map_err(failed)?) }))
+        let part = self.copy.part_at(self.from + piece.offset);
+        let spans = staging.map(|host| host.spans(Bytes::ZERO, part.stored)).transpose()?;
+        let transfer = self.copy.begin_read(part, &spans.unwrap_or_default())?;
+        Ok(Some(InFlightRead { transfer: Some(transfer) }))
     }
 
     fn wait_for_capacity(&mut self) -> Result<(), MoveError> {

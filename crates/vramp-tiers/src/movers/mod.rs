@@ -75,6 +75,7 @@ mod wait_all;
 pub(crate) use core::gather::Gather;
 pub use core::pipeline::StagedPiece;
 pub use core::profile::{MeasuredLink, MeasuredPair, Profile, UnmeasuredLink};
+pub(crate) use disk::failed as disk_failed;
 pub use disk::{DiskBudget, DiskCopy, DiskSource, DiskTarget, InFlightRead, InFlightWrite};
 pub use error::{MoveError, MoveFailed};
 pub use gpu::{GpuEndpoint, InFlightGpuCopy};

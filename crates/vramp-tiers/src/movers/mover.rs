@@ -174,11 +174,11 @@ impl Mover {
         payer: DiskBudget,
     ) -> Result<StagedTransfer<GpuEndpoint, DiskTarget>, MoveError> {
         let fill = GpuEndpoint::to_host(&self.shared, check_range(range)?);
-        let drain = DiskTarget::new(store, payer, self.shared.config.step);
+        let drain = DiskTarget::new(DiskCopy::empty(store), payer);
         Ok(StagedTransfer::new(&self.shared, fill, drain, range.len))
     }
 
-    /// Copies a [`DiskCopy`] into `range`. StepCopies go to the device while others are read and
+    /// Copies a [`DiskCopy`] into `range`. Pieces go to the device while others are read and
     /// verified. The copy stays on the disk.
     ///
     /// # Errors
@@ -191,9 +191,35 @@ impl Mover {
         if copy.len() != range.len {
             return Err(MoveError::OtherLength { from: copy.len(), to: range.len });
         }
-        let (fill, piece) = (DiskSource::new(copy), copy.piece());
-        let drain = GpuEndpoint::to_device(&self.shared, check_range(range)?);
-        Ok(StagedTransfer::new(&self.shared, fill, drain, range.len).with_piece(piece))
+        Ok(self.scatter_from_disk(copy, Bytes::ZERO, [check_range(range)?]))
+    }
+
+    /// Appends ranges of the device, which end within the address space, to a copy on a disk, one behind
+    /// the other. [`StagedTransfer::into_copy`] returns the copy with what arrived.
+    pub(crate) fn gather_to_disk(
+        &self,
+        ranges: impl IntoIterator<Item = AddrRange>,
+        copy: DiskCopy,
+        payer: DiskBudget,
+    ) -> StagedTransfer<GpuEndpoint, DiskTarget> {
+        let memory = Gather::new(ranges);
+        let len = memory.len();
+        let fill = GpuEndpoint::staged(&self.shared, CopyDirection::ToHost, memory);
+        StagedTransfer::new(&self.shared, fill, DiskTarget::new(copy, payer), len)
+    }
+
+    /// Copies the bytes of a copy from `from` on into ranges, which end within the address space, one
+    /// behind the other. Pieces are read as a whole.
+    pub(crate) fn scatter_from_disk(
+        &self,
+        copy: &Arc<DiskCopy>,
+        from: Bytes,
+        ranges: impl IntoIterator<Item = AddrRange>,
+    ) -> StagedTransfer<DiskSource, GpuEndpoint> {
+        let (memory, piece) = (Gather::new(ranges), copy.longest());
+        let len = memory.len();
+        let drain = GpuEndpoint::staged(&self.shared, CopyDirection::ToDevice, memory);
+        StagedTransfer::new(&self.shared, DiskSource::new(copy, from), drain, len).with_piece(piece)
     }
 
     /// Copies `from` of this device to `to` of the device of `other`: through this mover's pool, or

@@ -27,8 +27,13 @@ pub trait CopyEndpoint: Send {
         true
     }
 
-    /// Begins to copy a piece from or to the first bytes of `staging`. Returns `None` if too much
-    /// is in flight.
+    /// Returns the part of a piece that can be filled in one buffer. The default is the whole piece.
+    fn cut(&self, piece: StagedPiece) -> StagedPiece {
+        piece
+    }
+
+    /// Begins to copy a piece from or to the bytes of `staging` from `piece.skip` on. Returns `None` if
+    /// too much is in flight.
     ///
     /// # Errors
     /// The copy could not begin. None of it is in flight, unless the error is
@@ -109,6 +114,10 @@ pub struct StagedTransfer<F: CopyEndpoint, D: CopyEndpoint> {
     /// `None` once it was taken by [`into_target`](StagedTransfer::into_target).
     drain: Option<D>,
     pipeline: Pipeline,
+    /// Bytes of a staging buffer.
+    staging: Bytes,
+    /// Bytes that may be drained.
+    ready: Bytes,
     begun: Bytes,
     moved: Bytes,
     slots: VecDeque<Slot<F::InFlight, D::InFlight>>,
@@ -132,6 +141,8 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
                 piece: mover.config.step,
                 most: mover.config.staging_pieces as usize,
             },
+            staging: mover.config.step.min(len),
+            ready: len,
             begun: Bytes::ZERO,
             moved: Bytes::ZERO,
             slots: VecDeque::new(),
@@ -142,10 +153,33 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
         }
     }
 
-    /// Sets the length of a piece.
+    /// Sets the length of a piece, and of a staging buffer.
     pub(super) fn with_piece(mut self, piece: Bytes) -> StagedTransfer<F, D> {
-        self.pipeline.piece = piece;
+        (self.pipeline.piece, self.staging) = (piece, piece);
         self
+    }
+
+    /// Lets only the first `ready` bytes be drained, until [`allow`](StagedTransfer::allow). Others are
+    /// filled ahead, as far as there are buffers.
+    pub(crate) fn ready(mut self, ready: Bytes) -> StagedTransfer<F, D> {
+        self.ready = ready;
+        self
+    }
+
+    /// Lets the first `ready` bytes be drained.
+    pub(crate) fn allow(&mut self, ready: Bytes) {
+        self.ready = self.ready.max(ready);
+    }
+
+    /// Polls, and waits for one copy if some bytes have not arrived.
+    ///
+    /// # Errors
+    /// As [`poll`](StagedTransfer::poll).
+    pub(crate) fn wait_for_some(&mut self) -> Result<(), MoveError> {
+        if self.poll()? {
+            return Ok(());
+        }
+        self.wait_for_one().map_err(|error| self.fail(error))
     }
 
     /// Lets `token` cancel the transfer, between two pieces.
@@ -176,12 +210,10 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
     /// # Errors
     /// As [`poll`](StagedTransfer::poll).
     pub fn wait(&mut self) -> Result<(), MoveError> {
-        while !self.poll()? {
-            if let Err(error) = self.wait_for_one() {
-                return Err(self.fail(error));
-            }
+        while !self.is_done() {
+            self.wait_for_some()?;
         }
-        Ok(())
+        self.check()
     }
 
     /// Cancels the transfer, waits for pieces in flight, and returns the bytes that arrived, from
@@ -244,6 +276,7 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
             match slot.state {
                 SlotState::Draining(_) => continue,
                 SlotState::Filling(_) => break,
+                SlotState::Filled if slot.piece.offset + slot.piece.len > self.ready => break,
                 SlotState::Filled => match drain.begin(slot.piece, slot.staging.as_ref()) {
                     Ok(Some(copy)) => slot.state = SlotState::Draining(copy),
                     Ok(None) => break,
@@ -279,6 +312,7 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
 
     fn begin_fills(&mut self) -> Result<(), MoveError> {
         while let Some(piece) = self.pipeline.next_piece(self.begun, self.slots.len()) {
+            let piece = self.fill.cut(piece);
             let staging = match self.take_staging() {
                 Ok(staging) => staging,
                 // Continue with fewer buffers.
@@ -313,7 +347,7 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
         if let Some(idle) = self.idle.pop() {
             return Ok(Some(idle));
         }
-        self.mover.pool.allocate(self.pipeline.piece.min(self.pipeline.len)).map(Some)
+        self.mover.pool.allocate(self.staging).map(Some)
     }
 
     /// Waits for a copy whose completion lets another begin.
@@ -350,7 +384,8 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
         self.failure.get_or_insert(error.unless_settled(!self.unsettled)).clone()
     }
 
-    /// Waits for all pieces in flight. Counts those that arrived without a gap.
+    /// Waits for all pieces in flight. Counts those that arrived without a gap, and hands them to the
+    /// endpoint that drains.
     fn settle(&mut self) {
         let mut gap = false;
         while let Some(mut slot) = self.slots.pop_front() {
@@ -360,13 +395,14 @@ impl<F: CopyEndpoint, D: CopyEndpoint> StagedTransfer<F, D> {
                 SlotState::Draining(copy) => ended(copy),
             };
             gap |= !arrived;
-            if !gap {
-                self.moved += slot.piece.len;
-            }
             self.unsettled |= !known;
             match known {
                 true => self.idle.extend(slot.staging),
                 false => self.discard(slot.staging),
+            }
+            if let (false, SlotState::Draining(copy)) = (gap, slot.state) {
+                self.moved += slot.piece.len;
+                self.drain.as_mut().expect(TAKEN).finished(copy);
             }
         }
         self.begun = self.moved;

@@ -30,6 +30,14 @@ impl Contents {
         self.bytes.pieces(part.start, part.end)
     }
 
+    /// Returns where a range begins in the copy; `None` if some of it is not contents. O(log ranges).
+    pub fn find(&self, range: AddrRange) -> Option<Bytes> {
+        let end = range.checked_end()?;
+        let ranges = self.bytes.ranges();
+        let own = ranges.get(ranges.partition_point(|own| own.start + own.len <= range.start))?;
+        (own.start <= range.start && end <= own.start + own.len).then(|| self.below(range.start))
+    }
+
     /// Returns the bytes of contents below an address. O(log ranges).
     pub fn below(&self, address: DeviceAddr) -> Bytes {
         self.bytes.below(address)

@@ -2,7 +2,7 @@
 
 use vramp_alloc::sleep::SleepError;
 use vramp_alloc::{AllocError, CreateError};
-use vramp_core::Bytes;
+use vramp_core::{AddrRange, Bytes};
 
 use crate::host::HostPoolError;
 use crate::movers::MoveError;
@@ -47,6 +47,50 @@ pub enum RegionError {
         needed: Bytes,
         /// Error of the host pool.
         error: HostPoolError,
+    },
+    /// The region has its backup on a disk, and there is no disk.
+    #[error(
+        "the backup of the region {tag:?} is on a disk, and there is none: name a directory for the backups of \
+         regions first, or use a backup on the host"
+    )]
+    NoDisk {
+        /// The tag.
+        tag: String,
+    },
+    /// The host has no room to read contents ahead. They are on the disk, and a resume needs no such room.
+    #[error(
+        "{needed} of the region {tag:?} cannot be read ahead, because they find no room on the host: {error}; \
+         resume it from the disk, or make room on the host"
+    )]
+    NoRoomToPrefetch {
+        /// The tag.
+        tag: String,
+        /// Bytes to read.
+        needed: Bytes,
+        /// Error of the host pool.
+        error: HostPoolError,
+    },
+    /// The region is awake: its memory has the contents, and a copy may have other ones.
+    #[error("the region {tag:?} is awake: read its memory on the card")]
+    Awake {
+        /// The tag.
+        tag: String,
+    },
+    /// The region sleeps, and no copy has these bytes.
+    #[error(
+        "the region {tag:?} has no copy of {range}: it has no backup, or that part is on the card"
+    )]
+    NoBackup {
+        /// The tag.
+        tag: String,
+        /// What was asked for.
+        range: AddrRange,
+    },
+    /// The range is in no region, or something in it was not allocated when its region fell asleep.
+    #[error("{range} is not in the contents of a region: use the addresses of a block")]
+    NotContents {
+        /// What was asked for.
+        range: AddrRange,
     },
     /// A copy failed.
     #[error("the contents of the region {tag:?} could not be copied: {error}")]

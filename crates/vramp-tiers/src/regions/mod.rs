@@ -40,13 +40,54 @@
 //!
 //! A pause may [discard](PauseOptions::discard) contents: the region then has no backup until it is resumed.
 //!
+//! A copy on a disk is staged: a few pinned blocks of the mover's pool are filled from the card and written,
+//! or read and copied to the card, at the same time. A chunk is released when its contents are written.
+//! [`Regions::prefetch`] reads a copy ahead into pinned memory. Dropping a copy frees its bytes on the disk,
+//! and removes files without contents.
+//!
+//! ```
+//! # use vramp_alloc::{Allocator, Bytes, Config};
+//! # use vramp_tiers::host::{HostPool, HostPoolConfig};
+//! # use vramp_tiers::movers::{Mover, MoverConfig};
+//! # use vramp_tiers::regions::{PauseOptions, Regions};
+//! use std::sync::Arc;
+//!
+//! use vramp_tiers::disk::{DiskConfig, DiskStore};
+//! use vramp_tiers::regions::{Backup, RegionOptions};
+//! use vramp_tiers::{ReservationManager, SpaceConfig, SpaceId};
+//!
+//! # let device = vramp_alloc::open("sim:h200")?.driver;
+//! # let allocator = Allocator::new(device.clone(), Config::default())?;
+//! # let host = ReservationManager::new([(SpaceId::host(0), SpaceConfig::host(Bytes::gib(1)))])?;
+//! # let host = host.space(SpaceId::host(0)).expect("it was configured");
+//! # let pinned = HostPool::new(&host, HostPoolConfig::default(), [device.clone()])?;
+//! # let regions = Regions::new(Mover::new(device, &pinned, MoverConfig::default())?);
+//! # let dir = tempfile::tempdir()?;
+//! # let dir = dir.path();
+//! let disk = SpaceId::disk(0);
+//! let spaces = ReservationManager::new([(disk, SpaceConfig::disk(Bytes::gib(8)))])?;
+//! let space = spaces.space(disk).expect("it was configured");
+//! regions.set_disk(Some(Arc::new(DiskStore::open(dir, DiskConfig::default(), &space)?)));
+//! let options = RegionOptions { backup: Backup::Disk, ..RegionOptions::default() };
+//! let moments = regions.region(&allocator, "moments", options)?;
+//! let block = moments.allocator().malloc(Bytes::mib(100), allocator.create_stream()?)?;
+//! regions.pause(&["moments"], PauseOptions::default())?;
+//! assert!(moments.status().on_disk >= Bytes::mib(100));
+//! regions.prefetch("moments")?;
+//! regions.resume(&["moments"])?;
+//! # drop(block);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Cost
 //!
 //! A pause copies the allocated bytes, in steps of the mover, and releases handles while later steps are
 //! in flight; a resume creates and maps handles ahead of the copies. See [`vramp_alloc::sleep`] for the
-//! driver calls. Host memory is as long as the contents, in whole blocks of the pool. A region keeps
-//! 16 bytes for each contiguous piece of contents and each handle. Regions are found by name in
-//! O(log regions).
+//! driver calls. Host memory is as long as the contents, in whole blocks of the pool. A copy on a disk takes
+//! at most [`staging_pieces`](crate::movers::MoverConfig::staging_pieces) steps of it, and one write and one
+//! read of the store for each step. A region keeps 16 bytes for each contiguous piece of contents and each
+//! handle, and some 100 bytes for each step on a disk: calls and memory grow linearly with the bytes, the
+//! pieces and the handles. Regions are found by name in O(log regions), and by address in O(regions).
 //!
 //! # Errors
 //!
@@ -56,7 +97,9 @@
 //!
 //! Deliberately absent: threads, and the choice of what sleeps, except in [`Regions::on_pressure`].
 
+mod ahead;
 mod contents;
+mod copies;
 mod error;
 mod moves;
 mod pressure;

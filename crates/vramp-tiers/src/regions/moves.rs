@@ -10,11 +10,12 @@ use vramp_alloc::AllocError;
 use vramp_core::{AddrRange, Bytes};
 
 use super::contents::Contents;
+use super::copies::{Below, Copy, CopyBack, CopyOut, OnDisk, Place};
 use super::error::RegionError;
-use super::region::{Asleep, Backup, Copy, Phase, Region, State};
+use super::region::{Asleep, Backup, Phase, Region, State};
 use super::set::PauseOptions;
 use crate::host::HostPoolError;
-use crate::movers::{MoveError, Mover, Transfer};
+use crate::movers::MoveError;
 use crate::sync::MutexGuard;
 
 /// Memory that is released, or created, at a time: a driver call takes a contiguous run of handles, and
@@ -22,7 +23,7 @@ use crate::sync::MutexGuard;
 const BATCH: Bytes = Bytes::mib(64);
 
 impl Region {
-    fn copy_error(&self, error: MoveError) -> RegionError {
+    pub(super) fn copy_error(&self, error: MoveError) -> RegionError {
         RegionError::Copy { tag: self.tag.clone(), error }
     }
 
@@ -31,30 +32,30 @@ impl Region {
     }
 
     /// Returns the allocations that its pool made so far.
-    fn allocations(&self) -> u64 {
+    pub(super) fn allocations(&self) -> u64 {
         // The preset has no pool of the driver, which alone may fail to answer.
         self.allocator.stats().map_or(u64::MAX, |stats| stats.placed)
     }
 
     /// Gives memory to the card until at most `options.keep` is left on it.
-    pub(super) fn pause(&self, mover: &Mover, options: PauseOptions) -> Result<(), RegionError> {
-        self.pause_locked(self.state(), mover, options)
+    pub(super) fn pause(&self, below: &Below, options: PauseOptions) -> Result<(), RegionError> {
+        self.pause_locked(self.state(), below, options)
     }
 
     /// Pauses the region as [`pause`](Region::pause) does, unless a move of it is in progress: that one
     /// may wait for the caller.
     pub(super) fn pause_at_once(
         &self,
-        mover: &Mover,
+        below: &Below,
         options: PauseOptions,
     ) -> Option<Result<(), RegionError>> {
-        Some(self.pause_locked(self.try_state()?, mover, options))
+        Some(self.pause_locked(self.try_state()?, below, options))
     }
 
     fn pause_locked(
         &self,
         mut state: MutexGuard<'_, State>,
-        mover: &Mover,
+        below: &Below,
         options: PauseOptions,
     ) -> Result<(), RegionError> {
         self.set_phase(Phase::Pausing);
@@ -64,7 +65,7 @@ impl Region {
                 if options.discard {
                     (asleep.backup, asleep.copy) = (Backup::None, None);
                 }
-                self.give_up(mover, asleep, options.keep)
+                self.give_up(below, asleep, options.keep)
             }
             Err(refused) => {
                 let (copy, error) = *refused;
@@ -95,14 +96,14 @@ impl Region {
     }
 
     /// Returns true if a copy from before still has what the region contains.
-    fn is_valid(&self, copy: &Copy, contents: &Contents) -> bool {
+    pub(super) fn is_valid(&self, copy: &Copy, contents: &Contents) -> bool {
         copy.allocations == self.allocations() && copy.contents.ranges() == contents.ranges()
     }
 
     /// Releases chunks of a region that sleeps until at most `keep` is left on the card.
     fn give_up(
         &self,
-        mover: &Mover,
+        below: &Below,
         mut asleep: Asleep,
         keep: Bytes,
     ) -> (State, Result<(), RegionError>) {
@@ -118,19 +119,24 @@ impl Region {
             to += 1;
         }
         let moved = match asleep.backup {
-            Backup::None => self.release(&mut asleep, to),
-            Backup::Host => self.copy_and_release(mover, &mut asleep, to),
+            Backup::None => {
+                self.begin_copies(Bytes::ZERO);
+                self.release(&mut asleep, to)
+            }
+            Backup::Host | Backup::Disk => self.copy_and_release(below, &mut asleep, to),
         };
         let Err(error) = moved else { return (State::Asleep(asleep), Ok(())) };
-        let undone = self.bring_back(mover, &mut asleep, from);
+        let undone = self.bring_back(below, &mut asleep, from);
         // What is on the card may be written from now on.
         let kept = asleep.contents_of(asleep.gone);
         if let Some(copy) = &mut asleep.copy {
-            copy.valid = copy.valid.min(kept);
+            copy.shorten(kept);
         }
         let error = match undone {
             Ok(()) => error,
             Err(undo) => {
+                // What came back without its contents leaves again, so that others can use the memory.
+                let _ = self.release_lost(&mut asleep);
                 let asleep = asleep.lost_bytes();
                 let (error, undo) = (Box::new(error), Box::new(undo));
                 RegionError::Stuck { tag: self.tag.clone(), asleep, error, undo }
@@ -167,7 +173,7 @@ impl Region {
     /// Copies the contents of chunks up to `to`, and releases chunks as their copies arrive.
     fn copy_and_release(
         &self,
-        mover: &Mover,
+        below: &Below,
         asleep: &mut Asleep,
         to: usize,
     ) -> Result<(), RegionError> {
@@ -177,36 +183,36 @@ impl Region {
             self.begin_copies(Bytes::ZERO);
             return self.release(asleep, to);
         }
-        self.make_room_for(mover, asleep, need)?;
-        let mut copy = asleep.copy.take().expect("it was made above");
+        self.make_room_for(below, asleep, need)?;
+        let Copy { contents, place, allocations, .. } =
+            asleep.copy.take().expect("it was made above");
         self.begin_copies(need - valid);
         let pieces: Vec<_> = asleep.contents.pieces(valid..need).collect();
-        let started = mover.gather_to_host(pieces, copy.host).at(valid).start();
-        let mut transfer = match started {
-            Ok(transfer) => transfer,
+        let (place, valid, done) = match CopyOut::begin(&below.mover, pieces, place, valid) {
+            Ok(mut out) => {
+                let done = self.release_behind(&mut out, asleep, valid, to);
+                let (place, valid) = out.end();
+                (place, valid, done)
+            }
             Err(failed) => {
-                copy.host = failed.host;
-                asleep.copy = Some(copy);
-                return Err(self.copy_error(failed.error));
+                let (place, error) = *failed;
+                (place, valid, Err(self.copy_error(error)))
             }
         };
-        let done = self.release_behind(&mut transfer, asleep, valid, to);
-        copy.valid = valid + transfer.progress().moved;
-        copy.host = transfer.into_host();
-        asleep.copy = Some(copy);
+        asleep.copy = Some(Copy { contents, place, valid, allocations });
         done
     }
 
     /// Releases chunks as a transfer that begins at the byte `valid` of the contents advances.
     fn release_behind(
         &self,
-        transfer: &mut Transfer,
+        out: &mut CopyOut,
         asleep: &mut Asleep,
         valid: Bytes,
         to: usize,
     ) -> Result<(), RegionError> {
         loop {
-            let moved = transfer.progress().moved;
+            let moved = out.moved();
             self.set_copied(moved);
             let arrived = valid + moved;
             while asleep.gone < to {
@@ -216,10 +222,10 @@ impl Region {
                 }
                 self.release_batch(asleep, end)?;
             }
-            if transfer.is_done() {
+            if out.is_done() {
                 return Ok(());
             }
-            transfer.advance().map_err(|error| self.copy_error(error))?;
+            out.advance().map_err(|error| self.copy_error(error))?;
         }
     }
 
@@ -231,59 +237,70 @@ impl Region {
     /// stays, also after an error.
     fn make_room_for(
         &self,
-        mover: &Mover,
+        below: &Below,
         asleep: &mut Asleep,
         need: Bytes,
     ) -> Result<(), RegionError> {
         match &mut asleep.copy {
-            Some(copy) => {
-                let more = need.saturating_sub(copy.host.len());
+            Some(Copy { place: Place::Host(host), .. }) => {
+                let more = need.saturating_sub(host.len());
                 if more.is_zero() {
                     return Ok(());
                 }
-                copy.host.grow(more).map_err(|error| self.host_full(more, error))
+                host.grow(more).map_err(|error| self.host_full(more, error))
             }
+            Some(Copy { place: Place::Disk(_), .. }) => Ok(()),
             None => {
-                asleep.copy = Some(self.empty_copy(mover, &asleep.contents, need)?);
+                asleep.copy = Some(self.empty_copy(below, &asleep.contents, need)?);
                 Ok(())
             }
         }
     }
 
     /// Returns a copy of nothing yet, with room for `need` bytes.
-    fn empty_copy(
+    pub(super) fn empty_copy(
         &self,
-        mover: &Mover,
+        below: &Below,
         contents: &Contents,
         need: Bytes,
     ) -> Result<Copy, RegionError> {
-        let host = mover.pool().allocate(need).map_err(|error| self.host_full(need, error))?;
+        let place = match (self.options.backup, &below.disk) {
+            (Backup::Disk, Some(disk)) => Place::Disk(OnDisk::new(disk)),
+            (Backup::Disk, None) => return Err(RegionError::NoDisk { tag: self.tag.clone() }),
+            (Backup::Host | Backup::None, _) => {
+                let host = below.mover.pool().allocate(need);
+                Place::Host(host.map_err(|error| self.host_full(need, error))?)
+            }
+        };
         let allocations = self.allocations();
-        Ok(Copy { contents: contents.clone(), host, valid: Bytes::ZERO, allocations })
+        Ok(Copy { contents: contents.clone(), place, valid: Bytes::ZERO, allocations })
     }
 
     /// Brings all memory back, and serves requests again.
-    pub(super) fn resume(&self, mover: &Mover) -> Result<(), RegionError> {
+    pub(super) fn resume(&self, below: &Below) -> Result<(), RegionError> {
         let mut state = self.state();
         self.set_phase(Phase::Resuming);
         let before = std::mem::replace(&mut *state, State::Awake { copy: None });
         let (after, result) = match before {
             State::Awake { copy } => (State::Awake { copy }, Ok(())),
-            State::Asleep(asleep) => self.wake(mover, asleep),
+            State::Asleep(asleep) => self.wake(below, asleep),
         };
         *state = after;
         self.note(&state);
         result
     }
 
-    fn wake(&self, mover: &Mover, mut asleep: Asleep) -> (State, Result<(), RegionError>) {
-        if let Err(error) = self.bring_back(mover, &mut asleep, 0) {
+    fn wake(&self, below: &Below, mut asleep: Asleep) -> (State, Result<(), RegionError>) {
+        if let Err(error) = self.bring_back(below, &mut asleep, 0) {
             // What came back without its contents leaves again, so that others can use the memory.
             let _ = self.release_lost(&mut asleep);
             return (State::Asleep(asleep), Err(error));
         }
         let Asleep { sleep, backup, copy, .. } = asleep;
-        let copy = copy.filter(|_| self.options.read_only);
+        let mut copy = copy.filter(|_| self.options.read_only);
+        if let Some(copy) = &mut copy {
+            copy.free_ahead();
+        }
         match sleep.wake() {
             Ok(()) => (State::Awake { copy }, Ok(())),
             Err(sleep) => {
@@ -316,14 +333,14 @@ impl Region {
     /// intact, and the others lost as before.
     fn bring_back(
         &self,
-        mover: &Mover,
+        below: &Below,
         asleep: &mut Asleep,
         from: usize,
     ) -> Result<(), RegionError> {
         while let Some(run) = asleep.next_lost(from) {
             match asleep.backup {
                 Backup::None => self.back(asleep, run)?,
-                Backup::Host => self.restore(mover, asleep, run)?,
+                Backup::Host | Backup::Disk => self.restore(below, asleep, run)?,
             }
         }
         asleep.gone = from;
@@ -339,7 +356,7 @@ impl Region {
     /// Backs a run of chunks, and copies their contents behind that.
     fn restore(
         &self,
-        mover: &Mover,
+        below: &Below,
         asleep: &mut Asleep,
         run: Range<usize>,
     ) -> Result<(), RegionError> {
@@ -348,20 +365,20 @@ impl Region {
             return self.back(asleep, run);
         }
         self.begin_copies(high - low);
-        let mut copy = asleep.copy.take().expect("what is lost and has contents has a copy");
+        let Copy { contents, place, valid, allocations } =
+            asleep.copy.take().expect("what is lost and has contents has a copy");
         let pieces: Vec<_> = asleep.contents.pieces(low..high).collect();
-        let transfer = mover.scatter_to_device(pieces, copy.host).at(low).ready(Bytes::ZERO);
-        let mut transfer = match transfer.start() {
-            Ok(transfer) => transfer,
+        let (place, restored) = match CopyBack::begin(&below.mover, pieces, place, low..high) {
+            Ok(mut back) => {
+                let restored = self.copy_behind(&mut back, asleep, run.clone(), low);
+                (back.end(), restored)
+            }
             Err(failed) => {
-                copy.host = failed.host;
-                asleep.copy = Some(copy);
-                return Err(self.copy_error(failed.error));
+                let (place, error) = *failed;
+                (place, Err(self.copy_error(error)))
             }
         };
-        let restored = self.copy_behind(&mut transfer, asleep, run.clone(), low);
-        copy.host = transfer.into_host();
-        asleep.copy = Some(copy);
+        asleep.copy = Some(Copy { contents, place, valid, allocations });
         restored?;
         asleep.lost[run].fill(false);
         Ok(())
@@ -370,7 +387,7 @@ impl Region {
     /// Backs chunks, and lets a transfer of their contents, which begin at the byte `low`, follow.
     fn copy_behind(
         &self,
-        transfer: &mut Transfer,
+        back: &mut CopyBack,
         asleep: &Asleep,
         run: Range<usize>,
         low: Bytes,
@@ -380,56 +397,16 @@ impl Region {
             let end = batch(asleep.sleep.chunks(), backed..run.end);
             asleep.sleep.back(backed..end).map_err(|error| self.memory_error(error))?;
             backed = end;
-            transfer.allow(asleep.contents_of(backed) - low);
-            transfer.poll().map_err(|error| self.copy_error(error))?;
-            self.set_copied(transfer.progress().moved);
+            back.allow(asleep.contents_of(backed) - low);
+            self.set_copied(back.poll().map_err(|error| self.copy_error(error))?);
         }
-        transfer.wait().map_err(|error| self.copy_error(error))?;
-        self.set_copied(transfer.progress().moved);
-        Ok(())
-    }
-
-    /// Copies contents ahead, so that a pause copies nothing.
-    pub(super) fn clean(&self, mover: &Mover) -> Result<(), RegionError> {
-        let mut state = self.state();
-        let State::Awake { copy } = &mut *state else { return Ok(()) };
-        if self.options.backup == Backup::None {
-            return Ok(());
+        loop {
+            let (moved, is_done) = back.advance().map_err(|error| self.copy_error(error))?;
+            self.set_copied(moved);
+            if is_done {
+                return Ok(());
+            }
         }
-        self.set_phase(Phase::Pausing);
-        let cleaned = self.copy_ahead(mover, copy);
-        self.note(&state);
-        cleaned
-    }
-
-    fn copy_ahead(&self, mover: &Mover, copy: &mut Option<Copy>) -> Result<(), RegionError> {
-        // Counted first: a block that is allocated meanwhile makes the copy invalid.
-        let allocations = self.allocations();
-        let listed = self.allocator.contents();
-        let not_now = |error| RegionError::NotNow { tag: self.tag.clone(), error };
-        let contents = Contents::new(&listed.map_err(not_now)?);
-        if self.options.read_only
-            && copy
-                .as_ref()
-                .is_some_and(|copy| self.is_valid(copy, &contents) && copy.valid == contents.len())
-        {
-            return Ok(());
-        }
-        *copy = None;
-        let len = contents.len();
-        let mut made = self.empty_copy(mover, &contents, len)?;
-        made.allocations = allocations;
-        self.begin_copies(len);
-        let transfer = mover.gather_to_host(contents.ranges().iter().copied(), made.host).start();
-        let mut transfer = transfer.map_err(|failed| self.copy_error(failed.error))?;
-        while !transfer.is_done() {
-            transfer.advance().map_err(|error| self.copy_error(error))?;
-            self.set_copied(transfer.progress().moved);
-        }
-        made.host = transfer.into_host();
-        made.valid = len;
-        *copy = Some(made);
-        Ok(())
     }
 }
 

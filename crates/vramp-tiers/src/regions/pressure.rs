@@ -39,7 +39,8 @@ impl Regions {
 /// Returns what a request lacks: what neither the free memory of its pool nor that of the card serves.
 /// One driver call.
 fn deficit(shared: &Shared, shortage: &Shortage) -> Bytes {
-    let on_card = shared.mover().driver().memory_info().map_or(Bytes::ZERO, |memory| memory.free);
+    let on_card =
+        shared.below().mover.driver().memory_info().map_or(Bytes::ZERO, |memory| memory.free);
     let free = match shortage.limit {
         // How much of the limit is left is not known here.
         Some(_) => shortage.largest,
@@ -51,7 +52,7 @@ fn deficit(shared: &Shared, shortage: &Shortage) -> Bytes {
 
 /// Gives up `needed` bytes, as far as there are. Returns true if there were some.
 fn make_room(shared: &Shared, regions: &[Weak<Region>], needed: Bytes) -> bool {
-    let (mut missing, mover) = (needed, shared.mover());
+    let (mut missing, below) = (needed, shared.below());
     for region in regions.iter().filter_map(Weak::upgrade) {
         let before = region.allocator().reserved();
         if missing.is_zero() {
@@ -63,7 +64,7 @@ fn make_room(shared: &Shared, regions: &[Weak<Region>], needed: Bytes) -> bool {
         // The move of one that is being resumed may be what finds no memory.
         let keep = before.saturating_sub(missing);
         let options = PauseOptions { keep, ..PauseOptions::default() };
-        let _ = region.pause_at_once(&mover, options);
+        let _ = region.pause_at_once(&below, options);
         missing = missing.saturating_sub(before.saturating_sub(region.allocator().reserved()));
     }
     missing < needed

@@ -9,7 +9,7 @@ use vramp_alloc::sleep::Sleep;
 use vramp_core::Bytes;
 
 use super::contents::{Contents, ends};
-use crate::host::HostAllocation;
+use super::copies::Copy;
 use crate::sync::{Mutex, MutexGuard, lock};
 
 /// Where contents go while a region sleeps.
@@ -18,6 +18,8 @@ pub enum Backup {
     /// To pinned memory of the host.
     #[default]
     Host,
+    /// To the disk that [`Regions::set_disk`](super::Regions::set_disk) named, through a few pinned blocks.
+    Disk,
     /// Nowhere: after a resume they are undefined.
     None,
 }
@@ -60,20 +62,12 @@ pub struct RegionStatus {
     pub asleep: Bytes,
     /// Bytes of pinned memory that keep its contents.
     pub on_host: Bytes,
+    /// Bytes charged to the disk for its contents.
+    pub on_disk: Bytes,
     /// Bytes that the move in progress, or the last one, has copied.
     pub copied: Bytes,
     /// Bytes that it has to copy.
     pub to_copy: Bytes,
-}
-
-/// A copy of contents.
-pub(super) struct Copy {
-    pub contents: Contents,
-    pub host: HostAllocation,
-    /// Bytes that were copied, from the front.
-    pub valid: Bytes,
-    /// Allocations that the pool had made when its contents were listed.
-    pub allocations: u64,
 }
 
 pub(super) enum State {
@@ -137,6 +131,7 @@ pub struct Region {
     phase: AtomicU8,
     asleep: AtomicU64,
     on_host: AtomicU64,
+    on_disk: AtomicU64,
     copied: AtomicU64,
     to_copy: AtomicU64,
 }
@@ -153,6 +148,7 @@ impl Region {
             phase: AtomicU8::new(0),
             asleep: AtomicU64::new(0),
             on_host: AtomicU64::new(0),
+            on_disk: AtomicU64::new(0),
             copied: AtomicU64::new(0),
             to_copy: AtomicU64::new(0),
         }
@@ -183,6 +179,7 @@ impl Region {
             on_card: self.allocator.reserved(),
             asleep: load(&self.asleep),
             on_host: load(&self.on_host),
+            on_disk: load(&self.on_disk),
             copied: load(&self.copied),
             to_copy: load(&self.to_copy),
         }
@@ -225,9 +222,11 @@ impl Region {
                 (Phase::Asleep, all.saturating_sub(asleep.sleep.backed()), &asleep.copy)
             }
         };
-        let on_host = copy.as_ref().map_or(Bytes::ZERO, |copy| copy.host.len());
+        let on_host = copy.as_ref().map_or(Bytes::ZERO, Copy::on_host);
+        let on_disk = copy.as_ref().map_or(Bytes::ZERO, Copy::on_disk);
         self.asleep.store(asleep.count(), Ordering::Relaxed);
         self.on_host.store(on_host.count(), Ordering::Relaxed);
+        self.on_disk.store(on_disk.count(), Ordering::Relaxed);
         self.set_phase(phase);
     }
 }

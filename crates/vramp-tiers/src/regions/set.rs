@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vramp_alloc::Allocator;
-use vramp_core::{Bytes, Mixed};
+use vramp_core::{AddrRange, Bytes, DeviceAddr, Mixed};
 
+use super::copies::Below;
 use super::error::RegionError;
-use super::region::{Region, RegionOptions, RegionStatus};
+use super::region::{Backup, Region, RegionOptions, RegionStatus};
+use crate::disk::DiskStore;
 use crate::movers::Mover;
 use crate::sync::{Mutex, lock};
 
@@ -34,13 +36,13 @@ pub struct PauseOptions {
 }
 
 pub(super) struct Shared {
-    mover: Mutex<Mover>,
+    below: Mutex<Below>,
     regions: Mutex<BTreeMap<String, Arc<Region>>>,
 }
 
 impl Shared {
-    pub fn mover(&self) -> Mover {
-        lock(&self.mover).clone()
+    pub fn below(&self) -> Below {
+        lock(&self.below).clone()
     }
 
     pub fn find(&self, tag: &str) -> Result<Arc<Region>, RegionError> {
@@ -65,7 +67,8 @@ pub struct Regions {
 impl Regions {
     /// Creates an empty set. Copies are made by `mover`, to the host pool that it was created for.
     pub fn new(mover: Mover) -> Regions {
-        let shared = Shared { mover: Mutex::new(mover), regions: Mutex::default() };
+        let below = Mutex::new(Below { mover, disk: None });
+        let shared = Shared { below, regions: Mutex::default() };
         Regions { shared: Arc::new(shared) }
     }
 
@@ -74,14 +77,23 @@ impl Regions {
     /// began. No driver call.
     pub fn set_mover(&self, mover: Mover) {
         // The streams of the one before may end here, outside of the lock.
-        let _before = std::mem::replace(&mut *lock(&self.shared.mover), mover);
+        let _before = std::mem::replace(&mut lock(&self.shared.below).mover, mover);
+    }
+
+    /// Lets copies of regions with [`Backup::Disk`] from now on be written to `disk`. Copies made before
+    /// stay where they are, and keep their store until they are dropped. With `None` a pause that has to
+    /// write fails. The default is none.
+    pub fn set_disk(&self, disk: Option<Arc<DiskStore>>) {
+        // The store of the one before may end here, outside of the lock.
+        let _before = std::mem::replace(&mut lock(&self.shared.below).disk, disk);
     }
 
     /// Returns the region with that tag, and creates it if there is none: a pool in the group of
     /// `allocator`.
     ///
     /// # Errors
-    /// [`RegionError::OtherOptions`] if it exists with other options; [`RegionError::Create`].
+    /// [`RegionError::OtherOptions`] if it exists with other options; [`RegionError::NoDisk`] if its backup
+    /// is on a disk and there is none; [`RegionError::Create`].
     pub fn region(
         &self,
         allocator: &Allocator,
@@ -94,6 +106,9 @@ impl Regions {
                 true => Ok(Arc::clone(known)),
                 false => Err(RegionError::OtherOptions { tag: tag.to_owned() }),
             };
+        }
+        if options.backup == Backup::Disk && lock(&self.shared.below).disk.is_none() {
+            return Err(RegionError::NoDisk { tag: tag.to_owned() });
         }
         let pool = allocator.create_pool_with(tag, placement)?;
         let region = Arc::new(Region::new(tag, options, pool));
@@ -129,13 +144,13 @@ impl Regions {
     /// [discards](PauseOptions::discard) and began to release memory has discarded the contents.
     pub fn pause(&self, tags: &[&str], options: PauseOptions) -> Result<(), RegionError> {
         let regions: Result<Vec<_>, _> = tags.iter().map(|tag| self.shared.find(tag)).collect();
-        let mover = self.shared.mover();
+        let below = self.shared.below();
         let mut paused: Vec<Arc<Region>> = Vec::new();
         for region in regions? {
             let was_awake = !region.allocator().is_asleep();
-            if let Err(error) = region.pause(&mover, options) {
+            if let Err(error) = region.pause(&below, options) {
                 // One that cannot be resumed says so in its status.
-                paused.iter().for_each(|region| drop(region.resume(&mover)));
+                paused.iter().for_each(|region| drop(region.resume(&below)));
                 return Err(error);
             }
             if was_awake {
@@ -152,8 +167,8 @@ impl Regions {
     /// [`RegionError`]. The region that failed sleeps on; those before it are awake.
     pub fn resume(&self, tags: &[&str]) -> Result<(), RegionError> {
         let regions: Result<Vec<_>, _> = tags.iter().map(|tag| self.shared.find(tag)).collect();
-        let mover = self.shared.mover();
-        regions?.iter().try_for_each(|region| region.resume(&mover))
+        let below = self.shared.below();
+        regions?.iter().try_for_each(|region| region.resume(&below))
     }
 
     /// Copies the contents of a region while it is awake, so that the next pause copies nothing. The
@@ -163,7 +178,35 @@ impl Regions {
     /// # Errors
     /// [`RegionError`]. The region is awake, and as before.
     pub fn clean(&self, tag: &str) -> Result<(), RegionError> {
-        self.shared.find(tag)?.clean(&self.shared.mover())
+        self.shared.find(tag)?.clean(&self.shared.below())
+    }
+
+    /// Reads the contents of a region that sleeps from the disk into pinned host memory, so that a resume
+    /// copies from there. Needs no memory of the card. A second call reads what was not read. Does nothing
+    /// about a region that is awake or whose copy is not on a disk. No driver call but those that pin
+    /// memory.
+    ///
+    /// The memory is freed when the region is resumed.
+    ///
+    /// # Errors
+    /// [`RegionError::NoRoomToPrefetch`]; [`RegionError::Copy`] if the disk failed. All is as before.
+    pub fn prefetch(&self, tag: &str) -> Result<(), RegionError> {
+        self.shared.find(tag)?.prefetch(&self.shared.below())
+    }
+
+    /// Reads bytes of a block in a sleeping region from its copy, by their address on the card. A copy on a
+    /// disk is read in whole pieces of a step of the mover, unless it was [prefetched](Regions::prefetch).
+    /// No driver call but those that pin memory. O(regions).
+    ///
+    /// # Errors
+    /// [`RegionError::Awake`]; [`RegionError::NoBackup`]; [`RegionError::NotContents`];
+    /// [`RegionError::Copy`]. Then `out` has undefined contents.
+    pub fn read_backup(&self, address: DeviceAddr, out: &mut [u8]) -> Result<(), RegionError> {
+        let range = AddrRange::new(address, Bytes::new(out.len() as u64));
+        let all = self.shared.all();
+        let owner = all.iter().find(|region| region.allocator().has_addresses(range));
+        let owner = owner.ok_or(RegionError::NotContents { range })?;
+        owner.read_backup(&self.shared.below(), range, out)
     }
 
     /// Returns the state of each region, by tag. Waits for no move.

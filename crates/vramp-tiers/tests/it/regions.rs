@@ -1,5 +1,9 @@
 //! Regions: every byte is right after pauses and resumes, and a failure loses none.
 
+mod disk;
+mod growth;
+mod random;
+
 use std::sync::Arc;
 
 use crate::common::blocks::{BLOCKS, MIB, space};
@@ -9,7 +13,7 @@ use vramp_driver::Call;
 use vramp_driver::sim::{Contents, FaultPlan, Simulator};
 use vramp_tiers::movers::MoverConfig;
 use vramp_tiers::regions::{
-    Backup, PauseOptions, Phase, Region, RegionError, RegionOptions, Regions,
+    Backup, PauseOptions, Phase, Region, RegionError, RegionOptions, RegionStatus, Regions,
 };
 use vramp_tiers::{Bytes, HostPool, Mover};
 

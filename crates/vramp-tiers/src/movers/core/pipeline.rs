@@ -9,6 +9,8 @@ pub struct StagedPiece {
     pub offset: Bytes,
     /// Length in bytes.
     pub len: Bytes,
+    /// First byte in the staging buffer.
+    pub skip: Bytes,
 }
 
 /// Limits of one staged transfer.
@@ -27,7 +29,8 @@ impl Pipeline {
     /// endpoints. `None` if none may begin.
     pub fn next_piece(self, begun: Bytes, active: usize) -> Option<StagedPiece> {
         let len = self.piece.min(self.len - begun);
-        (active < self.most && !len.is_zero()).then_some(StagedPiece { offset: begun, len })
+        let piece = StagedPiece { offset: begun, len, skip: Bytes::ZERO };
+        (active < self.most && !len.is_zero()).then_some(piece)
     }
 }
 
@@ -83,7 +86,10 @@ mod tests {
             (10, 0, None),
         ] {
             let piece = pipeline.next_piece(mib(begun), active);
-            let expected = expected.map(|(at, len)| StagedPiece { offset: mib(at), len: mib(len) });
+            let expected = expected.map(|(at, len)| {
+                let (offset, len) = (mib(at), mib(len));
+                StagedPiece { offset, len, skip: Bytes::ZERO }
+            });
             assert_eq!(piece, expected, "{begun} MiB begun, {active} pieces active");
         }
         let empty = Pipeline { len: Bytes::ZERO, ..pipeline };

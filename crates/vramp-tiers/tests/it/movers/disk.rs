@@ -251,3 +251,19 @@ fn no_bytes_go_to_the_disk_and_back_and_other_lengths_are_refused() {
     assert_eq!(refused, MoveError::OtherLength { from: Bytes::ZERO, to: range.len });
     world.assert_empty();
 }
+
+#[test]
+fn a_piece_whose_write_failed_did_not_arrive() {
+    let world = world();
+    let range = memory(&world.bench.device, Bytes::mib(40));
+    let bytes = put(&world.bench, range, 3);
+    world.faulty.set(fail(Direction::Write, EIO));
+    match world.to_disk(range).unwrap_err() {
+        MoveError::Disk { moved, of, .. } => assert_eq!((moved, of), (Bytes::ZERO, range.len)),
+        other => panic!("{other}"),
+    }
+    world.faulty.heal();
+    let kept = Arc::new(world.to_disk(range).unwrap());
+    world.bench.mover.from_disk(&kept, range).unwrap().wait().unwrap();
+    assert!(world.bench.device.peek(range).unwrap() == bytes);
+}

@@ -1,0 +1,92 @@
+//! What is done ahead of a pause and of a resume, and reads of copies.
+
+use vramp_core::{AddrRange, Bytes};
+
+use super::contents::Contents;
+use super::copies::{Below, Copy, CopyOut, Place};
+use super::error::RegionError;
+use super::region::{Backup, Phase, Region, State};
+use crate::movers::MoveError;
+
+impl Region {
+    /// Copies contents ahead, so that a pause copies nothing.
+    pub(super) fn clean(&self, below: &Below) -> Result<(), RegionError> {
+        let mut state = self.state();
+        let State::Awake { copy } = &mut *state else { return Ok(()) };
+        if self.options.backup == Backup::None {
+            return Ok(());
+        }
+        self.set_phase(Phase::Pausing);
+        let cleaned = self.copy_ahead(below, copy);
+        self.note(&state);
+        cleaned
+    }
+
+    fn copy_ahead(&self, below: &Below, copy: &mut Option<Copy>) -> Result<(), RegionError> {
+        // Counted first: a block that is allocated meanwhile makes the copy invalid.
+        let allocations = self.allocations();
+        let listed = self.allocator.contents();
+        let not_now = |error| RegionError::NotNow { tag: self.tag.clone(), error };
+        let contents = Contents::new(&listed.map_err(not_now)?);
+        let len = contents.len();
+        if self.options.read_only
+            && copy.as_ref().is_some_and(|copy| self.is_valid(copy, &contents) && copy.valid == len)
+        {
+            return Ok(());
+        }
+        *copy = None;
+        let Copy { place, .. } = self.empty_copy(below, &contents, len)?;
+        self.begin_copies(len);
+        let ranges = contents.ranges().to_vec();
+        let mut out = CopyOut::begin(&below.mover, ranges, place, Bytes::ZERO)
+            .map_err(|failed| self.copy_error(failed.1))?;
+        while !out.is_done() {
+            out.advance().map_err(|error| self.copy_error(error))?;
+            self.set_copied(out.moved());
+        }
+        let (place, valid) = out.end();
+        *copy = Some(Copy { contents, place, valid, allocations });
+        Ok(())
+    }
+
+    /// Reads contents on a disk into host memory.
+    pub(super) fn prefetch(&self, below: &Below) -> Result<(), RegionError> {
+        let mut state = self.state();
+        let State::Asleep(asleep) = &mut *state else { return Ok(()) };
+        let needed = asleep.contents_of(asleep.gone);
+        let Some(Copy { place: Place::Disk(disk), .. }) = &mut asleep.copy else { return Ok(()) };
+        if needed.is_zero() {
+            return Ok(());
+        }
+        let read = disk.read_ahead(below.mover.pool(), needed, |all, read| {
+            if read.is_zero() {
+                self.begin_copies(all);
+            }
+            self.set_copied(read);
+        });
+        self.note(&state);
+        read.map_err(|error| match error {
+            MoveError::Host(error) => {
+                RegionError::NoRoomToPrefetch { tag: self.tag.clone(), needed, error }
+            }
+            error => self.copy_error(error),
+        })
+    }
+
+    /// Reads bytes of a block from the copy.
+    pub(super) fn read_backup(
+        &self,
+        below: &Below,
+        range: AddrRange,
+        out: &mut [u8],
+    ) -> Result<(), RegionError> {
+        let state = self.state();
+        let State::Asleep(asleep) = &*state else {
+            return Err(RegionError::Awake { tag: self.tag.clone() });
+        };
+        let at = asleep.contents.find(range).ok_or(RegionError::NotContents { range })?;
+        let copy = asleep.copy.as_ref().filter(|copy| at + range.len <= copy.valid);
+        let copy = copy.ok_or_else(|| RegionError::NoBackup { tag: self.tag.clone(), range })?;
+        copy.read(below.mover.pool(), at, out).map_err(|error| self.copy_error(error))
+    }
+}
