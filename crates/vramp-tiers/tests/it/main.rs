@@ -11,6 +11,7 @@ mod monte_carlo;
 mod movers;
 mod peers;
 mod regions;
+mod regions_pressure;
 mod spaces;
 mod spilling;
 mod tracked;
