@@ -75,6 +75,8 @@ def region(
     regions the innermost one counts. `device` is the number of a device, a pool of the program's own, or
     None for the shared pools of all devices.
 
+    A thread leaves what it entered. Leaving on another thread, as a generator that is closed there does, raises
+    RegionError, and the first thread stays within the region until it calls `__exit__` of the object.
     Entering raises OptionError, a ValueError, if the tag exists with other options.
     """
     return _Scope(tag, backup, readonly, *_split(device))

@@ -139,14 +139,13 @@ fn memory_of_other_regions_that_is_freed_in_a_capture_is_kept_for_its_graph() {
     let capture = within(&torch, "graph", || torch.capture(POOL, SIDE));
     let inside = within(&torch, "graph", || torch.get(4 << 20, SIDE)).unwrap();
     torch.note(recorded, SIDE).unwrap();
-    std::thread::scope(|threads| {
-        let freed = threads.spawn(|| {
-            torch.put(on_stream, SIDE).unwrap();
-            torch.put(recorded, 0).unwrap();
-            torch.put(unused, 0).unwrap();
+    // Threads that the capture does not know.
+    for (block, stream) in [(on_stream, SIDE), (recorded, 0), (unused, 0)] {
+        std::thread::scope(|threads| {
+            let freed = threads.spawn(|| torch.put(block, stream)).join();
+            freed.expect("it does not panic").unwrap();
         });
-        freed.join().expect("it does not panic");
-    });
+    }
     for (block, stream) in [(by_thread, 0), (small, SIDE), (outside, 0)] {
         torch.put(block, stream).unwrap();
     }
