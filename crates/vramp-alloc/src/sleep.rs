@@ -21,7 +21,7 @@
 //!
 //! | step | driver calls | host |
 //! |---|---|---|
-//! | `begin_sleep` | a query, a record and a wait for each stream, one for the card, and those of a trim | O(regions + chunks) |
+//! | `begin_sleep` | two queries, a record and a wait for each stream, a wait for the card, and those of a trim | O(regions + chunks) |
 //! | `release` | an unmap for each contiguous run, a release for each chunk | O(log chunks + run) |
 //! | `back` | a create and a map for each chunk, a set-access for each contiguous run | the same |
 //! | `wake` | none | O(1) |
@@ -265,14 +265,18 @@ impl Allocator {
 
     fn wait_for_work(&self) -> Result<(), SleepError> {
         let shared = self.shared();
-        if let Some(&stream) = shared.capturing_streams()?.first() {
-            return Err(SleepError::Captures { stream });
-        }
+        let refuse_captures = || match shared.capturing_streams()?.first() {
+            Some(&stream) => Err(SleepError::Captures { stream }),
+            None => Ok(()),
+        };
+        refuse_captures()?;
         shared.synchronize().map_err(|failure| match failure {
             CloseFailure::Capturing(stream) => SleepError::Captures { stream },
             CloseFailure::NotSynchronized(error) | CloseFailure::Closed(error) => error.into(),
         })?;
-        // Graphs are launched, and memory is used, on streams that the group does not know.
+        // Graphs are launched, and memory is used, on streams that the group does not know. That wait would
+        // invalidate a capture that began meanwhile.
+        refuse_captures()?;
         match shared.driver.synchronize_device() {
             Err(error) if !error.is_device_lost() => Err(error.into()),
             _ => Ok(()),

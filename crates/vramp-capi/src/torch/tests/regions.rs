@@ -223,3 +223,29 @@ fn an_address_in_a_segment_that_sleeps_is_refused() {
     torch.segment_free(outside, false).unwrap();
     torch.audit();
 }
+
+#[test]
+fn the_statistics_of_pytorch_have_the_blocks_of_regions_also_of_those_that_sleep() {
+    let torch = torch("");
+    let outside = torch.get(4 << 20, 0).unwrap();
+    let [large, small] =
+        [8 << 20, 1000].map(|size| within(&torch, "weights", || torch.get(size, SIDE)).unwrap());
+    let now = || {
+        let stats = torch.context(0).unwrap().memory_stats().unwrap();
+        let (bytes, blocks) = (stats.allocated_bytes, stats.allocation);
+        assert_eq!(blocks.all.current, blocks.small_pool.current + blocks.large_pool.current);
+        (bytes.all.current, blocks.small_pool.current, stats.reserved_bytes.all.current)
+    };
+    let (bytes, small_blocks, awake) = now();
+    assert_eq!((bytes, small_blocks), ((12 << 20) + 1024, 1));
+    pause(&torch, "weights");
+    let (bytes, small_blocks, asleep) = now();
+    assert_eq!((bytes, small_blocks, asleep), ((12 << 20) + 1024, 1, 4 << 20));
+    regions(&torch).resume(&["weights"]).unwrap();
+    assert_eq!(now().2, awake);
+    for (block, stream) in [(outside, 0), (large, SIDE), (small, SIDE)] {
+        torch.put(block, stream).unwrap();
+    }
+    assert_eq!(now().0, 0);
+    torch.audit();
+}
