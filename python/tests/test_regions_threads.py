@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 from conftest import MIB
@@ -62,13 +62,13 @@ def test_threads_share_the_object_of_a_region(pool: vramp.Pool) -> None:
 def test_a_region_is_left_on_the_thread_that_began_it(pool: vramp.Pool) -> None:
     scope = vramp.region("generated", device=pool)
 
-    def generator() -> Iterator[None]:
+    def generator() -> Generator[None, None, None]:
         with scope:
             yield
 
     running = generator()
     next(running)
-    error = on_a_thread(running.close)  # type: ignore[attr-defined]
+    error = on_a_thread(running.close)
     assert isinstance(error, vramp.RegionError) and error.tag == "generated"
     assert "on the thread that began it" in str(error)
     # The thread that began it is still there, and ends it by the object.

@@ -62,12 +62,11 @@ def _begin_hook(torch: Any) -> Any:
     note.argtypes = (ctypes.c_int, ctypes.c_void_p)
     begin_pool.argtypes = (ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
 
-    @ctypes.CFUNCTYPE(None, *begin_pool.argtypes)
     def begin(device: int, first: int, second: int, filter: int | None) -> None:
         note(device, torch._C._cuda_getCurrentRawStream(device))
         begin_pool(device, first, second, filter)
 
-    return begin
+    return ctypes.CFUNCTYPE(None, *begin_pool.argtypes)(begin)
 
 
 def _statistics() -> dict[str, Any]:
