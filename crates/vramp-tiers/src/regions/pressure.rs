@@ -18,9 +18,9 @@ impl Regions {
     /// region. [`Allocator::unregister`] ends that.
     ///
     /// A region that slept has to be resumed before it is used. Regions that are being moved, or whose
-    /// move fails, are left out, and so is the region whose own request or resume it is. One shortage is
-    /// seen to at a time: of two regions that are short together one makes the other sleep, and not both
-    /// each other.
+    /// move fails, are left out, and so is the region whose own request or resume it is. A registration
+    /// sees to one shortage at a time: of two regions that are short together one makes the other sleep, and
+    /// not both each other.
     ///
     /// A shortage costs one driver call and O(tags), and the pauses.
     ///

@@ -23,7 +23,7 @@ class Native {
   // region that it would come from, sleeps.
   void* malloc(Device& device, size_t size, cudaStream_t stream) {
     void* address = malloc_anywhere(device, size, stream);
-    if (C10_LIKELY(shared_.vramp.segment_awake(device.index, address) == VRAMP_OK)) {
+    if (C10_LIKELY(shared_.vramp.segment_awake(device.index, address) != VRAMP_ERROR_REGION)) {
       return address;
     }
     // A cached block of a segment that was allocated in a region.
