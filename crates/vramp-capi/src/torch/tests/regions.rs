@@ -249,3 +249,24 @@ fn the_statistics_of_pytorch_have_the_blocks_of_regions_also_of_those_that_sleep
     assert_eq!(now().0, 0);
     torch.audit();
 }
+
+#[test]
+fn statistics_are_read_while_the_memory_of_a_graph_that_ended_waits() {
+    let torch = torch("");
+    let side = torch.get(4 << 20, 0).unwrap();
+    let capture = within(&torch, "graph", || torch.capture(POOL, SIDE));
+    let inside = within(&torch, "graph", || torch.get(1000, SIDE)).unwrap();
+    torch.put(inside, SIDE).unwrap();
+    capture.end(POOL);
+    // Work that is queued when the memory is released, so that it waits.
+    for stream in [0, SIDE, SIDE + 1] {
+        let range = AddrRange::new(DeviceAddr::new(side), Bytes::mib(4));
+        torch.driver().fill(torch.queue(stream), range, 1).unwrap();
+    }
+    torch.release(POOL).unwrap();
+    let stats = torch.context(0).unwrap().memory_stats().unwrap();
+    assert_eq!(stats.allocated_bytes.all.current, 4 << 20);
+    assert!(stats.active_bytes.all.current > 4 << 20, "the arena's memory waits: {stats:?}");
+    torch.put(side, 0).unwrap();
+    torch.audit();
+}
