@@ -157,6 +157,8 @@ fn threads_that_press_each_other_end_and_leave_every_pool_consistent() {
     let rig = rig(Config::default());
     let tags = ["t0", "t1", "t2", "t3"];
     let regions = tags.map(|tag| rig.region(tag));
+    // So whichever thread runs first makes the regions of others sleep.
+    let kept = [0, 1, 2, 3].map(|at| rig.block(&regions[at], MIB * 60, at as u8 + 1).unwrap());
     rig.regions.on_pressure(&rig.allocator, &tags).unwrap();
     let slept = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -191,8 +193,11 @@ fn threads_that_press_each_other_end_and_leave_every_pool_consistent() {
         }
     });
     assert!(slept.into_inner() > 0, "no region slept: the test tests nothing");
-    rig.regions.resume(&tags).unwrap();
-    for region in &regions {
+    for (region, (tag, block)) in regions.iter().zip(tags.iter().zip(kept)) {
+        // Of those before only this much is left, and others sleep for this one.
+        rig.regions.resume(&[tag]).unwrap();
+        rig.holds(&block, tag.as_bytes()[1] - b'0' + 1);
+        region.allocator().free(block, rig.stream).unwrap();
         region.allocator().audit().unwrap();
         assert_eq!(region.allocator().stats().unwrap().live, Bytes::ZERO);
     }
