@@ -20,8 +20,18 @@ Device: TypeAlias = "int | Pool | None"
 """The number of a device, a pool of the program's own, or None for the shared pools of all devices."""
 
 
+class _Begun(threading.local):
+    """The scopes of one object that the calling thread has begun, the innermost one last."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+
 class _Scope:
-    """A part of the calling thread's program whose allocations go to a region, or to the pool."""
+    """A part of the calling thread's program whose allocations go to a region, or to the pool.
+
+    Several threads may be within one object.
+    """
 
     __slots__ = ("_arguments", "_scopes")
 
@@ -29,12 +39,12 @@ class _Scope:
         self, tag: str | None, backup: str, readonly: bool, device: int | None, pool: Pool | None
     ) -> None:
         self._arguments = (tag, backup, readonly, device, pool)
-        self._scopes: list[int] = []
+        self._scopes = _Begun()
 
     def __enter__(self) -> None:
         if self._arguments[1] == "disk":
             _name_default_disk()
-        self._scopes.append(_native.region_begin(*self._arguments))
+        self._scopes.numbers.append(_native.region_begin(*self._arguments))
 
     def __exit__(
         self,
@@ -42,7 +52,13 @@ class _Scope:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _native.region_end(self._scopes.pop())
+        if not self._scopes.numbers:
+            tag = self._arguments[0]
+            where = "within disable_region()" if tag is None else f"in the region {tag!r}"
+            wrong = RegionError(f"this thread is not {where}: end it on the thread that began it, once")
+            wrong.tag = tag
+            raise wrong
+        _native.region_end(self._scopes.numbers.pop())
 
 
 @cache
@@ -70,6 +86,8 @@ def region(
     regions the innermost one counts. `device` is the number of a device, a pool of the program's own, or
     None for the shared pools of all devices.
 
+    A thread leaves what it entered. Leaving on another thread, as a generator that is closed there does, raises
+    RegionError, and the first thread stays within the region until it calls `__exit__` of the object.
     Entering raises OptionError, a ValueError, if the tag exists with other options.
     """
     return _Scope(tag, backup, readonly, *_split(device))
@@ -280,9 +298,11 @@ class PressureRegistration:
 
 
 def on_pressure(tags: Tags, *, device: Device = None) -> PressureRegistration:
-    """Pauses regions, in this order and as far as needed, when a request of their pool finds no memory.
+    """Pauses regions, in this order and as far as needed, when a request on their device finds no memory.
 
-    A region that was paused has to be resumed before it is used. Raises RegionError for an unknown tag.
+    It may be a request of the pool or of any region of the device, or a resume; the region whose own request
+    or resume it is stays as it is. A region that was paused has to be resumed before it is used. Raises
+    RegionError for an unknown tag.
     """
     chosen = _chosen(tags, device)
     return PressureRegistration(

@@ -39,6 +39,7 @@ const SYMBOLS: &[&str] = &[
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
+    "cuCtxSynchronize",
     // Virtual memory.
     "cuMemGetAllocationGranularity",
     "cuMemAddressReserve",

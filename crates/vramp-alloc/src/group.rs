@@ -13,7 +13,8 @@ use vramp_core::{Bytes, StreamId, StreamTable};
 use vramp_driver::{Driver, DriverError, Stream};
 
 use crate::exec::captures;
-use crate::shared::Shared;
+use crate::observe::Observers;
+use crate::shared::{Shared, next_number};
 use crate::stream_end::{StreamEnd, StreamEnds, StreamWork};
 use crate::sync::ForkMutex;
 
@@ -69,8 +70,9 @@ impl GroupStreams {
 }
 
 /// Allocators that share streams and a limit.
-#[derive(Default)]
 pub(crate) struct Group {
+    /// Called when any member is short of memory.
+    pub handlers: Observers,
     streams: ForkMutex<GroupStreams>,
     /// Number of streams, destroyed ones included.
     count: AtomicUsize,
@@ -97,7 +99,18 @@ fn lock<T: Default>(mutex: &ForkMutex<T>) -> MutexGuard<'_, T> {
 
 impl Group {
     pub(crate) fn new(limit: Option<Bytes>) -> Group {
-        let group = Group::default();
+        let group = Group {
+            handlers: Observers::new(next_number()),
+            streams: ForkMutex::default(),
+            count: AtomicUsize::new(0),
+            members: ForkMutex::default(),
+            member_count: AtomicUsize::new(0),
+            reserved: AtomicU64::new(0),
+            limit: AtomicU64::new(0),
+            growing: ForkMutex::default(),
+            peers: ForkMutex::default(),
+            ending: ForkMutex::default(),
+        };
         group.set_limit(limit);
         group
     }

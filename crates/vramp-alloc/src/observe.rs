@@ -13,6 +13,8 @@
 //!    | an observer or a stack source | reach no observer; a history records them without a stack | handlers run, then it waits |
 //!    | a handler | reach observers and histories | no handler runs and it does not wait: it fails |
 //!
+//!    The same holds for all pools of a group inside a handler of the group.
+//!
 //!    Callbacks of several allocators nest up to 16 deep on a thread; deeper ones are not called.
 //! 3. *Panics are contained and counted* in [`Stats`](crate::stats::Stats) as `callback_panics`. A
 //!    handler that panics has freed nothing, and a stack source that panics has no stack. The call
@@ -100,6 +102,8 @@ pub enum Event<'a> {
 
 type Observer = dyn Fn(&Event<'_>) + Send + Sync;
 type Handler = dyn Fn(&Shortage) -> bool + Send + Sync;
+/// Takes the number of the pool that is short.
+type GroupHandler = dyn Fn(u64, &Shortage) -> bool + Send + Sync;
 
 /// A part of the library that records every event, also those of calls inside observers.
 pub(crate) trait Recorder: Send + Sync {
@@ -113,7 +117,7 @@ pub(crate) trait Recorder: Send + Sync {
 pub struct Registration(u64);
 
 impl Registration {
-    /// Returns its number: above zero, and unique in the allocator.
+    /// Returns its number: above zero, and unique in the process.
     pub fn number(self) -> u64 {
         self.0
     }
@@ -224,9 +228,12 @@ impl<F: ?Sized> Slot<F> {
     }
 }
 
-/// The observers, handlers and recorders of an allocator.
+/// Number of the next registration.
+static REGISTRATIONS: AtomicU64 = AtomicU64::new(1);
+
+/// The observers, handlers and recorders of an allocator, or the handlers of a group.
 pub(crate) struct Observers {
-    /// Number of the allocator.
+    /// Number of the allocator or group.
     allocator: u64,
     /// True if there are observers or recorders. A cache hit reads only this.
     observed: AtomicBool,
@@ -240,11 +247,11 @@ type Slots<F> = BTreeMap<u64, Arc<Slot<F>>>;
 
 #[derive(Clone, Default)]
 struct Lists {
-    last: u64,
     observers: Slots<Observer>,
     handlers: Slots<Handler>,
     /// Handlers that are called before the others.
     first_handlers: Slots<Handler>,
+    group_handlers: Slots<GroupHandler>,
     recorders: Slots<dyn Recorder>,
 }
 
@@ -290,6 +297,10 @@ impl Observers {
         self.change(|lists, number| drop(lists.first_handlers.insert(number, Slot::new(handler))))
     }
 
+    pub(crate) fn add_group_handler(&self, handler: Arc<GroupHandler>) -> Registration {
+        self.change(|lists, number| drop(lists.group_handlers.insert(number, Slot::new(handler))))
+    }
+
     #[cfg(feature = "history")]
     pub(crate) fn add_recorder(&self, recorder: Arc<dyn Recorder>) -> Registration {
         self.change(|lists, number| drop(lists.recorders.insert(number, Slot::new(recorder))))
@@ -297,14 +308,16 @@ impl Observers {
 
     /// Removes an observer or handler. Returns false if it was removed before.
     pub(crate) fn remove(&self, registration: Registration) -> bool {
-        let (mut observer, mut handler) = (None, None);
+        let (mut observer, mut handler, mut of_group) = (None, None, None);
         self.change(|lists, _| {
             observer = take(&mut lists.observers, registration);
+            of_group = take(&mut lists.group_handlers, registration);
             handler = take(&mut lists.handlers, registration)
                 .or_else(|| take(&mut lists.first_handlers, registration));
         });
         observer.is_some_and(|slot| self.end_slot(&slot))
             || handler.is_some_and(|slot| self.end_slot(&slot))
+            || of_group.is_some_and(|slot| self.end_slot(&slot))
     }
 
     /// Removes a recorder. Returns false if it was removed before.
@@ -319,7 +332,7 @@ impl Observers {
     /// its arenas and graphs do later is not observed.
     pub(crate) fn clear(&self) {
         let mut gone = Lists::default();
-        self.change(|lists, last| gone = std::mem::replace(lists, Lists { last, ..gone.clone() }));
+        self.change(|lists, _| gone = std::mem::take(lists));
         gone.observers.values().for_each(|slot| self.drop_code(slot.remove(false)));
         let handlers = gone.handlers.values().chain(gone.first_handlers.values());
         handlers.for_each(|slot| self.drop_code(slot.remove(false)));
@@ -349,8 +362,7 @@ impl Observers {
         let mut guard = self.lists.write().unwrap_or_else(PoisonError::into_inner);
         // Copies the lists only if an event in progress reads them.
         let lists = Arc::make_mut(&mut guard);
-        lists.last += 1;
-        let number = lists.last;
+        let number = REGISTRATIONS.fetch_add(1, Ordering::Relaxed);
         change(lists, number);
         let observed = !(lists.observers.is_empty() && lists.recorders.is_empty());
         self.observed.store(observed, Ordering::Relaxed);
@@ -431,6 +443,24 @@ impl Observers {
             freed
         };
         run(&lists.first_handlers) || run(&lists.handlers)
+    }
+
+    /// Calls the handlers of a group for a shortage of the pool with a number, in order of registration.
+    /// Panics are counted by `short`, the observers of that pool. Returns true if one freed memory.
+    pub(crate) fn run_group_handlers(
+        &self,
+        short: &Observers,
+        number: u64,
+        shortage: &Shortage,
+    ) -> bool {
+        let mut freed = false;
+        for slot in self.lists().group_handlers.values() {
+            let Some(_frame) = Frame::enter(self.allocator, Role::Handler) else { break };
+            let Some(code) = slot.begin() else { continue };
+            freed |= short.contain(move || code(number, shortage)).unwrap_or(false);
+            slot.end();
+        }
+        freed
     }
 }
 

@@ -112,8 +112,11 @@ impl DerefMut for MemoryGuard<'_> {
     }
 }
 
-/// Number of the next allocator.
-static NUMBERS: AtomicU64 = AtomicU64::new(1);
+/// Returns the number of an allocator or group, which no other has.
+pub(crate) fn next_number() -> u64 {
+    static NUMBERS: AtomicU64 = AtomicU64::new(1);
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
+}
 
 impl Shared {
     pub(crate) fn new(
@@ -122,7 +125,7 @@ impl Shared {
         manager: Manager,
         group: Arc<Group>,
     ) -> Arc<Shared> {
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let number = next_number();
         let nothing = Manager::without_memory(&driver);
         let shared = Arc::new(Shared {
             number,

@@ -3,7 +3,7 @@
 //! A pool that sleeps keeps its addresses, its blocks and its streams. Only physical memory is given to
 //! the card, handle by handle:
 //!
-//! 1. [`Allocator::begin_sleep`] refuses requests from then on, waits for the work of the pool's streams,
+//! 1. [`Allocator::begin_sleep`] refuses requests from then on, waits for the work of the card,
 //!    returns idle memory to the card, and returns a [`Sleep`]: which [chunks](Sleep::chunks) remain, and
 //!    which part of them has [contents](Sleep::contents).
 //! 2. The owner copies contents away, and [releases](Sleep::release) chunks as their copies arrive.
@@ -21,7 +21,7 @@
 //!
 //! | step | driver calls | host |
 //! |---|---|---|
-//! | `begin_sleep` | two for each stream with work, and those of a trim | O(regions + chunks) |
+//! | `begin_sleep` | two queries, a record and a wait for each stream, a wait for the card, and those of a trim | O(regions + chunks) |
 //! | `release` | an unmap for each contiguous run, a release for each chunk | O(log chunks + run) |
 //! | `back` | a create and a map for each chunk, a set-access for each contiguous run | the same |
 //! | `wake` | none | O(1) |
@@ -194,13 +194,12 @@ pub struct Sleep {
 
 impl Allocator {
     /// Refuses requests from now on, with [`Unusable::Asleep`]; waits on the host for all work that is
-    /// queued on the streams of the group; and returns the pool's idle memory to the card. Cost: see
-    /// [the module](self).
-    ///
-    /// Work on other streams that uses the memory must be over.
+    /// queued on the card by this process, also on streams that the group does not know; and returns the
+    /// pool's idle memory to the card. Cost: see [the module](self).
     ///
     /// # Errors
-    /// [`SleepError`]; the pool is awake and as before.
+    /// [`SleepError`]; the pool is awake and as before. A capture of a stream that the group does not know is
+    /// a [`SleepError::Driver`], and invalid afterwards.
     pub fn begin_sleep(&self) -> Result<Sleep, SleepError> {
         let shared = self.shared();
         let preset = self.preset();
@@ -266,13 +265,22 @@ impl Allocator {
 
     fn wait_for_work(&self) -> Result<(), SleepError> {
         let shared = self.shared();
-        if let Some(&stream) = shared.capturing_streams()?.first() {
-            return Err(SleepError::Captures { stream });
-        }
+        let refuse_captures = || match shared.capturing_streams()?.first() {
+            Some(&stream) => Err(SleepError::Captures { stream }),
+            None => Ok(()),
+        };
+        refuse_captures()?;
         shared.synchronize().map_err(|failure| match failure {
             CloseFailure::Capturing(stream) => SleepError::Captures { stream },
             CloseFailure::NotSynchronized(error) | CloseFailure::Closed(error) => error.into(),
-        })
+        })?;
+        // Graphs are launched, and memory is used, on streams that the group does not know. That wait would
+        // invalidate a capture that began meanwhile.
+        refuse_captures()?;
+        match shared.driver.synchronize_device() {
+            Err(error) if !error.is_device_lost() => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Returns true if all of a range lies in the pool's addresses, whether something is allocated there or

@@ -270,7 +270,8 @@ fn came_as(live: StatByPool, active: StatByPool) -> StatByPool {
     let whole = |live: Stat, active: Stat| Stat {
         peak: active.peak.max(live.peak),
         allocated: live.allocated,
-        freed: live.allocated - active.current,
+        // Memory of an arena that ended may wait, too, which is more than its blocks had.
+        freed: live.allocated.saturating_sub(active.current),
         ..active
     };
     StatByPool {

@@ -2157,12 +2157,25 @@ void *vramp_torch_base_alloc(void *address, size_t *size);
 /*
  * For `set_begin_allocate_to_pool`, which PyTorch calls before it begins the capture of a graph:
  * allocations of the capture come from the pool's arena. If the arena cannot be created, they fail
- * with its error. The filter is neither called nor stored.
+ * with its error. The filter is neither called nor stored. The stream of the capture is known with its first
+ * allocation or free: regions do not sleep from then on until its end. A caller that knows the stream calls
+ * [`vramp_torch_capture_begins`] before.
  */
 void vramp_torch_begin_pool(int device,
                             uint64_t pool_first,
                             uint64_t pool_second,
                             const void *filter);
+
+/*
+ * Notes that a capture is about to begin on a stream. From its begin to its end regions of the device do not
+ * sleep: a pause is VRAMP_ERROR_REGION and names the stream. No driver call.
+ *
+ * What the caller promises:
+ * `stream` is null or a stream of the device that lives as long as the process uses the device, or until
+ * vramp_torch_stream_forget.
+ */
+vramp_status_t vramp_torch_capture_begins(int device,
+                                          void *stream);
 
 /* For `set_end_allocate_to_pool_fn`, which PyTorch calls after a successful capture. */
 void vramp_torch_end_pool(int device, uint64_t pool_first, uint64_t pool_second);
@@ -2317,6 +2330,13 @@ vramp_status_t vramp_torch_segment_malloc(int device,
 vramp_status_t vramp_torch_comm_malloc(int device,
                                        uint64_t size,
                                        void **address);
+
+/*
+ * VRAMP_ERROR_REGION if an address lies in a segment whose region sleeps: a block there must not be given
+ * to a program.
+ */
+vramp_status_t vramp_torch_segment_awake(int device,
+                                         const void *address);
 
 /*
  * Returns the device of a segment. VRAMP_ERROR_UNKNOWN_POINTER if none begins at the address.

@@ -565,16 +565,13 @@ impl Context {
     }
 
     /// Frees a block, but keeps its memory for the graph of a capture that may use it. Returns
-    /// false and does nothing if no block begins at `addr`, or if it is a block of an arena.
+    /// false and does nothing if no block begins at `addr`.
     pub fn free_for_capture(
         &self,
         addr: u64,
         stream: StreamId,
         capture: &AttachedCapture,
     ) -> Result<bool> {
-        if self.is_of_arena(addr) {
-            return Ok(false);
-        }
         let Some(Taken { allocation, charge }) = self.blocks.remove(addr) else { return Ok(false) };
         let owner = self.owner(allocation.pool_number());
         let freed = owner.free_for_capture(allocation, stream, capture);
@@ -643,6 +640,12 @@ impl Context {
     /// Returns true if a block of a graph arena begins at `addr`.
     pub fn is_of_arena(&self, addr: u64) -> bool {
         self.blocks.with(addr, Allocation::is_in_arena).unwrap_or(false)
+    }
+
+    /// Returns true if a block of a graph arena of that pool begins at `addr`.
+    pub fn is_of_arena_in(&self, addr: u64, pool_number: u64) -> bool {
+        let is_of = |block: &Allocation| block.is_in_arena() && block.pool_number() == pool_number;
+        self.blocks.with(addr, is_of).unwrap_or(false)
     }
 
     /// Returns the start and length of the block that contains `addr`. O(n).

@@ -58,6 +58,7 @@ mod gate;
 pub mod graphs;
 mod handles;
 pub mod interface;
+mod memory_stats;
 mod options;
 mod pointers;
 mod print;

@@ -350,7 +350,7 @@ impl OpenAllocator {
     /// # Errors
     /// A driver call failed.
     pub fn memory_stats(self) -> CallResult<MemoryStats> {
-        self.with(|context| Ok(context.allocator().memory_stats()?))
+        self.with(Context::memory_stats)
     }
 
     /// Sets all peaks to the current values, those of regions as well.

@@ -202,7 +202,7 @@ pub unsafe extern "C" fn vramp_memory_stats(
         let Some(visitor) = visitor else {
             return Err(Failure::new(VRAMP_ERROR_NULL, "visitor is null: pass a function"));
         };
-        let stats = handles::with(allocator, |context| Ok(context.allocator().memory_stats()?))?;
+        let stats = handles::with(allocator, |context| context.memory_stats())?;
         for (name, value) in stats.by_name() {
             let name = CString::new(name).expect("names of statistics have no zeros");
             // SAFETY: allowed by this function's contract.

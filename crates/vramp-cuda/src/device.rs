@@ -511,6 +511,10 @@ impl Driver for CudaDriver {
         stream::synchronize_event(self, event)
     }
 
+    fn synchronize_device(&self) -> DriverResult<()> {
+        stream::synchronize_device(self)
+    }
+
     fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()> {
         copy::fill(self, stream, range, byte)
     }

@@ -338,6 +338,7 @@ fakes! {
     cuStreamCreate(stream: *mut CUstream, flags: c_uint) s { put(stream, fresh(s) as CUstream) }
     cuStreamDestroy_v2(stream: CUstream) s {}
     cuStreamSynchronize(stream: CUstream) s {}
+    cuCtxSynchronize() s {}
     cuStreamQuery(stream: CUstream) s {}
     cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) s {}
     cuEventCreate(event: *mut CUevent, flags: c_uint) s { put(event, fresh(s) as CUevent) }

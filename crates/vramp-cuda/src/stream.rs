@@ -194,6 +194,20 @@ pub(crate) fn synchronize(driver: &CudaDriver, call: Call, stream: &RawStream) -
     driver.settle(call, code, String::new)
 }
 
+/// Blocks the host until all work of the context is complete.
+pub(crate) fn synchronize_device(driver: &CudaDriver) -> DriverResult<()> {
+    let call = Call::SynchronizeStream;
+    let _entered = driver.enter(call)?;
+    let synchronize = symbol!(driver, call, cuCtxSynchronize);
+    // SAFETY: the context was made current.
+    let code = driver.beside_captures(|| unsafe { synchronize() });
+    driver.settle(call, code, || {
+        let why = "a stream that vramp does not know captures a graph, which is invalid now";
+        let captures = code == CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        if captures { why.into() } else { "all work of the device".into() }
+    })
+}
+
 /// Blocks the host until the work before the event's last record is complete.
 pub(crate) fn wait_for(
     driver: &CudaDriver,

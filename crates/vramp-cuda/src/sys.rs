@@ -241,6 +241,7 @@ pub struct Api {
         Result<unsafe extern "C" fn(ctx: CUcontext) -> CUresult, ::libloading::Error>,
     pub cuCtxGetCurrent:
         Result<unsafe extern "C" fn(pctx: *mut CUcontext) -> CUresult, ::libloading::Error>,
+    pub cuCtxSynchronize: Result<unsafe extern "C" fn() -> CUresult, ::libloading::Error>,
     pub cuMemGetInfo_v2: Result<
         unsafe extern "C" fn(free: *mut usize, total: *mut usize) -> CUresult,
         ::libloading::Error,
@@ -1390,6 +1391,7 @@ impl Api {
             unsafe { __library.get(b"cuDevicePrimaryCtxRelease_v2\0") }.map(|sym| *sym);
         let cuCtxSetCurrent = unsafe { __library.get(b"cuCtxSetCurrent\0") }.map(|sym| *sym);
         let cuCtxGetCurrent = unsafe { __library.get(b"cuCtxGetCurrent\0") }.map(|sym| *sym);
+        let cuCtxSynchronize = unsafe { __library.get(b"cuCtxSynchronize\0") }.map(|sym| *sym);
         let cuMemGetInfo_v2 = unsafe { __library.get(b"cuMemGetInfo_v2\0") }.map(|sym| *sym);
         let cuMemAlloc_v2 = unsafe { __library.get(b"cuMemAlloc_v2\0") }.map(|sym| *sym);
         let cuMemFree_v2 = unsafe { __library.get(b"cuMemFree_v2\0") }.map(|sym| *sym);
@@ -1485,6 +1487,7 @@ impl Api {
             cuDevicePrimaryCtxRelease_v2,
             cuCtxSetCurrent,
             cuCtxGetCurrent,
+            cuCtxSynchronize,
             cuMemGetInfo_v2,
             cuMemAlloc_v2,
             cuMemFree_v2,
@@ -1633,6 +1636,9 @@ impl Api {
     }
     pub unsafe fn cuCtxGetCurrent(&self, pctx: *mut CUcontext) -> CUresult {
         unsafe { (self.cuCtxGetCurrent.as_ref().expect("Expected function, got error."))(pctx) }
+    }
+    pub unsafe fn cuCtxSynchronize(&self) -> CUresult {
+        unsafe { (self.cuCtxSynchronize.as_ref().expect("Expected function, got error."))() }
     }
     pub unsafe fn cuMemGetInfo_v2(&self, free: *mut usize, total: *mut usize) -> CUresult {
         unsafe {

@@ -211,6 +211,14 @@ pub trait Driver: Send + Sync {
     /// capture, in every mode and from every thread, unless the record is part of a capture.
     fn synchronize_event(&self, event: Event) -> DriverResult<()>;
 
+    /// Blocks the host until all work queued on the card by this process is complete, also on streams that
+    /// this device does not know. Counted as [`Call::SynchronizeStream`](crate::Call::SynchronizeStream).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) if any stream captures. The capture is
+    /// invalidated, so callers ask the streams that they know before.
+    fn synchronize_device(&self) -> DriverResult<()>;
+
     // --- work ---
 
     /// Queues a fill of `range` with `byte` on `stream`.

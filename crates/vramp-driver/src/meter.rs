@@ -214,6 +214,9 @@ impl<D: Driver> Driver for Metered<D> {
     fn synchronize_event(&self, event: Event) -> DriverResult<()> {
         self.timed(Call::SynchronizeEvent, |device| device.synchronize_event(event))
     }
+    fn synchronize_device(&self) -> DriverResult<()> {
+        self.timed(Call::SynchronizeStream, |device| device.synchronize_device())
+    }
     fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()> {
         self.timed(Call::Fill, |device| device.fill(stream, range, byte))
     }

@@ -122,6 +122,7 @@ forward! {
     query(event: Event) -> DriverResult<bool>;
     wait(stream: Stream, event: Event) -> DriverResult<()>;
     synchronize_event(event: Event) -> DriverResult<()>;
+    synchronize_device() -> DriverResult<()>;
     fill(stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()>;
     copy(stream: Stream, copy: DeviceCopy) -> DriverResult<()>;
     copy_peer(stream: Stream, copy: DeviceCopy, other: &dyn Driver) -> DriverResult<()>;

@@ -22,8 +22,8 @@ HOOKS = {
     "set_reset_fn": "vramp_torch_reset",
     "set_memory_fraction_fn": "vramp_torch_memory_fraction",
     "set_base_alloc_fn": "vramp_torch_base_alloc",
-    # Without these hooks a graph would overwrite memory that was reused after its capture.
-    "set_begin_allocate_to_pool": "vramp_torch_begin_pool",
+    # Without these hooks, and that of `_begin_hook`, a graph would overwrite memory that was reused after its
+    # capture.
     "set_end_allocate_to_pool_fn": "vramp_torch_end_pool",
     "set_release_pool": "vramp_torch_release_pool",
 }
@@ -38,13 +38,35 @@ def install(torch: Any, library: Any) -> Any:
     for setter, function in HOOKS.items():
         address = ctypes.cast(getattr(library, function), ctypes.c_void_p).value
         getattr(allocator._allocator, setter)(address)
+    begin = _begin_hook(torch)
+    address = ctypes.cast(begin, ctypes.c_void_p).value
+    allocator._allocator.set_begin_allocate_to_pool(address)
     try:
         torch.cuda.memory.change_current_allocator(allocator)
     except RuntimeError as error:
         raise InUseError(f"PyTorch refuses another allocator: {error}") from error
     for name, function in _statistics().items():
         setattr(torch._C, name, function)
-    return allocator
+    return allocator, begin
+
+
+def _begin_hook(torch: Any) -> Any:
+    """Returns the hook that PyTorch calls before a capture, which begins on the current stream.
+
+    The hooks do not get the stream. vramp has to know it before the capture begins, so that no region sleeps
+    meanwhile.
+    """
+    # Without the interpreter's lock: another thread may hold a lock of vramp and wait for it.
+    library = ctypes.CDLL(library_path())
+    note, begin_pool = library.vramp_torch_capture_begins, library.vramp_torch_begin_pool
+    note.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    begin_pool.argtypes = (ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
+
+    def begin(device: int, first: int, second: int, filter: int | None) -> None:
+        note(device, torch._C._cuda_getCurrentRawStream(device))
+        begin_pool(device, first, second, filter)
+
+    return ctypes.CFUNCTYPE(None, *begin_pool.argtypes)(begin)
 
 
 def _statistics() -> dict[str, Any]:

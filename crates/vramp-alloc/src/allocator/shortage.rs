@@ -80,6 +80,17 @@ impl Allocator {
         self.shared.observers.add_first_handler(Arc::new(handler))
     }
 
+    /// Calls `handler` if a request of any pool of the group, also of one that is created later, finds no
+    /// memory and the pool's own handlers freed none. It takes the [number](Allocator::number) of the pool
+    /// that is short. Otherwise it is as those of [`on_shortage`](Allocator::on_shortage): inside it a request
+    /// of any pool of the group runs no handlers and does not wait.
+    pub fn on_shortage_in_group(
+        &self,
+        handler: impl Fn(u64, &Shortage) -> bool + Send + Sync + 'static,
+    ) -> Registration {
+        self.shared.group.handlers.add_group_handler(Arc::new(handler))
+    }
+
     /// Remaps free chunks towards the block that a shortage is about. For handlers that free memory
     /// piece by piece: once the last piece is free only that one is left to move. The memory stays
     /// free, for this request and any other.
@@ -114,11 +125,12 @@ impl Allocator {
     /// any allocator it does not wait: then the last call in progress drops the closure.
     pub fn unregister(&self, registration: Registration) -> bool {
         self.shared.observers.remove(registration)
+            || self.shared.group.handlers.remove(registration)
     }
 
-    /// Returns true if the calling thread runs an observer or handler of this allocator.
+    /// Returns true if the calling thread runs an observer or handler of this allocator or its group.
     pub fn is_in_callback(&self) -> bool {
-        self.shared.observers.is_in_callback()
+        self.shared.observers.is_in_callback() || self.shared.group.handlers.is_in_callback()
     }
 }
 
@@ -138,10 +150,10 @@ impl Shared {
         if relief.rounds == 1 && self.trim_others()? {
             return Ok(true);
         }
-        if self.observers.is_in_handler() {
+        if self.observers.is_in_handler() || self.group.handlers.is_in_handler() {
             return Ok(false);
         }
-        if relief.rounds <= ROUNDS_MAX && self.observers.run_handlers(shortage) {
+        if relief.rounds <= ROUNDS_MAX && self.run_handlers(shortage) {
             self.lock_asleep()?.retries += 1;
             return Ok(true);
         }
@@ -161,6 +173,12 @@ impl Shared {
         }
         let first = !std::mem::replace(&mut relief.own_waited_for, true);
         Ok((first && self.wait_until_idle()?) || self.wait_for_others(&mut relief.waited_up_to)?)
+    }
+
+    /// Runs the pool's handlers, and those of the group if they freed nothing.
+    fn run_handlers(&self, shortage: &Shortage) -> bool {
+        self.observers.run_handlers(shortage)
+            || self.group.handlers.run_group_handlers(&self.observers, self.number, shortage)
     }
 
     /// Waits on the host for work that uses freed memory of this pool. A wait of the request's stream on

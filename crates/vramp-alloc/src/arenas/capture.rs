@@ -197,16 +197,21 @@ impl VirtualPool {
 
     /// Records that graphs on any stream may have used the arena up to now. Returns the streams.
     pub(crate) fn used_anywhere(&mut self, id: ArenaId) -> Vec<StreamId> {
-        // Also streams that ended: the graph may have been launched there, and its work may run.
-        let running = |stream: &StreamId| {
-            self.pool.is_open(*stream) || !self.pool.is_over(self.pool.now(*stream))
-        };
-        let users: Vec<StreamId> = self.pool.streams().filter(running).collect();
+        let users = self.running_streams();
         for &stream in &users {
             let mark = self.pool.now(stream);
             self.arenas.get_mut(id).leases.note_use(mark);
         }
         users
+    }
+
+    /// Returns the streams whose work may run, also those that ended: a graph may have been launched
+    /// there.
+    pub(crate) fn running_streams(&self) -> Vec<StreamId> {
+        let running = |stream: &StreamId| {
+            self.pool.is_open(*stream) || !self.pool.is_over(self.pool.now(*stream))
+        };
+        self.pool.streams().filter(running).collect()
     }
 
     /// Returns the arena whose capture a stream is part of, and the nodes its next work will depend

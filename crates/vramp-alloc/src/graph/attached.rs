@@ -2,7 +2,8 @@
 //!
 //! 1. The caller, or another library, begins a capture of a stream with the driver.
 //! 2. [`Allocator::attach_capture`]: blocks allocated in the capture come from an arena, and memory
-//!    freed within it is kept for the graph.
+//!    freed within it is kept for the graph. Memory of another pool of the group is, if it is freed by
+//!    [`Allocator::free_for_capture`].
 //! 3. The capture ends, and [`AttachedCapture::detach`] returns a [`GraphHold`].
 //! 4. The graph is launched with the driver, without the allocator. So there are no leases, and the
 //!    arena is *unguarded* from then on: its memory stays and is never lent. Blocks freed outside
@@ -38,8 +39,8 @@
 //! ```
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use vramp_core::StreamId;
@@ -50,6 +51,7 @@ use crate::allocation::Allocation;
 use crate::allocator::Allocator;
 use crate::arenas::NotAttached;
 use crate::error::{FreeError, StreamError};
+use crate::shared::Shared;
 use crate::virtual_pool::Refusal;
 
 /// A capture that another library began and ends, served by an arena.
@@ -62,6 +64,33 @@ pub struct AttachedCapture {
     number: u64,
     begun: Instant,
     detached: bool,
+    /// Memory of the group's other pools that was freed within it.
+    foreign: Mutex<Vec<ForeignBlock>>,
+}
+
+/// Memory of another pool of the group that is kept for a graph.
+struct ForeignBlock {
+    pool: Arc<Shared>,
+    allocation: Allocation,
+}
+
+impl ForeignBlock {
+    /// Lets it be reused after the work that is queued now on any stream of the group: the graph may have
+    /// been launched there.
+    fn free(self) {
+        let ForeignBlock { pool, allocation } = self;
+        // A pool that was closed, or left unusable, reuses nothing.
+        let Ok(mut inner) = pool.lock_asleep() else { return };
+        let virtual_pool = inner.manager.virtual_pool().expect("its group has arenas");
+        for user in virtual_pool.running_streams() {
+            inner.manager.record_use(&allocation, user);
+        }
+        let stream = allocation.stream();
+        let _ = inner.free(allocation, stream, pool.number);
+        pool.note_reserved(&inner);
+        drop(inner);
+        pool.notify_waiters();
+    }
 }
 
 /// Keeps the memory of a graph that is launched without the allocator: its arena, and memory freed
@@ -71,6 +100,7 @@ pub struct AttachedCapture {
 pub struct GraphHold {
     arena: GraphArena,
     kept: Vec<Allocation>,
+    foreign: Vec<ForeignBlock>,
     report: CaptureReport,
 }
 
@@ -115,6 +145,7 @@ impl Allocator {
             number: 0,
             begun: Instant::now(),
             detached: true,
+            foreign: Mutex::default(),
         };
         arena.refresh_plan();
         let mut inner = shared.lock_for_memory()?;
@@ -135,8 +166,8 @@ impl Allocator {
     }
 
     /// Frees an allocation that an attached capture may use although `stream` is not part of that
-    /// capture: the memory is kept for the graph. Blocks of arenas are freed as by
-    /// [`Allocator::free`].
+    /// capture, or although this is another pool of the group than the arena's: the memory is kept for the
+    /// graph. Blocks of the pool's own arenas are freed as by [`Allocator::free`]. O(1); no driver call.
     ///
     /// # Errors
     /// As of [`Allocator::free`].
@@ -147,13 +178,20 @@ impl Allocator {
         capture: &AttachedCapture,
     ) -> Result<(), FreeError> {
         let Handle { shared, id, .. } = &*capture.arena.0;
-        if allocation.is_in_arena() || !Arc::ptr_eq(shared, self.shared()) {
+        let is_own = Arc::ptr_eq(shared, self.shared());
+        if !Arc::ptr_eq(&shared.group, &self.shared().group) || is_own && allocation.is_in_arena() {
             return self.free(allocation, stream);
         }
         let allocation = self.check_free(allocation, stream)?;
         self.notify_freed(&allocation, stream);
-        let mut inner = shared.lock()?;
-        inner.keep_for_graph(*id, allocation, stream);
+        if is_own {
+            shared.lock_asleep()?.keep_for_graph(*id, allocation, stream);
+            return Ok(());
+        }
+        let pool = Arc::clone(self.shared());
+        pool.lock_asleep()?.manager.record_use(&allocation, stream);
+        let mut foreign = capture.foreign.lock().unwrap_or_else(PoisonError::into_inner);
+        foreign.push(ForeignBlock { pool, allocation });
         Ok(())
     }
 }
@@ -193,18 +231,21 @@ impl AttachedCapture {
     fn detach_now(&mut self) -> GraphHold {
         let Handle { shared, id, .. } = &*self.arena.0;
         self.detached = true;
+        let foreign = self.foreign.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let foreign = std::mem::take(foreign);
         let mut inner = shared.lock_anyway();
         if inner.closed {
             let (kept, report) = (Vec::new(), CaptureReport::default());
-            return GraphHold { arena: self.arena.clone(), kept, report };
+            return GraphHold { arena: self.arena.clone(), kept, foreign, report };
         }
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let (recording, kept) = pool.detach_arena(*id);
         shared.captures.fetch_sub(1, Ordering::Relaxed);
         drop(inner);
-        let bytes = kept.iter().map(Allocation::requested).sum();
+        let all = kept.iter().chain(foreign.iter().map(|block| &block.allocation));
+        let bytes = all.map(Allocation::requested).sum();
         let report = self.arena.plan(recording, bytes, self.begun);
-        GraphHold { arena: self.arena.clone(), kept, report }
+        GraphHold { arena: self.arena.clone(), kept, foreign, report }
     }
 }
 
@@ -237,6 +278,13 @@ impl GraphHold {
 
 impl Drop for GraphHold {
     fn drop(&mut self) {
+        self.free_own();
+        std::mem::take(&mut self.foreign).into_iter().for_each(ForeignBlock::free);
+    }
+}
+
+impl GraphHold {
+    fn free_own(&mut self) {
         let Handle { shared, id, .. } = &*self.arena.0;
         let mut inner = shared.lock_anyway();
         if inner.closed {

@@ -207,6 +207,46 @@ fn memory_from_before_that_is_freed_inside_is_kept_until_the_hold_goes() {
     rig.close();
 }
 
+#[test]
+fn memory_of_another_pool_that_is_freed_inside_is_kept_until_the_hold_goes() {
+    let rig = checked();
+    let arena = arena(&rig);
+    let side = rig.allocator.create_pool("side").expect("a pool can be made");
+    let launched_on = rig.allocator.create_stream().expect("a stream can be made");
+    let malloc = |len| side.malloc(len, rig.stream).expect("there is memory");
+    let blocks = [malloc(pages(8)), malloc(Bytes::kib(1))];
+    let kept = blocks.each_ref().map(range);
+    let queue = rig.raw(rig.stream);
+    rig.sim.begin_capture(queue, CaptureMode::ThreadLocal).expect("it does not capture yet");
+    let capture = rig.allocator.attach_capture(rig.stream, &arena).expect("the arena is free");
+    for block in blocks {
+        write(&rig, rig.stream, &block);
+        side.free_for_capture(block, rig.stream, &capture).expect("it is ours");
+    }
+    let graph = rig.sim.end_capture(queue).expect("nothing spoilt it");
+    let hold = capture.detach();
+    assert_eq!(hold.report().kept, pages(8) + Bytes::kib(1));
+    let again = [malloc(pages(8)), malloc(Bytes::kib(1))];
+    assert!(again.iter().all(|block| !is_of(block, &kept)), "the graph may use it");
+    let exec = rig.sim.instantiate(graph).expect("it is there");
+    rig.sim.launch_graph(exec, rig.raw(launched_on)).expect("it is ready");
+    drop(hold);
+    let after = [malloc(pages(8)), malloc(Bytes::kib(1))];
+    after.iter().for_each(|block| write(&rig, rig.stream, block));
+    rig.sim.advance(1_000_000_000);
+    assert_eq!(rig.sim.hazards(), [], "the launch was in flight");
+    for block in again.into_iter().chain(after) {
+        side.free(block, rig.stream).expect("it is ours");
+    }
+    assert_eq!(side.stats().expect("it is open").live, Bytes::ZERO, "the graph keeps nothing");
+    side.audit().expect("the books add up");
+    rig.sim.destroy_graph_exec(exec).expect("it is there");
+    rig.sim.destroy_graph(graph).expect("it is there");
+    drop(arena);
+    side.close().expect("nothing fails");
+    rig.close();
+}
+
 /// A graph that writes to what `body` says is launched, and its hold goes in flight. Then all
 /// memory is asked for, and written to.
 fn dropped_in_flight(body: impl Fn(&Rig, Allocation) -> Option<Allocation>) {

@@ -1,11 +1,14 @@
 //! Pools that sleep: their memory leaves the card, and comes back at the same addresses.
 
+use std::sync::{Arc, Mutex};
+
 use vramp_alloc::error::Unusable;
 use vramp_alloc::sleep::{Sleep, SleepError};
-use vramp_alloc::{AllocError, Allocation, Allocator, Bytes};
+use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config};
 use vramp_core::AddrRange;
-use vramp_driver::sim::FaultPlan;
-use vramp_driver::{Call, CaptureMode, Driver};
+use vramp_driver::sim::{FaultPlan, Kernel, Simulator};
+use vramp_driver::wrapper::{Wrapped, Wrapper};
+use vramp_driver::{Call, CaptureMode, Driver, DriverResult, Event, Stream};
 
 use crate::common::range;
 use crate::common::range_rig::{MIB, RangeRig};
@@ -205,4 +208,67 @@ fn driver_calls_grow_with_chunks_and_runs() {
             pool.free(block, rig.stream).unwrap();
         }
     }
+}
+
+/// A device on which another thread begins a capture while the host waits for an event.
+struct Capturing {
+    sim: Arc<Simulator>,
+    /// The stream that it captures, at the next wait.
+    next: Mutex<Option<Stream>>,
+}
+
+impl Wrapper for Capturing {
+    type Device = Simulator;
+
+    fn device(&self) -> &Simulator {
+        &self.sim
+    }
+
+    fn synchronize_event(&self, event: Event) -> DriverResult<()> {
+        if let Some(stream) = self.next.lock().unwrap().take() {
+            self.sim.begin_capture(stream, CaptureMode::Relaxed)?;
+        }
+        self.sim.synchronize_event(event)
+    }
+}
+
+#[test]
+fn a_capture_that_begins_while_a_pause_waits_goes_on_and_keeps_the_pool_awake() {
+    let sim = Arc::new(Simulator::builder().checked().build());
+    let next = Mutex::default();
+    let device = Arc::new(Wrapped(Capturing { sim: Arc::clone(&sim), next }));
+    let allocator = Allocator::new(device.clone() as Arc<dyn Driver>, Config::default()).unwrap();
+    let [stream, captured] = [(); 2].map(|()| allocator.create_stream().unwrap());
+    let pool = allocator.create_pool("nap").unwrap();
+    let block = pool.malloc(MIB(8), stream).unwrap();
+    let queue = allocator.stream(captured).unwrap();
+    *device.0.next.lock().unwrap() = Some(queue);
+    sim.fill(allocator.stream(stream).unwrap(), range(&block), 1).unwrap();
+    let refused = pool.begin_sleep().unwrap_err();
+    assert!(matches!(refused, SleepError::Captures { stream } if stream == captured), "{refused}");
+    assert!(!pool.is_asleep());
+    let graph = sim.end_capture(queue).expect("no call invalidated it");
+    sim.destroy_graph(graph).unwrap();
+    pool.begin_sleep().unwrap().wake().unwrap();
+    pool.free(block, stream).unwrap();
+}
+
+#[test]
+fn work_on_streams_that_the_group_does_not_know_is_waited_for() {
+    let rig = rig();
+    let pool = rig.allocator.create_pool("nap").unwrap();
+    let block = pool.malloc(MIB(8), rig.stream).unwrap();
+    let unknown = rig.sim.create_stream().unwrap();
+    rig.allocator.driver().synchronize_stream(rig.allocator.stream(rig.stream).unwrap()).unwrap();
+    let kernel = Kernel::new("replay").writing(range(&block)).lasting(50_000_000);
+    rig.sim.launch(unknown, kernel).unwrap();
+    let sleep = pool.begin_sleep().unwrap();
+    sleep.release(0..sleep.chunks().len()).unwrap();
+    assert_eq!(rig.sim.hazards(), [], "the memory left after the work");
+    drop(sleep);
+    rig.sim.begin_capture(unknown, CaptureMode::Relaxed).unwrap();
+    let other = rig.allocator.create_pool("other").unwrap();
+    let refused = other.begin_sleep().unwrap_err();
+    assert!(matches!(refused, SleepError::Driver(_)), "{refused}");
+    assert!(!other.is_asleep());
 }

@@ -163,6 +163,7 @@ impl Torch {
         let stream = unsafe { context.adopt(raw) }?;
         if self.pools[device].any_open() {
             let _ = self.pools[device].attach(context, stream);
+            self.pools[device].note_use(context, addr, stream);
         }
         context.record_use(addr, stream)
     }
@@ -179,6 +180,16 @@ impl Torch {
         unsafe { context.adopt(std::ptr::null_mut()) }?;
         self.pools(device)?.begin(context, id);
         Ok(())
+    }
+
+    /// Makes a stream known that is about to capture, so that regions stay awake from the begin of the
+    /// capture on.
+    ///
+    /// # Safety
+    /// As for [`Torch::malloc`].
+    pub(super) unsafe fn note_capture(&self, device: c_int, raw: *mut c_void) -> Result<()> {
+        // SAFETY: this function's contract is the same.
+        unsafe { self.context(device)?.adopt(raw) }.map(drop)
     }
 }
 
@@ -339,7 +350,9 @@ pub unsafe extern "C" fn vramp_torch_base_alloc(
 
 /// For `set_begin_allocate_to_pool`, which PyTorch calls before it begins the capture of a graph:
 /// allocations of the capture come from the pool's arena. If the arena cannot be created, they fail
-/// with its error. The filter is neither called nor stored.
+/// with its error. The filter is neither called nor stored. The stream of the capture is known with its first
+/// allocation or free: regions do not sleep from then on until its end. A caller that knows the stream calls
+/// [`vramp_torch_capture_begins`] before.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_begin_pool(
     device: c_int,
@@ -349,6 +362,21 @@ pub extern "C" fn vramp_torch_begin_pool(
 ) {
     let _ = filter;
     print_failure(|| TORCH.begin_pool(device, (pool_first, pool_second)));
+}
+
+/// Notes that a capture is about to begin on a stream. From its begin to its end regions of the device do not
+/// sleep: a pause is VRAMP_ERROR_REGION and names the stream. No driver call.
+///
+/// # Safety
+/// `stream` is null or a stream of the device that lives as long as the process uses the device, or until
+/// vramp_torch_stream_forget.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_torch_capture_begins(
+    device: c_int,
+    stream: *mut c_void,
+) -> vramp_status_t {
+    // SAFETY: required by this function's contract.
+    status_of(|| unsafe { TORCH.note_capture(device, stream) })
 }
 
 /// For `set_end_allocate_to_pool_fn`, which PyTorch calls after a successful capture.

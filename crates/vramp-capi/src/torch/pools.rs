@@ -8,16 +8,19 @@
 //! 3. *end*, after a successful capture. A failed capture has no end: the next begin on the device
 //!    detects and removes it.
 //! 4. *release*, before a graph is destroyed, while replays may be in flight. The last release
-//!    drops    the arena. Its memory is reused after all work queued by then on the adopted
+//!    drops the arena. Its memory is reused after all work queued by then on the adopted
 //!    streams.
 //!
 //! The arena is one of the region that the thread of the first begin is in, and all allocations of a
 //! capture come from it, whatever region their thread is in: the memory of a graph sleeps as one.
 //!
+//! Memory from outside that the capture uses is kept for the graph if it is freed meanwhile, whatever region
+//! it is of.
+//!
 //! PyTorch's filter, which selects the streams of a capture, is neither called nor stored: it
 //! points to a graph that may be destroyed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
@@ -67,8 +70,13 @@ struct Open {
     pool: PoolId,
     /// The capture, once it is identified.
     capture: Option<AttachedCapture>,
+    /// Number of the pool that its arena is of.
+    pool_number: u64,
     /// Threads that began the capture or allocated in it.
     threads: Vec<ThreadId>,
+    /// Blocks that are not its arena's and were recorded on its streams, by address. They are kept for the
+    /// graph wherever they are freed, so none of these addresses is given out again meanwhile.
+    used: HashSet<u64>,
 }
 
 impl Open {
@@ -76,6 +84,11 @@ impl Open {
     fn is_active(&self) -> bool {
         let capture = self.capture.as_ref();
         capture.is_some_and(|capture| capture.is_under_way().unwrap_or(false))
+    }
+
+    /// Returns true if the capture is identified and has this number.
+    fn is_capture(&self, number: u64) -> bool {
+        self.capture.as_ref().is_some_and(|capture| capture.number() == number)
     }
 
     fn add_thread(&mut self, thread: ThreadId) {
@@ -156,7 +169,8 @@ impl Pools {
         }
         pool.graphs += 1;
         let threads = vec![std::thread::current().id()];
-        state.open.push(Open { pool: id, capture: None, threads });
+        let used = HashSet::new();
+        state.open.push(Open { pool: id, capture: None, pool_number: 0, threads, used });
         self.open.store(true, Ordering::Release);
     }
 
@@ -169,10 +183,8 @@ impl Pools {
         // An invalidated capture cannot be attached. The allocation, or the end of the capture,
         // fails.
         let Ok(Some(number)) = context.allocator().capture_number(stream) else { return Ok(None) };
-        let is_same =
-            |open: &Open| open.capture.as_ref().is_some_and(|capture| capture.number() == number);
         let State { pools, open } = &mut *state;
-        let known = open.iter().position(is_same);
+        let known = open.iter().position(|open| open.is_capture(number));
         let new = || open.iter().rposition(|open| open.capture.is_none());
         let Some(index) = known.or_else(new) else { return Ok(None) };
         let open = &mut open[index];
@@ -180,8 +192,11 @@ impl Pools {
         let arena = &pool.expect("a pool lives while a begin of it is open").arena;
         let PoolArena { arena, home } = arena.as_ref().map_err(Failure::clone)?;
         if known.is_none() {
-            match allocator_of(context, home).attach_capture(stream, arena) {
-                Ok(capture) => open.capture = Some(capture),
+            let allocator = allocator_of(context, home);
+            match allocator.attach_capture(stream, arena) {
+                Ok(capture) => {
+                    (open.capture, open.pool_number) = (Some(capture), allocator.number());
+                }
                 // A capture that vramp began, not PyTorch.
                 Err(CaptureError::Served(_)) => return Ok(None),
                 Err(error) => return Err(error.into()),
@@ -191,10 +206,22 @@ impl Pools {
         Ok(Some(home.clone()))
     }
 
-    /// Frees memory from before a capture on a thread of the capture, and keeps it for the graph.
-    /// Returns false and does nothing if the thread has no active capture.
+    /// Records that the capture of `stream`, if PyTorch has one, uses a block.
+    pub(super) fn note_use(&self, context: &Context, addr: u64, stream: StreamId) {
+        let mut state = self.lock();
+        let Ok(Some(number)) = context.allocator().capture_number(stream) else { return };
+        if let Some(open) = state.open.iter_mut().find(|open| open.is_capture(number))
+            && !context.is_of_arena_in(addr, open.pool_number)
+        {
+            open.used.insert(addr);
+        }
+    }
+
+    /// Frees memory from outside a capture that the capture may use, of whatever region, and keeps it for the
+    /// graph: what is freed on its streams, was recorded there, or is freed on a thread of the capture.
+    /// Returns false and does nothing about other memory.
     ///
-    /// PyTorch frees on the stream of the allocation, so the stream does not identify the capture.
+    /// PyTorch frees on the stream of the allocation, so the stream alone does not identify the capture.
     pub(super) fn free_for_capture(
         &self,
         context: &Context,
@@ -203,9 +230,18 @@ impl Pools {
     ) -> Result<bool> {
         let state = self.lock();
         let thread = std::thread::current().id();
-        let mut own = state.open.iter().filter(|open| open.threads.contains(&thread));
-        match own.find_map(|open| open.capture.as_ref().filter(|_| open.is_active())) {
-            Some(capture) => context.free_for_capture(addr, stream, capture),
+        let number = context.allocator().capture_number(stream).ok().flatten();
+        let uses = |open: &&Open| {
+            number.is_some_and(|number| open.is_capture(number)) || open.used.contains(&addr)
+        };
+        // A thread of a capture frees blocks of other graphs as well, which those keep.
+        let may_use = |open: &&Open| {
+            open.threads.contains(&thread) && !context.is_of_arena(addr) && open.is_active()
+        };
+        let user = state.open.iter().find(uses).or_else(|| state.open.iter().find(may_use));
+        match user.and_then(|open| Some((open, open.capture.as_ref()?))) {
+            Some((open, _)) if context.is_of_arena_in(addr, open.pool_number) => Ok(false),
+            Some((_, capture)) => context.free_for_capture(addr, stream, capture),
             None => Ok(false),
         }
     }

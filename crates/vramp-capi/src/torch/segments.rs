@@ -15,7 +15,7 @@ use super::{TORCH, Torch};
 use crate::abi::vramp_status_t::{self, *};
 use crate::context::Context;
 use crate::pointers;
-use crate::regions::not_allocated;
+use crate::regions::{Owner, not_allocated};
 use crate::status::{Failure, Result, check_fork, status_of};
 
 /// The segments of a device that PyTorch's own allocator has.
@@ -59,6 +59,13 @@ impl Segments {
         let table = self.lock();
         let (&start, segment) = table.live.range(..=addr).next_back()?;
         (addr - start < segment.block.len().count()).then_some(start)
+    }
+
+    /// Returns the number of the pool whose segment contains an address. O(log n).
+    fn pool_of(&self, addr: u64) -> Option<u64> {
+        let table = self.lock();
+        let (&start, segment) = table.live.range(..=addr).next_back()?;
+        (addr - start < segment.block.len().count()).then(|| segment.block.pool_number())
     }
 
     /// Exports the segment that begins at an address. `None` if none does.
@@ -130,6 +137,27 @@ impl Torch {
         let segment = Segment { block: segment, is_comm: false };
         self.segments(device).lock().live.insert(addr.number(), segment);
         Ok(addr)
+    }
+
+    /// Refuses an address in a segment whose region sleeps: PyTorch's own allocator may have had it free, and
+    /// gives it to a request of any thread. O(log n) in the segments, and O(1) without regions.
+    pub(super) fn check_awake(&self, device: c_int, addr: u64) -> Result<()> {
+        let Some(context) = self.opened_on(device)? else { return Ok(()) };
+        if context.regions_if_any().is_none() {
+            return Ok(());
+        }
+        let Some(number) = self.segments(device).pool_of(addr) else { return Ok(()) };
+        match context.owner(number) {
+            Owner::Region(region) if region.allocator().is_asleep() => {
+                let tag = region.tag();
+                let text = format!(
+                    "the memory pool has free memory of the region {tag:?}, which sleeps: resume the \
+                     region first, or use another pool"
+                );
+                Err(Failure::of_region(tag, text))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Allocates a segment of one handle, whose memory is fresh or unused.
@@ -222,6 +250,16 @@ pub unsafe extern "C" fn vramp_torch_comm_malloc(
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(address, placed.number() as *mut c_void, "address") }
     })
+}
+
+/// VRAMP_ERROR_REGION if an address lies in a segment whose region sleeps: a block there must not be given
+/// to a program.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_torch_segment_awake(
+    device: c_int,
+    address: *const c_void,
+) -> vramp_status_t {
+    status_of(|| TORCH.check_awake(device, address as u64))
 }
 
 /// Returns the device of a segment. VRAMP_ERROR_UNKNOWN_POINTER if none begins at the address.

@@ -183,6 +183,8 @@ static void child(void *block) {
     ANSWER((vramp_torch_reset(), 1));
     ANSWER((vramp_torch_memory_fraction(0.5, 0), 1));
     ANSWER((vramp_torch_begin_pool(0, 0, 1, NULL), 1));
+    ANSWER(vramp_torch_capture_begins(0, NULL) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_torch_segment_awake(0, block) == VRAMP_ERROR_FORKED);
     ANSWER((vramp_torch_end_pool(0, 0, 1), 1));
     ANSWER((vramp_torch_release_pool(0, 0, 1), 1));
     ANSWER(vramp_torch_base_alloc(block, &size) == block && size == 0);

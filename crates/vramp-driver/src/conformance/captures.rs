@@ -20,6 +20,7 @@ rules! {
     an_event_is_queried_beside_any_capture: ANY,
     a_record_outside_of_captures_says_whether_it_was: ANY,
     the_host_waits_beside_any_capture: ANY,
+    waiting_for_the_device_is_refused_and_invalidates_any_capture: ANY,
     registered_memory_is_unpinned_beside_any_capture: PINNED,
     allocating_is_refused_as_the_mode_says_and_invalidates_the_capture: ANY,
     a_capturing_stream_is_neither_synchronised_nor_queried: ANY,
@@ -103,6 +104,17 @@ fn forbidden_as_the_mode_says<T>(
     }
     refused("the call", ErrorKind::Capturing, done)?;
     refused("the end of the capture", ErrorKind::Capturing, ended)
+}
+
+fn waiting_for_the_device_is_refused_and_invalidates_any_capture(rig: &Rig) -> Checked {
+    in_every_capture(
+        rig,
+        |device| device.synchronize_device(),
+        |_, _, done, ended| {
+            refused("the wait", ErrorKind::Capturing, done)?;
+            refused("the end of the capture", ErrorKind::Capturing, ended)
+        },
+    )
 }
 
 fn memory_is_built_and_taken_down_during_any_capture(rig: &Rig) -> Checked {

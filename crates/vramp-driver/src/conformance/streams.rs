@@ -19,6 +19,7 @@ rules! {
     an_event_never_recorded_is_complete: |_| true,
     a_true_query_means_that_the_bytes_are_there: WITH_HOST,
     a_synchronised_event_means_that_the_bytes_are_there: WITH_HOST,
+    a_synchronised_device_means_that_the_work_of_all_streams_is_complete: WITH_HOST,
     work_of_a_destroyed_stream_still_runs: WITH_HOST,
     streams_and_events_are_destroyed_once: |_| true,
 }
@@ -133,6 +134,21 @@ fn a_synchronised_event_means_that_the_bytes_are_there(rig: &Rig) -> Checked {
     rig.device.read_host(buffer, Bytes::ZERO, &mut bytes)?;
     ensure!(bytes.iter().all(|byte| *byte == 8), "synchronising returned before the work");
     ensure!(rig.device.query(event)?, "a synchronised event is not complete");
+    Ok(())
+}
+
+fn a_synchronised_device_means_that_the_work_of_all_streams_is_complete(rig: &Rig) -> Checked {
+    let mut events = Vec::new();
+    for _ in 0..3 {
+        let (range, stream, event) = (large(rig)?, rig.stream()?, rig.event()?);
+        (1..=8).try_for_each(|byte| rig.device.fill(stream, range, byte))?;
+        rig.device.record(event, stream)?;
+        events.push(event);
+    }
+    rig.device.synchronize_device()?;
+    for event in events {
+        ensure!(rig.device.query(event)?, "synchronising returned before the work");
+    }
     Ok(())
 }
 

@@ -344,6 +344,29 @@ impl Driver for Simulator {
         })
     }
 
+    fn synchronize_device(&self) -> DriverResult<()> {
+        self.call(log(Call::SynchronizeStream), |state| {
+            let streams = 0..state.streams.made();
+            let own = streams.filter(|&stream| state.streams.device(stream) == state.current);
+            let own: Vec<usize> = own.collect();
+            let captures = own.iter().filter_map(|&stream| state.captures.of(stream));
+            let captures: Vec<u64> = captures.collect();
+            if !captures.is_empty() {
+                captures.into_iter().for_each(|capture| state.captures.invalidate(capture));
+                return Err(Refusal::capturing("a stream of the device is capturing"));
+            }
+            for stream in own {
+                state.run_to(state.streams.end_of(stream))?;
+                if let Some(checker) = &mut state.checker {
+                    checker.host_observed_stream(Stream::from_number(stream as u64 + 1));
+                }
+            }
+            state.trim_pool_to_threshold();
+            state.spend(Call::SynchronizeStream);
+            Ok(())
+        })
+    }
+
     fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()> {
         self.call(log_range(Call::Fill, range).on(stream), |state| {
             check_owned(state, range)?;

@@ -6,16 +6,23 @@ use vramp_alloc::Allocator;
 use vramp_alloc::observe::{Registration, Shortage};
 use vramp_core::Bytes;
 
+use super::copies::Below;
 use super::error::RegionError;
-use super::region::Region;
+use super::region::{Region, State};
 use super::set::{PauseOptions, Regions, Shared};
+use crate::sync::{Mutex, lock};
 
 impl Regions {
-    /// Lets these regions sleep, in this order and only as far as needed, when a request of `allocator`
-    /// finds no memory. [`Allocator::unregister`] ends that.
+    /// Lets these regions sleep, in this order and only as far as needed, when a request finds no memory:
+    /// one of `allocator`, of a region of its card or of any other pool of its group, or a resume of such a
+    /// region. [`Allocator::unregister`] ends that.
     ///
     /// A region that slept has to be resumed before it is used. Regions that are being moved, or whose
-    /// move fails, are left out.
+    /// move fails, are left out, and so is the region whose own request or resume it is. A registration
+    /// sees to one shortage at a time: of two regions that are short together one makes the other sleep, and
+    /// not both each other.
+    ///
+    /// A shortage costs one driver call and O(tags), and the pauses.
     ///
     /// # Errors
     /// [`RegionError::Unknown`].
@@ -26,14 +33,44 @@ impl Regions {
     ) -> Result<Registration, RegionError> {
         let regions: Result<Vec<Arc<Region>>, RegionError> =
             tags.iter().map(|tag| self.shared.find(tag)).collect();
-        let regions: Vec<Weak<Region>> = regions?.iter().map(Arc::downgrade).collect();
-        let shared = Arc::downgrade(&self.shared);
-        Ok(allocator.on_shortage(move |shortage| {
-            shared
-                .upgrade()
-                .is_some_and(|shared| make_room(&shared, &regions, deficit(&shared, shortage)))
-        }))
+        let pressure = Pressure {
+            shared: Arc::downgrade(&self.shared),
+            regions: regions?.iter().map(Arc::downgrade).collect(),
+            turn: Mutex::default(),
+        };
+        Ok(allocator.on_shortage_in_group(move |pool, shortage| pressure.relieve(pool, shortage)))
     }
+}
+
+/// Regions that sleep under pressure, in that order.
+struct Pressure {
+    shared: Weak<Shared>,
+    regions: Vec<Weak<Region>>,
+    /// Held while regions are paused. The holder waits for no move, so no thread that moves a region waits
+    /// for itself here.
+    turn: Mutex<()>,
+}
+
+impl Pressure {
+    /// Does what it can about a shortage of the pool with a number. Returns true if the request is to be
+    /// retried.
+    fn relieve(&self, pool: u64, shortage: &Shortage) -> bool {
+        let Some(shared) = self.shared.upgrade() else { return false };
+        let regions: Vec<_> = self.regions.iter().filter_map(Weak::upgrade).collect();
+        let _turn = lock(&self.turn);
+        let is_own = |region: &&Arc<Region>| region.allocator().number() == pool;
+        if regions.iter().find(is_own).is_some_and(|own| was_paused(own)) {
+            // Another thread's request took the memory. The retry says that the region sleeps.
+            return true;
+        }
+        let others = regions.iter().filter(|region| !is_own(region));
+        make_room(others, &shared.below(), deficit(&shared, shortage))
+    }
+}
+
+/// Returns true for a region that sleeps and is not being resumed.
+fn was_paused(region: &Region) -> bool {
+    region.try_state().is_some_and(|state| matches!(*state, State::Asleep(_)))
 }
 
 /// Returns what a request lacks: what neither the free memory of its pool nor that of the card serves.
@@ -51,9 +88,13 @@ fn deficit(shared: &Shared, shortage: &Shortage) -> Bytes {
 }
 
 /// Gives up `needed` bytes, as far as there are. Returns true if there were some.
-fn make_room(shared: &Shared, regions: &[Weak<Region>], needed: Bytes) -> bool {
-    let (mut missing, below) = (needed, shared.below());
-    for region in regions.iter().filter_map(Weak::upgrade) {
+fn make_room<'a>(
+    regions: impl Iterator<Item = &'a Arc<Region>>,
+    below: &Below,
+    needed: Bytes,
+) -> bool {
+    let mut missing = needed;
+    for region in regions {
         let before = region.allocator().reserved();
         if missing.is_zero() {
             break;

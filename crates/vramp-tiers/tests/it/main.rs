@@ -12,6 +12,7 @@ mod movers;
 mod peers;
 mod regions;
 mod regions_handles;
+mod regions_pressure;
 mod spaces;
 mod spilling;
 mod tracked;

@@ -213,6 +213,8 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t size, CUmemoryPool
 }
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) { return same(cudaFreeAsync(address(pointer), stream)); }
 
+CUresult cuCtxSynchronize() { return same(cudaDeviceSynchronize()); }
+
 CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
   return same(cudaStreamCreateWithPriority(stream, flags, 0));
 }
@@ -292,6 +294,7 @@ const std::map<std::string, void*>& functions() {
       ENTRY(cuGetErrorString),
       ENTRY(cuCtxGetCurrent),
       ENTRY(cuCtxSetCurrent),
+      ENTRY(cuCtxSynchronize),
   };
 #undef ENTRY
   return all;

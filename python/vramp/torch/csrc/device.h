@@ -26,6 +26,8 @@ constexpr size_t kDevices = 64;
 struct OpenPool {
   PoolId id;
   std::function<bool(cudaStream_t)> filter;
+  // The stream of a capture that another library made. Null for others.
+  cudaStream_t external;
 };
 
 // True on a thread that makes a pool for memory that libraries register.

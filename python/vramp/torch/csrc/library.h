@@ -27,6 +27,8 @@ struct Library {
   decltype(&::vramp_torch_comm_malloc) comm_malloc;
   decltype(&::vramp_torch_segment_free) segment_free;
   decltype(&::vramp_torch_segment_device) segment_device;
+  decltype(&::vramp_torch_segment_awake) segment_awake;
+  decltype(&::vramp_torch_capture_begins) capture_begins;
   decltype(&::vramp_torch_graph_pins) graph_pins;
   decltype(&::vramp_torch_pin_live) pin_live;
   decltype(&::vramp_torch_unpin) unpin;
@@ -62,6 +64,8 @@ struct Library {
     find(handle, "vramp_torch_comm_malloc", comm_malloc);
     find(handle, "vramp_torch_segment_free", segment_free);
     find(handle, "vramp_torch_segment_device", segment_device);
+    find(handle, "vramp_torch_segment_awake", segment_awake);
+    find(handle, "vramp_torch_capture_begins", capture_begins);
     find(handle, "vramp_torch_graph_pins", graph_pins);
     find(handle, "vramp_torch_pin_live", pin_live);
     find(handle, "vramp_torch_unpin", unpin);

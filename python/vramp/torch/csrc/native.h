@@ -19,29 +19,19 @@ class Native {
   Native(Shared& shared, OutOfMemory& out_of_memory)
       : shared_(shared), out_of_memory_(out_of_memory) {}
 
-  // Allocates, or throws torch.OutOfMemoryError with vramp's report.
+  // Allocates, or throws torch.OutOfMemoryError with vramp's report. Throws RuntimeError if the memory, or the
+  // region that it would come from, sleeps.
   void* malloc(Device& device, size_t size, cudaStream_t stream) {
-    segment_failure.clear();
-    void* address = nullptr;
-    c10::cuda::CUDAGuard guard(device.index);
-    try {
-      address = shared_.native->raw_alloc_with_stream(size, stream);
-    } catch (const c10::OutOfMemoryError& error) {
-      follow(device);
-      if (searched_pool) {
-        throw;
-      }
-      if (segment_failure.empty() && shared_.vramp.trim() == VRAMP_OK) {
-        // PyTorch's allocator asked the device, and not vramp. Now vramp's idle memory is the device's.
-        return malloc_after_trim(device, size, stream);
-      }
-      std::string report = segment_failure.empty() ? error.what_without_backtrace() : segment_failure;
-      out_of_memory_.raise(device, size, stream, report);
+    void* address = malloc_anywhere(device, size, stream);
+    if (C10_LIKELY(shared_.vramp.segment_awake(device.index, address) != VRAMP_ERROR_REGION)) {
+      return address;
     }
-    follow(device);
-    return address;
+    // A cached block of a segment that was allocated in a region.
+    std::string why = shared_.vramp.last_error();
+    free(address);
+    TORCH_CHECK_WITH(OutOfMemoryError, !searched_pool, why);
+    TORCH_CHECK(false, "vramp cannot allocate: ", why);
   }
-
   // Frees an address that vramp does not know.
   void free(void* address) {
     shared_.native->raw_delete(address);
@@ -94,6 +84,30 @@ class Native {
   }
 
  private:
+  void* malloc_anywhere(Device& device, size_t size, cudaStream_t stream) {
+    segment_failure.clear();
+    region_sleeps = false;
+    void* address = nullptr;
+    c10::cuda::CUDAGuard guard(device.index);
+    try {
+      address = shared_.native->raw_alloc_with_stream(size, stream);
+    } catch (const c10::OutOfMemoryError& error) {
+      follow(device);
+      if (searched_pool) {
+        throw;
+      }
+      TORCH_CHECK(!region_sleeps, "vramp cannot allocate: ", segment_failure);
+      if (segment_failure.empty() && shared_.vramp.trim() == VRAMP_OK) {
+        // PyTorch's allocator asked the device, and not vramp. Now vramp's idle memory is the device's.
+        return malloc_after_trim(device, size, stream);
+      }
+      std::string report = segment_failure.empty() ? error.what_without_backtrace() : segment_failure;
+      out_of_memory_.raise(device, size, stream, report);
+    }
+    follow(device);
+    return address;
+  }
+
   void* malloc_after_trim(Device& device, size_t size, cudaStream_t stream) {
     void* address = nullptr;
     try {

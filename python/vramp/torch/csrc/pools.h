@@ -53,9 +53,11 @@ class Pools {
     std::lock_guard<std::mutex> begin_lock(begin_mutex_);
     std::lock_guard<std::mutex> lock(device.pools_mutex);
     device.has_pools.store(true, std::memory_order_relaxed);
-    if (pins && is_for_capture(device, filter)) {
+    bool captures = is_for_capture(device, filter);
+    if (pins && captures) {
       pin(device, pool);
     }
+    cudaStream_t external = captures ? note_capture(device) : nullptr;
     bool is_new = device.known_pools.insert(pool).second;
     if (is_new) {
       shared_.native->createOrIncrefPool(device.index, pool, source_);
@@ -65,7 +67,7 @@ class Pools {
       // The begin has added a use of its own.
       shared_.native->releasePool(device.index, pool);
     }
-    device.open_pools.push_back({pool, std::move(filter)});
+    device.open_pools.push_back({pool, std::move(filter), external});
     device.open_count.fetch_add(1, std::memory_order_release);
   }
 
@@ -76,6 +78,10 @@ class Pools {
       auto& open = device.open_pools;
       auto found = std::find_if(open.begin(), open.end(), [&](auto& one) { return one.id == pool; });
       if (found != open.end()) {
+        if (found->external != nullptr) {
+          // It may be destroyed from now on.
+          (void)shared_.vramp.stream_forget(device.index, found->external);
+        }
         open.erase(found);
         device.open_count.fetch_sub(1, std::memory_order_release);
       }
@@ -172,6 +178,16 @@ class Pools {
   // use_mem_pool selects all streams of its thread.
   static bool is_for_capture(const Device& device, const std::function<bool(cudaStream_t)>& filter) {
     return !filter(c10::cuda::getCurrentCUDAStream(device.index).stream());
+  }
+
+  // Makes the stream of a capture known to vramp before the capture begins on it, so that regions do not sleep
+  // meanwhile. PyTorch captures on the current stream. Returns it if another library made it.
+  cudaStream_t note_capture(const Device& device) {
+    Queue queue(c10::cuda::getCurrentCUDAStream(device.index));
+    // A failure is that of the device, which the first request of the capture reports. PyTorch's random numbers
+    // would be unusable after an exception here.
+    (void)shared_.vramp.capture_begins(device.index, queue.stream);
+    return queue.is_external ? queue.stream : nullptr;
   }
 
   // The lock of the device's pools is held.

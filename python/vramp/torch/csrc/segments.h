@@ -17,6 +17,8 @@ namespace vramp {
 inline thread_local std::optional<PoolId> searched_pool;
 // Why the thread's last segment could not be allocated.
 inline thread_local std::string segment_failure;
+// True if that was because the thread's region sleeps.
+inline thread_local bool region_sleeps = false;
 
 inline DeviceIndex current_device() {
   DeviceIndex device = 0;
@@ -58,8 +60,10 @@ class SegmentSource : public Forwarding {
     Device& device = shared_.devices.at(current_device());
     void* address = nullptr;
     auto malloc = is_comm_ ? shared_.vramp.comm_malloc : shared_.vramp.segment_malloc;
-    if (malloc(device.index, size, &address) != VRAMP_OK) {
+    vramp_status_t status = malloc(device.index, size, &address);
+    if (status != VRAMP_OK) {
       segment_failure = shared_.vramp.last_error();
+      region_sleeps = status == VRAMP_ERROR_REGION;
       return nullptr;
     }
     if (is_comm_) {
