@@ -38,7 +38,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use smallvec::SmallVec;
 
 use super::behind_room::{BehindRoom, RoomSet};
-use super::in_place::SplitRequest;
+use super::in_place::{SplitRequest, sorted};
 use super::{
     Access, BufferId, BufferLeaseId, Deferrables, GrantedLease, HolderKey, LeaseRefused,
     LeaseRequest, RangeId, StreamKey, Ticket, UnknownBuffer,
@@ -50,9 +50,11 @@ use vramp_core::Bytes;
 pub(super) struct Waiter {
     /// Each once, with the stronger access.
     pub buffers: SmallVec<[(BufferId, Access); 4]>,
-    /// Buffers that it reads in place if possible when it is granted.
+    /// Buffers that it reads in place if possible when it is granted, in order.
     pub in_place_allowed: SmallVec<[BufferId; 2]>,
     streams: SmallVec<[StreamKey; 2]>,
+    /// Most memory that its buffers can need.
+    most: Bytes,
     /// The holder of the lease, and those whose leases the caller keeps while it waits.
     pub holders: SmallVec<[HolderKey; 2]>,
     pub blocked: Blocked,
@@ -130,6 +132,8 @@ impl BufferWaiters {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holder {
     pub leases: BTreeSet<BufferLeaseId>,
+    /// Number of leases that occupy memory on the card.
+    pub with_room: usize,
     waiters: BTreeSet<Ticket>,
 }
 
@@ -151,6 +155,8 @@ pub(super) struct WaitQueue {
     behind_room: BehindRoom,
     stalled: BTreeSet<Ticket>,
     marked: BTreeSet<Ticket>,
+    /// Waiters by the most memory that their buffers can need.
+    by_most: BTreeSet<(Bytes, Ticket)>,
     /// Waiters looked at.
     pub steps: Cell<u64>,
 }
@@ -197,6 +203,7 @@ impl WaitQueue {
             }
         }
         self.marked.insert(ticket);
+        self.by_most.insert((waiter.most, ticket));
         self.waiters.insert(ticket, waiter);
     }
 
@@ -218,6 +225,7 @@ impl WaitQueue {
         }
         self.holding.remove(&ticket);
         self.marked.remove(&ticket);
+        self.by_most.remove(&(waiter.most, ticket));
         for follower in &waiter.followers {
             let follower = self.waiters.get_mut(follower).expect("it is in the queue");
             follower.blocked = Blocked::Unchecked;
@@ -355,18 +363,23 @@ impl WaitQueue {
         }
     }
 
-    /// Adds a lease to its holder.
-    pub fn add_lease(&mut self, lease: BufferLeaseId, key: HolderKey) {
+    /// Adds a lease to its holder. If a request of the holder waits, others that wait for the lease now
+    /// wait for what that one waits for. O(log leases), and O(waiters of holders with leases) then.
+    pub fn add_lease(&mut self, lease: BufferLeaseId, key: HolderKey, has_room: bool) {
         let holder = self.holders.entry(key).or_default();
         holder.leases.insert(lease);
-        self.holding.extend(&holder.waiters);
-        self.mark_holding();
+        holder.with_room += usize::from(has_room);
+        if !holder.waiters.is_empty() {
+            self.holding.extend(&holder.waiters);
+            self.mark_holding();
+        }
     }
 
     /// Removes a lease from its holder.
-    pub fn remove_lease(&mut self, lease: BufferLeaseId, key: HolderKey) {
+    pub fn remove_lease(&mut self, lease: BufferLeaseId, key: HolderKey, has_room: bool) {
         let Some(holder) = self.holders.get_mut(&key) else { return };
         holder.leases.remove(&lease);
+        holder.with_room -= usize::from(has_room);
         if holder.leases.is_empty() {
             for ticket in std::mem::take(&mut holder.waiters) {
                 let mut keys = self.waiters[&ticket].holders.iter();
@@ -393,10 +406,10 @@ impl WaitQueue {
     /// Checks the indexes against the waiters, and the holders against the leases.
     pub fn check_index(
         &self,
-        leases: impl Iterator<Item = (BufferLeaseId, HolderKey)>,
+        leases: impl Iterator<Item = (BufferLeaseId, HolderKey, bool)>,
     ) -> Result<(), String> {
         let mut again = WaitQueue::default();
-        leases.for_each(|(lease, key)| again.add_lease(lease, key));
+        leases.for_each(|(lease, key, has_room)| again.add_lease(lease, key, has_room));
         for (&ticket, waiter) in &self.waiters {
             let unchecked = Waiter {
                 blocked: Blocked::Unchecked,
@@ -417,6 +430,7 @@ impl WaitQueue {
         is("waiters for buffers", *by_buffer == again.by_buffer)?;
         is("holders", *holders == again.holders)?;
         is("waiting holders", *holding == again.holding)?;
+        is("most memory", self.by_most == again.by_most)?;
         let sets = (&again.keeping, &again.pinned, &again.stalled);
         is("room", (keeping, pinned, stalled) == sets)?;
         is("waiters behind others", self.behind_room.is_same(&again.behind_room))
@@ -438,7 +452,9 @@ impl Waiter {
     pub fn class(&self, buffer: BufferId, access: Access) -> Class {
         match access {
             Access::Exclusive | Access::Overwrite => Class::Exclusive,
-            Access::Shared if self.in_place_allowed.contains(&buffer) => Class::InPlace,
+            Access::Shared if self.in_place_allowed.binary_search(&buffer).is_ok() => {
+                Class::InPlace
+            }
             Access::Shared => Class::OnCard,
         }
     }
@@ -472,18 +488,40 @@ impl Deferrables {
         let ticket = ticket.unwrap_or_else(|| Ticket(self.next()));
         let waiter = Waiter {
             buffers,
-            in_place_allowed: in_place_allowed.into(),
+            in_place_allowed: sorted(in_place_allowed),
             streams: request.streams.into(),
+            most: Bytes::ZERO,
             holders: request.holders(),
             blocked: Blocked::Unchecked,
             takes: RoomSet::new(),
             followers: BTreeSet::new(),
         };
+        let ranges = self.ranges_of(&waiter.buffers);
+        let most = ranges.into_iter().map(|range| self.ranges[range].len).sum();
         self.dequeue(ticket);
-        self.wait_queue.insert(ticket, waiter);
-        // What its holders' leases keep from others now waits for what it waits for.
-        self.wait_queue.mark_holding();
+        self.wait_queue.insert(ticket, Waiter { most, ..waiter });
+        let queue = &mut self.wait_queue;
+        let is_last = queue.waiters.last_key_value().is_some_and(|(&last, _)| last == ticket);
+        if queue.holding.contains(&ticket) || !is_last {
+            // What its holders' leases keep from others, and what younger ones want, now waits for what
+            // it waits for.
+            queue.mark_holding();
+        }
         Ok(ticket)
+    }
+
+    /// Returns true if a waiter may lack room, or would if it were the next. O(1).
+    pub(super) fn is_tight(&self) -> bool {
+        let most = self.wait_queue.by_most.last().map_or(Bytes::ZERO, |&(most, _)| most);
+        self.committed + most > self.config.capacity
+    }
+
+    /// Marks the waiters that may overtake others which lack room since a lease took some. O(1) if
+    /// none lacks room.
+    pub(super) fn mark_lacking(&mut self) {
+        if self.is_tight() {
+            self.wait_queue.mark_holding();
+        }
     }
 
     /// Removes a request from the queue. Returns false if it is not there.
@@ -536,6 +574,7 @@ impl Deferrables {
         now_ns: u64,
     ) -> Result<Option<GrantedLease>, LeaseRefused> {
         self.wait_queue.marked.remove(&ticket);
+        let in_place_allowed = &*sorted(in_place_allowed);
         self.allow_in_place(ticket, in_place_allowed);
         let Some(waiter) = self.wait_queue.waiters.get(&ticket) else { return Ok(None) };
         self.wait_queue.step();
@@ -583,7 +622,7 @@ impl Deferrables {
         Some(self.describe(&wanted, blocked))
     }
 
-    /// Updates which of a waiter's buffers may be read in place.
+    /// Updates which of a waiter's buffers may be read in place: these, in order.
     fn allow_in_place(&mut self, ticket: Ticket, in_place_allowed: &[BufferId]) {
         let Some(waiter) = self.wait_queue.waiters.get_mut(&ticket) else { return };
         if *waiter.in_place_allowed == *in_place_allowed {

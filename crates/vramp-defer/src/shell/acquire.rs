@@ -14,6 +14,7 @@
 //! Deliberately absent: which requests are granted, who waits for whom, and which failures are
 //! retried. All of that is the planner's.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -174,8 +175,11 @@ impl State {
     /// Counts the buffers that a lease reads in place, and those that it promoted.
     pub(super) fn note_reads(&mut self, granted: &GrantedLease, hot: &[BufferId]) {
         self.stats.reads_in_place += granted.in_place.len() as u64;
-        let was_restored =
-            |id: &&BufferId| granted.restores.iter().any(|restore| restore.piece.buffer == **id);
-        self.stats.promotions += hot.iter().filter(was_restored).count() as u64;
+        if hot.is_empty() {
+            return;
+        }
+        let restored: BTreeSet<BufferId> =
+            granted.restores.iter().map(|restore| restore.piece.buffer).collect();
+        self.stats.promotions += hot.iter().filter(|id| restored.contains(id)).count() as u64;
     }
 }

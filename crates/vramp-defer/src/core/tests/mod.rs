@@ -1,10 +1,12 @@
 //! Tests of the planner: named cases, and random programs against a naive twin.
 
 mod choice;
+mod compared;
 mod demote;
 mod exposure;
 mod full_scan;
 mod groups;
+mod growth;
 mod in_place;
 mod leases;
 mod model;
