@@ -88,6 +88,7 @@ mod overwrite;
 mod peer_reclaim;
 mod peers;
 mod piece;
+mod policy;
 mod range;
 mod rates;
 mod reclaim;
@@ -122,6 +123,7 @@ pub use overwrite::overwritten;
 pub use peer_reclaim::PeerDemand;
 pub use peers::{PeerId, PeerTable};
 pub use piece::{Copies, PieceState};
+pub use policy::{EvictionCandidate, OrderedChoice};
 pub use rates::Rates;
 pub use reclaim::{HostDemand, Reclaim};
 pub use refusal::{

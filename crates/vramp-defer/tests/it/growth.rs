@@ -124,13 +124,20 @@ fn buffers_leases_and_groups_leave_nothing() {
 #[test]
 fn streams_that_were_used_leave_nothing() {
     let rig = rig();
-    let buffer = rig.filled(MIB(2), 1);
-    let before = left(&rig);
-    for _ in 0..100_000 {
+    let [buffer, other] = [1, 2].map(|byte| rig.filled(MIB(2), byte));
+    let use_stream = || {
         let stream = rig.allocator.create_stream().unwrap();
-        drop(buffer.lease(Access::Shared, stream).unwrap());
+        for _ in 0..5 {
+            drop(buffer.lease(Access::Shared, stream).unwrap());
+            drop(other.lease(Access::Exclusive, stream).unwrap());
+        }
         rig.allocator.destroy_stream(stream).unwrap();
-    }
-    assert_eq!(left(&rig), before);
+    };
+    (0..100).for_each(|_| use_stream());
+    let before = (left(&rig), rig.sim.live());
+    // A million leases.
+    (0..100_000).for_each(|_| use_stream());
+    assert_eq!((left(&rig), rig.sim.live()), before);
+    assert!(rig.manager.counters().leases >= 1_000_000);
     rig.check();
 }
