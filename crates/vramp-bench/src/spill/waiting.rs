@@ -97,6 +97,7 @@ fn alternate(queues: &[Queue], on_stream: bool, share: Duration) -> Result<Vec<W
 
 impl Queue {
     fn new(bench: &Bench, waiters: u64, waiters_hold: bool) -> Result<Queue> {
+        // Nothing leaves the card: the mover needs its staging blocks alone.
         let pinned = Bytes::mib(64);
         let rig = Rig::new(bench, &RigConfig { piece: Bytes::mib(4), limit: None, pinned })?;
         let resident = || -> Result<DeferrableBuffer> {

@@ -136,8 +136,9 @@ fn streams_that_were_used_leave_nothing() {
     (0..100).for_each(|_| use_stream());
     let before = (left(&rig), rig.sim.live());
     // A million leases.
-    (0..100_000).for_each(|_| use_stream());
+    let heap = allocation_counter::measure(|| (0..100_000).for_each(|_| use_stream()));
     assert_eq!((left(&rig), rig.sim.live()), before);
+    assert!(heap.bytes_current <= 64 << 10, "{heap:?}");
     assert!(rig.manager.counters().leases >= 1_000_000);
     rig.check();
 }

@@ -237,7 +237,9 @@ fn a_small_copy_takes_a_block_of_the_host_as_long_as_the_configuration_says() {
         for (nth, buffer) in buffers.iter().enumerate() {
             buffer.write(Bytes::ZERO, &bytes_of(nth)).unwrap();
         }
-        buffers.iter().for_each(|buffer| drop(buffer.spill().unwrap()));
+        for buffer in &buffers {
+            buffer.spill().unwrap();
+        }
         assert!(buffers.iter().all(|buffer| !buffer.is_resident()));
         assert_eq!(tiers.space(Tier::Host).unwrap().total(), block * 32, "blocks of {block}");
         for (nth, buffer) in buffers.iter().enumerate() {
