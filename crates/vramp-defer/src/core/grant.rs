@@ -278,7 +278,7 @@ impl Deferrables {
     fn excluding_leases(&self, buffers: &[(BufferId, Access)]) -> BTreeSet<BufferLeaseId> {
         let holders = |&(buffer, wanted): &(BufferId, Access)| {
             let holders = &self.buffers[buffer].holders;
-            holders.exclude(wanted).then(|| holders.leases()).unwrap_or_default()
+            if holders.exclude(wanted) { holders.leases() } else { Vec::new() }
         };
         buffers.iter().flat_map(holders).collect()
     }

@@ -14,7 +14,8 @@
 //! 4. [`Deferrables::end_lease`] records the work that uses the buffers, and returns the copies that
 //!    are stale now. [`Deferrables::cancel_lease`] ends a lease under which nothing was launched.
 //!    [`Deferrables::complete_use`] forgets work that is complete.
-//! 5. When memory is short, [`Deferrables::choose`] picks what leaves ([`Victim`]). Once a victim is
+//! 5. When memory is short, [`Deferrables::choose`] picks what leaves ([`Victim`]), or
+//!    [`Deferrables::choose_in_order`] takes it in an order that the caller gives. Once a victim is
 //!    settled it is off the card, and [`Deferrables::needed_memory`] returns what of its range still
 //!    needs memory.
 //! 6. When the host is short, [`Deferrables::reclaim_host`] drops copies and pushes others to disk.

@@ -145,6 +145,35 @@ fn one_lease_over_many_buffers_looks_at_each_use_and_each_written_range_once() {
     }
 }
 
+#[test]
+fn a_million_leases_on_100_000_streams_leave_no_heap_memory() {
+    let mut core = core();
+    let [one, other] = [0; 2].map(|_| resident(&mut core, 16));
+    let mut use_stream = |stream: StreamKey| {
+        for number in 1..=5 {
+            let lease = shared(&mut core, one, number, stream).lease;
+            end_on(&mut core, lease, one, token(stream, number));
+            let buffers = [(other, Exclusive)];
+            let streams = [stream];
+            let request =
+                LeaseRequest { buffers: &buffers, streams: &streams, ..LeaseRequest::default() };
+            let lease = core.lease(&request, number).unwrap().lease;
+            end_on(&mut core, lease, other, token(stream, number));
+        }
+        core.complete_use(token(stream, 5));
+    };
+    (0..100).for_each(|stream| use_stream(StreamKey(stream)));
+    let heap = allocation_counter::measure(|| {
+        (100..100_100).for_each(|stream| use_stream(StreamKey(stream)));
+    });
+    assert!(heap.count_total > 100_000, "it was measured: {heap:?}");
+    assert!(heap.bytes_current <= 4096, "{heap:?}");
+    let kept = core.footprint();
+    let busy = kept.iter().filter(|(_, entries)| *entries > 4).collect::<Vec<_>>();
+    assert!(busy.is_empty(), "{busy:?}");
+    core.audit().unwrap();
+}
+
 /// Returns the steps of a resident lease by a holder of another lease, while `count` others wait for one
 /// buffer, each with a lease of its own or none.
 fn steps_beside(count: u64, waiters_hold: bool) -> u64 {

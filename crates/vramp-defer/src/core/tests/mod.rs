@@ -12,6 +12,7 @@ mod leases;
 mod model;
 mod moves;
 mod peers;
+mod policy;
 mod reclaim;
 mod twin;
 mod victims;
