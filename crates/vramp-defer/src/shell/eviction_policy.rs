@@ -74,6 +74,39 @@ thread_local!(static IN_POLICY: Cell<bool> = const { Cell::new(false) });
 impl SpillManager {
     /// Installs a policy that decides which buffers are evicted first, or removes it. It lives as long as
     /// the manager: one that keeps a clone of the manager, or a buffer, keeps both for ever. O(1).
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use vramp_defer::Tiers;
+    /// use vramp_defer::policy::EvictionRequest;
+    /// use vramp_tiers::Bytes;
+    ///
+    /// let config = r#"
+    ///     device = "sim:h200"
+    ///     [[gpu]]
+    ///     index = 0
+    ///     capacity = "256MiB"
+    ///     limit = 1.0
+    ///     [[host]]
+    ///     index = 0
+    ///     capacity = "1GiB"
+    /// "#;
+    /// let tiers = Tiers::from_toml(config)?;
+    /// // The most recently used first: for a loop over more buffers than fit.
+    /// let policy = |request: &EvictionRequest<'_>| {
+    ///     let mut order = request.candidates.to_vec();
+    ///     order.sort_by_key(|candidate| candidate.cost.idle_ns);
+    ///     order.iter().map(|candidate| candidate.buffer).collect()
+    /// };
+    /// tiers.manager().set_eviction_policy(Some(Arc::new(policy)));
+    /// let buffers = (0..6).map(|_| tiers.buffer(Bytes::mib(64))).collect::<Result<Vec<_>, _>>()?;
+    /// for buffer in &buffers {
+    ///     buffer.write(Bytes::ZERO, b"contents")?;
+    /// }
+    /// let resident = buffers.iter().filter(|buffer| buffer.is_resident()).count();
+    /// assert_eq!((resident, buffers[0].is_resident()), (4, true));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_eviction_policy(&self, policy: Option<Arc<dyn EvictionPolicy>>) {
         let installed = policy.map(|policy| Installed { most: policy.most_candidates(), policy });
         let before = std::mem::replace(&mut self.shared.lock().policy, installed);
