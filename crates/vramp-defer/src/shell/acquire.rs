@@ -135,12 +135,13 @@ impl Shared {
 }
 
 impl State {
-    /// Processes what is complete, and serves the waiters before another request comes.
+    /// Processes what is complete, and serves the waiters before another request comes. A query for each
+    /// stream with work, and for 64 of them at most.
     ///
     /// # Errors
     /// Work could not be queried.
     pub(super) fn prepare(&mut self, shared: &Shared) -> Result<(), SpillError> {
-        self.poll()?;
+        self.poll_some()?;
         let capacity = shared.capacity();
         self.core.set_capacity(capacity);
         if self.has_pinned_memory {
