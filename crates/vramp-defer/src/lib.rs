@@ -78,7 +78,7 @@
 //! | Which request gets a lease, and when? | `grant`, `wait_queue`, `overtake`, `uses` | `acquire`, `queued_request`, `hand_over`, `wait_slot`, `watcher`, `lease_builder`, `lease_owner`, `lease_set`, `stream_locks` |
 //! | What is overwritten? | `overwrite` | `queued_request` |
 //! | What is read in place? | `in_place` | `acquire`, `mapped_copy`, `map_copies` |
-//! | Which pieces are evicted? | `victims`, `cost`, `cover`, `rates`, `spill_rounds` | `spill`, `copy_out`, `staging` |
+//! | Which pieces are evicted? | `victims`, `policy`, `cost`, `cover`, `rates`, `spill_rounds` | `spill`, `eviction_policy`, `copy_out`, `staging` |
 //! | Where do they go? | `spill_room`, `rates`, `peers` | `copy_out`, `peer_copy`, `staging` |
 //! | Which buffer is evicted by its name? | `evict_one` | `spill_one` |
 //! | What is restored? | `grant`, `moves` | `restore` |
@@ -110,6 +110,12 @@ pub use vramp_tiers::Deadline;
 pub mod config {
     pub use crate::planner::{DeferConfigError, Rates};
     pub use crate::shell::CleanerConfig;
+}
+
+/// Policies of the program that decide which buffers are evicted first.
+pub mod policy {
+    pub use crate::planner::{BufferId, EvictionCandidate, EvictionClass, EvictionCost};
+    pub use crate::shell::{EvictionPolicy, EvictionRequest};
 }
 
 /// Pointers that outlive a lease.

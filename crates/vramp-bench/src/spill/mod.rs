@@ -11,6 +11,8 @@
 //! 6. [`Spill::peer`]: a dirty buffer is spilled to and restored from each card that this one has a
 //!    link to, each right after one plain copy over that link.
 //! 7. [`Spill::buffers`]: a lease that spills one buffer of 2 MiB, with few and with many other buffers.
+//! 8. [`Spill::waiting`]: a lease of a resident buffer by a thread that holds another one, with none and
+//!    with many requests that wait for something else.
 //!
 //! On a simulator time is modelled; copies share the link and compete for nothing else.
 
@@ -21,6 +23,7 @@ mod overshoot;
 mod peer;
 mod rates;
 mod rig;
+mod waiting;
 mod workload;
 
 use std::ops::RangeInclusive;
@@ -37,6 +40,7 @@ pub use overlap::OverlapRow;
 pub use overshoot::OvershootRow;
 pub use peer::PeerRow;
 pub use rates::RateRow;
+pub use waiting::WaitingRow;
 pub use workload::WorkloadRow;
 
 /// Fewer rounds give no stable median.
@@ -65,7 +69,7 @@ pub struct Options {
     pub seed: u64,
 }
 
-/// The seven measurements of spillable buffers, with checked options.
+/// The eight measurements of spillable buffers, with checked options.
 pub struct Spill<'a> {
     bench: &'a Bench,
     options: Options,
@@ -146,6 +150,15 @@ impl<'a> Spill<'a> {
     /// Memory lacks, or the driver fails.
     pub fn buffers(&self) -> Result<Vec<BuffersRow>> {
         buffers::measure(self.bench)
+    }
+
+    /// Measures the host's time of a lease of a resident buffer, by the number of waiting requests, for
+    /// about `duration`.
+    ///
+    /// # Errors
+    /// Memory lacks, or the driver fails.
+    pub fn waiting(&self, duration: Duration) -> Result<Vec<WaitingRow>> {
+        waiting::measure(self.bench, duration)
     }
 
     /// Measures how much is evicted beyond the requested bytes, for about `duration`.

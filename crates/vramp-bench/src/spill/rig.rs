@@ -154,8 +154,10 @@ fn new_stream(allocator: &Allocator) -> Result<(StreamId, Stream)> {
 /// Returns a pool of blocks for `len`, pinned ahead of time.
 fn pool(driver: &Arc<dyn Driver>, len: Bytes) -> Result<HostPool> {
     let config = HostPoolConfig { spare_blocks: 0, ..HostPoolConfig::default() };
+    let blocks = u32::try_from(len.count().div_ceil(config.block.count()))?.max(1);
+    let config = HostPoolConfig { blocks_per_pool: config.blocks_per_pool.min(blocks), ..config };
     let each = config.block * u64::from(config.blocks_per_pool);
-    let pools = len.count().div_ceil(each.count());
+    let pools = len.count().div_ceil(each.count()).max(1);
     let capacity = each * pools;
     let host = SpaceId::host(0);
     let space = SpaceConfig { limit: Level::Fraction(1.0), ..SpaceConfig::host(capacity) };

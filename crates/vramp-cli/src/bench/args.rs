@@ -107,7 +107,9 @@ pub enum Measure {
     /// requested ones. Peer: a dirty buffer is spilled to and restored from the free memory of each
     /// card that this one has a link to, each right after one plain copy over it; with memory taken
     /// by the spill, and ahead of it. Buffers: the time of a lease that spills one buffer of 2 MiB,
-    /// with 100 to 100,000 buffers. Medians of several rounds.
+    /// with 100 to 100,000 buffers. Waiting: the time of a lease of a resident buffer by a thread that
+    /// holds another one, with 0 to 10,000 requests that wait for another buffer. Medians of several
+    /// rounds.
     ///
     /// On the simulator time is modelled; copies share the link and compete for nothing else.
     Spill(Spill),
@@ -378,11 +380,13 @@ pub enum SpillMeasure {
     Peer,
     /// Leases that evict one buffer, by the number of buffers; takes up to half of the card
     Buffers,
+    /// Leases of a resident buffer, by the number of waiting requests
+    Waiting,
 }
 
 impl SpillMeasure {
     /// All of them, in the order in which they are printed.
-    pub const ALL: [SpillMeasure; 7] = [
+    pub const ALL: [SpillMeasure; 8] = [
         SpillMeasure::Rate,
         SpillMeasure::Overlap,
         SpillMeasure::Workload,
@@ -390,6 +394,7 @@ impl SpillMeasure {
         SpillMeasure::Overshoot,
         SpillMeasure::Peer,
         SpillMeasure::Buffers,
+        SpillMeasure::Waiting,
     ];
 }
 

@@ -153,6 +153,9 @@ fn spill(args: &args::Spill, out: &mut dyn Write) -> Result<()> {
             args::SpillMeasure::Buffers => {
                 output.write("spill", &spill.buffers()?, &tables::SPILL_BUFFERS)?;
             }
+            args::SpillMeasure::Waiting => {
+                output.write("spill", &spill.waiting(share)?, &tables::SPILL_WAITING)?;
+            }
             args::SpillMeasure::Peer => {
                 let rows = spill.peer(share)?;
                 if !rows.is_empty() {

@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use vramp::Bytes;
 use vramp_bench::graphs::{LendingRow, ReplayRow, RequestRow, SharingRow};
 use vramp_bench::spill::{
-    BuffersRow, CallRow, OverlapRow, OvershootRow, PeerRow, RateRow, WorkloadRow,
+    BuffersRow, CallRow, OverlapRow, OvershootRow, PeerRow, RateRow, WaitingRow, WorkloadRow,
 };
 use vramp_bench::threads::SizeDistribution;
 use vramp_bench::{Cost, TimeSource, copy, disk, grow, hit, remap, reserve, threads};
@@ -232,6 +232,15 @@ pub(super) const SPILL_BUFFERS: [Column<BuffersRow>; 4] = [
     ("on the card", |row| count(row.resident)),
     ("lease us", |row| decimals(row.lease_ns as f64 / 1e3, 1)),
     ("entries looked at", |row| decimals(row.looked_at, 1)),
+];
+
+pub(super) const SPILL_WAITING: [Column<WaitingRow>; 6] = [
+    ("lease of", |row| text(if row.on_stream { "a stream" } else { "no stream" })),
+    ("waiters", |row| count(row.waiters)),
+    ("each with a lease", |row| text(if row.waiters_hold { "yes" } else { "no" })),
+    ("lease ns", |row| decimals(row.lease_ns, 0)),
+    ("ratio", |row| decimals(row.ratio, 2)),
+    ("waiters looked at", |row| decimals(row.queue_steps, 2)),
 ];
 
 pub(super) const SPILL_OVERSHOOT: [Column<OvershootRow>; 5] = [

@@ -248,6 +248,14 @@ fn buffers_are_spilled_and_restored_without_a_device_wait_or_a_needless_copy() {
             assert_eq!(calls.iter().find(is).unwrap()["calls"], 0, "{phase}: {call}");
         }
     }
+    let waiting = of("waiting");
+    let beside = |row: &Value| (row["waiters"].as_u64().unwrap(), row["waiters_hold"] == true);
+    let queues = [(0, false), (64, false), (64, true), (10_000, false)];
+    assert!(waiting.iter().map(beside).eq(queues.into_iter().cycle().take(8)), "{waiting:?}");
+    for row in &waiting {
+        assert!(number(row, "lease_ns") > 0.0 && number(row, "ratio") > 0.0, "{row}");
+        assert_eq!(row["queue_steps"], 0.0, "a waiter was looked at: {row}");
+    }
     let overshoot = of("overshoot");
     assert!(number(&overshoot[0], "largest_overshoot_pieces") <= 1.0, "{overshoot:?}");
 }

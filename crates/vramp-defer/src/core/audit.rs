@@ -1,7 +1,8 @@
 //! The invariants of the state, each checked from scratch by a named function.
 
+use super::holders::Holders;
 use super::piece::{ContentPlace, Piece, PieceMove};
-use super::{Access, BufferId, Deferrables, PeerId, PieceId, SpillRoom, SpillTier, UseToken};
+use super::{BufferId, Deferrables, PeerId, PieceId, SpillRoom, SpillTier, UseToken};
 use vramp_core::{Bytes, Inconsistency};
 
 pub(super) type Check = Result<(), String>;
@@ -42,8 +43,7 @@ impl Deferrables {
                 return Err(format!("{id} cannot be like this: {piece:?}"));
             }
             let needs_memory = matches!(piece.motion, Some(PieceMove::Restore { .. }))
-                || self.buffers[id.buffer].holders.len()
-                    > self.buffers[id.buffer].in_place as usize;
+                || self.buffers[id.buffer].holders.use_card();
             if piece.place == ContentPlace::SpillTier && piece.backed != needs_memory {
                 return Err(format!("{id} is spilled, with memory: {}", piece.backed));
             }
@@ -114,7 +114,8 @@ impl Deferrables {
         for (&lease, record) in &self.leases {
             for &(buffer, access) in &record.buffers {
                 let known = self.buffers.get(buffer).map(|buffer| &buffer.holders);
-                if !known.is_some_and(|holders| holders.contains(&(lease, access))) {
+                let is_known = |holders: &Holders| holders.contains(lease, record.holder, access);
+                if !known.is_some_and(is_known) {
                     return Err(format!("{lease} does not hold {buffer}"));
                 }
                 held += 1;
@@ -124,9 +125,8 @@ impl Deferrables {
         if holders != held {
             return Err(format!("{holders} holders of {held} leased buffers"));
         }
-        let shared = |b: &&super::buffer_state::Buffer| {
-            b.holders.len() > 1 && b.holders.iter().any(|&(_, access)| access == Access::Exclusive)
-        };
+        let shared =
+            |b: &&super::buffer_state::Buffer| b.holders.len() > 1 && b.holders.is_exclusive();
         match self.buffers.values().find(shared) {
             Some(buffer) => Err(format!("an exclusive lease is not alone: {:?}", buffer.holders)),
             None => Ok(()),
@@ -140,7 +140,9 @@ impl Deferrables {
         let mut waiters = self.wait_queue.waiters.iter();
         match waiters.find(|(ticket, waiter)| !given(ticket) || !once(waiter)) {
             Some((ticket, waiter)) => Err(format!("{ticket} was not given: {waiter:?}")),
-            None => self.wait_queue.check_index(self.leases.iter().map(|(&id, l)| (id, l.holder))),
+            None => self
+                .wait_queue
+                .check_index(self.leases.iter().map(|(&id, l)| (id, l.holder, l.has_room()))),
         }
     }
 
@@ -164,19 +166,13 @@ impl Deferrables {
     /// A leased piece has memory, and no unevictable buffer is a victim.
     fn leased_pieces_have_memory(&self) -> Check {
         for (id, buffer) in &self.buffers {
-            let held = buffer.holders.len();
-            let lacks = |piece: &Piece| match buffer.in_place {
-                0 => held > 0 && !piece.backed,
-                _ => {
-                    piece.place == ContentPlace::Empty
-                        || matches!(piece.motion, Some(PieceMove::Restore { .. }))
-                }
+            let is_filled = |piece: &Piece| matches!(piece.motion, Some(PieceMove::Restore { .. }));
+            let lacks = |piece: &Piece| match buffer.holders.read_in_place() {
+                true => piece.place == ContentPlace::Empty || is_filled(piece),
+                false => buffer.holders.use_card() && !piece.backed,
             };
             if buffer.pieces.iter().any(lacks) {
                 return Err(format!("{id} is leased and lacks memory"));
-            }
-            if buffer.in_place > 0 && held != buffer.in_place as usize {
-                return Err(format!("{id} is read in place and used on the card"));
             }
             let leaves =
                 |piece: &Piece| matches!(piece.motion, Some(PieceMove::Out { leaving: true, .. }));
@@ -201,6 +197,10 @@ impl Deferrables {
         }
         let quiesced = |id: &BufferId| self.buffers.get(*id).is_some_and(|b| b.exposed.quiesced);
         let count = self.buffers.values().filter(|buffer| buffer.exposed.quiesced).count();
+        let without_handles = self.buffers.values().filter(|buffer| buffer.is_ending).count();
+        if without_handles != self.without_handles {
+            return Err(format!("{without_handles} buffers have no handles"));
+        }
         match self.quiesced.len() == count && self.quiesced.iter().all(quiesced) {
             true => Ok(()),
             false => Err(format!("{count} buffers are exposed until the epoch ends")),

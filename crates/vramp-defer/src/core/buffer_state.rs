@@ -1,10 +1,9 @@
 //! One buffer: its pieces, its uses, and what keeps it where it is.
 
-use smallvec::SmallVec;
-
+use super::holders::Holders;
 use super::piece::Piece;
 use super::uses::Uses;
-use super::{Access, BufferLeaseId, RangeId, StreamKey};
+use super::{RangeId, StreamKey};
 use vramp_core::Bytes;
 
 /// When the next use of a buffer comes, as the caller expects it.
@@ -45,9 +44,8 @@ pub(super) struct Buffer {
     pub last_stream: Option<StreamKey>,
     /// End of the cooldown after a restore, until that was noticed.
     pub cools_at: Option<u64>,
-    pub holders: SmallVec<[(BufferLeaseId, Access); 2]>,
-    /// Number of holders that read it in place.
-    pub in_place: u32,
+    /// The leases on it.
+    pub holders: Holders,
     /// Number of reads in place since a piece was restored.
     pub reads: u32,
     /// Host copies of its spilled pieces are mapped at their addresses.
@@ -79,7 +77,7 @@ impl Hint {
 impl Buffer {
     /// Returns true if it must stay on the card.
     pub fn is_unevictable(&self) -> bool {
-        self.holders.len() > self.in_place as usize || self.is_pinned_or_exposed()
+        self.holders.use_card() || self.is_pinned_or_exposed()
     }
 
     /// Returns true if it must stay on the card even without leases.
@@ -89,6 +87,6 @@ impl Buffer {
 
     /// Returns true if it cannot be a victim now. It may become one when its uses are over.
     pub fn stays(&self) -> bool {
-        self.is_unevictable() || self.in_place > 0 || self.exposed.stream_scoped
+        self.is_unevictable() || self.holders.read_in_place() || self.exposed.stream_scoped
     }
 }

@@ -34,7 +34,7 @@ pub struct DeferCounters {
     /// Waiters that requests and changes looked at.
     pub queue_steps: u64,
     /// Table entries that were looked at to choose victims and host copies, to complete work, and to
-    /// end buffers.
+    /// end leases and buffers.
     pub looked_at: u64,
 }
 

@@ -39,8 +39,8 @@ impl Candidate {
 }
 
 /// The cheapest unit of a bucket that was not looked at, and those after it.
-struct Head<'a> {
-    candidate: Candidate,
+pub(super) struct Head<'a> {
+    pub candidate: Candidate,
     bucket: &'a BucketKey,
     rest: btree_set::Iter<'a, (u64, Unit)>,
     /// Number of its units that lacked room.
@@ -98,7 +98,9 @@ impl Deferrables {
                 if !head.candidate.takes(&mut left, model.order) {
                     cover.no_room += frees;
                     match head.lacked + 1 < TRIES {
-                        true => heads.extend(self.next_of(head, 1, model, &mut cover).map(Reverse)),
+                        true => heads.extend(
+                            self.next_of(head, 1, model, &mut cover.looked_at).map(Reverse),
+                        ),
                         false => cover.no_room += frees * head.rest.len() as u64,
                     }
                     continue;
@@ -116,7 +118,7 @@ impl Deferrables {
                 (room, cost) = (left, total);
                 freed += frees;
                 cover.picked.push(head.candidate.clone());
-                heads.extend(self.next_of(head, 0, model, &mut cover).map(Reverse));
+                heads.extend(self.next_of(head, 0, model, &mut cover.looked_at).map(Reverse));
             }
             if let Some((_, before, completes)) = best {
                 cover.picked.truncate(before);
@@ -128,7 +130,7 @@ impl Deferrables {
         cover
     }
 
-    fn head<'a>(
+    pub(super) fn head<'a>(
         &self,
         bucket: &'a BucketKey,
         units: &'a Bucket,
@@ -141,16 +143,16 @@ impl Deferrables {
     }
 
     /// Returns the next unit of a bucket.
-    fn next_of<'a>(
+    pub(super) fn next_of<'a>(
         &self,
         head: Head<'a>,
         lacked: usize,
         model: &CostModel<'_>,
-        cover: &mut Cover,
+        looked_at: &mut u64,
     ) -> Option<Head<'a>> {
         let Head { bucket, mut rest, lacked: before, .. } = head;
         let &(last_use_ns, unit) = rest.next()?;
-        cover.looked_at += 1;
+        *looked_at += 1;
         let candidate = self.candidate(unit, bucket, last_use_ns, model);
         Some(Head { candidate, bucket, rest, lacked: before + lacked })
     }

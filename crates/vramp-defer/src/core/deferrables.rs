@@ -36,6 +36,8 @@ pub struct Deferrables {
     pub(super) uses: UseIndex,
     /// Buffers without handles that may end now.
     pub(super) ending: BTreeSet<BufferId>,
+    /// Number of buffers without handles.
+    pub(super) without_handles: usize,
     /// Buffers that are exposed until the epoch ends.
     pub(super) quiesced: BTreeSet<BufferId>,
     pub(super) group_sets: SlotMap<GroupSetId, GroupSet>,
@@ -84,6 +86,7 @@ impl Deferrables {
             moves: BTreeMap::new(),
             uses: UseIndex::default(),
             ending: BTreeSet::new(),
+            without_handles: 0,
             quiesced: BTreeSet::new(),
             group_sets: SlotMap::with_key(),
             lists: Lists::default(),
@@ -104,9 +107,12 @@ impl Deferrables {
         self.config
     }
 
-    /// Sets the most memory that leased buffers may occupy. Granted leases stay.
+    /// Sets the most memory that leased buffers may occupy. Granted leases stay. O(1) while no waiter
+    /// lacks room.
     pub fn set_capacity(&mut self, capacity: Bytes) {
-        if std::mem::replace(&mut self.config.capacity, capacity) != capacity {
+        let was_tight = self.is_tight();
+        let before = std::mem::replace(&mut self.config.capacity, capacity);
+        if before != capacity && (was_tight || self.is_tight()) {
             self.wait_queue.mark_pinned();
         }
     }
@@ -152,7 +158,6 @@ impl Deferrables {
             last_stream: None,
             cools_at: None,
             holders: Default::default(),
-            in_place: 0,
             reads: 0,
             readable: false,
             uses: Uses::default(),
@@ -209,6 +214,7 @@ impl Deferrables {
         self.unlist(buffer);
         self.ending.remove(&buffer);
         let gone = self.buffers.remove(buffer).expect("it was found above");
+        self.without_handles -= usize::from(gone.is_ending);
         self.touch(buffer);
         let range = &mut self.ranges[gone.range];
         range.tenants.remove(&gone.offset);

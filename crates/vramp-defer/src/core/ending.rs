@@ -10,7 +10,8 @@ impl Deferrables {
     /// now and whenever something that holds it has ended, until it is removed. O(log n).
     pub fn release_handles(&mut self, buffer: BufferId) {
         if let Some(known) = self.buffers.get_mut(buffer) {
-            known.is_ending = true;
+            let before = std::mem::replace(&mut known.is_ending, true);
+            self.without_handles += usize::from(!before);
             self.ending.insert(buffer);
         }
     }

@@ -64,7 +64,7 @@ impl Deferrables {
         let known = self.get_mut(buffer)?;
         let exposed = known.exposed;
         let outside = exposed.stream_scoped || exposed.quiesced || exposed.opaque > 0;
-        let excluded = known.holders.iter().any(|&(_, access)| access == Access::Exclusive);
+        let excluded = known.holders.is_exclusive();
         if !outside || excluded {
             return Err(ExposeError::NotExposed { buffer });
         }
@@ -113,11 +113,11 @@ impl Deferrables {
 
     fn check_leased(&self, lease: BufferLeaseId, buffer: BufferId) -> Result<(), ExposeError> {
         let known = self.leases.get(&lease).ok_or(UnknownBufferLease { lease })?;
-        if known.in_place.contains(&buffer) {
-            return Err(ExposeError::InPlace { buffer });
-        }
-        if !known.buffers.iter().any(|&(held, _)| held == buffer) {
+        if known.access(buffer).is_none() {
             return Err(ExposeError::NotLeased { buffer });
+        }
+        if self.buffers[buffer].holders.read_in_place() {
+            return Err(ExposeError::InPlace { buffer });
         }
         Ok(())
     }

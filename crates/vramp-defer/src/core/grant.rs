@@ -24,13 +24,23 @@ use vramp_core::Bytes;
 
 #[derive(Clone, Debug)]
 pub(super) struct Lease {
+    /// In order, each once.
     pub buffers: SmallVec<[(BufferId, Access); 4]>,
+    /// In order.
     streams: SmallVec<[StreamKey; 2]>,
     pub holder: HolderKey,
-    /// Buffers that are read in place: nothing of them was restored.
-    pub in_place: SmallVec<[BufferId; 2]>,
+    /// Number of buffers that are read in place: nothing of them was restored.
+    pub in_place: usize,
     /// Buffers that are overwritten, in order: nothing of them was restored.
     pub overwritten: SmallVec<[BufferId; 2]>,
+}
+
+impl Lease {
+    /// Returns the access to a buffer; `None` if it is not leased. O(log buffers).
+    pub fn access(&self, buffer: BufferId) -> Option<Access> {
+        let place = self.buffers.binary_search_by_key(&buffer, |&(held, _)| held);
+        place.ok().map(|place| self.buffers[place].1)
+    }
 }
 
 /// A request for a lease.
@@ -110,6 +120,45 @@ pub struct LeaseEnd<'a> {
     pub uses: &'a [BufferUse],
     /// What was written of the exclusively leased buffers.
     pub writes: Writes<'a>,
+}
+
+/// What was done under a lease, by buffer.
+struct ByBuffer {
+    uses: SmallVec<[BufferUse; 4]>,
+    written: Option<Vec<WrittenRange>>,
+}
+
+impl ByBuffer {
+    /// O(n log n) in the number of uses and ranges, and O(n) if they are in the order of the buffers.
+    fn new(end: &LeaseEnd<'_>) -> ByBuffer {
+        let mut uses: SmallVec<[BufferUse; 4]> = SmallVec::from_slice(end.uses);
+        uses.sort_by_key(|use_| use_.buffer);
+        let written = match end.writes {
+            Writes::All => None,
+            Writes::Only(written) => {
+                let mut written = written.to_vec();
+                written.sort_by_key(|one| one.buffer);
+                Some(written)
+            }
+        };
+        ByBuffer { uses, written }
+    }
+
+    fn uses(&self, buffer: BufferId) -> &[BufferUse] {
+        run_of(&self.uses, buffer, |use_| use_.buffer)
+    }
+
+    /// Returns what was written of a buffer; `None` for all of it.
+    fn written(&self, buffer: BufferId) -> Option<&[WrittenRange]> {
+        self.written.as_ref().map(|written| run_of(written, buffer, |one| one.buffer))
+    }
+}
+
+/// Returns the entries of one buffer. They are sorted by buffer. O(log n).
+fn run_of<T>(all: &[T], buffer: BufferId, key: impl Fn(&T) -> BufferId) -> &[T] {
+    let from = all.partition_point(|entry| key(entry) < buffer);
+    let to = all.partition_point(|entry| key(entry) <= buffer);
+    &all[from..to]
 }
 
 impl Deferrables {
@@ -208,10 +257,7 @@ impl Deferrables {
     pub(super) fn unavailable(&self, wanted: &SplitRequest) -> Option<BufferId> {
         let is_mapping = |id: BufferId| self.ranges[self.buffers[id].range].is_mapping;
         let found = wanted.come.iter().find(|&&(id, wanted)| {
-            let Buffer { holders, in_place, .. } = &self.buffers[id];
-            // One that holds it exclusively is the only one.
-            let excludes = |held: Access| *in_place > 0 || held.max(wanted) == Access::Exclusive;
-            holders.first().is_some_and(|&(_, held)| excludes(held))
+            self.buffers[id].holders.exclude(wanted)
                 || is_mapping(id)
                 || self.unsettled(id, wanted).next().is_some()
         });
@@ -231,12 +277,8 @@ impl Deferrables {
     /// Returns the leases that exclude a lease on these buffers.
     fn excluding_leases(&self, buffers: &[(BufferId, Access)]) -> BTreeSet<BufferLeaseId> {
         let holders = |&(buffer, wanted): &(BufferId, Access)| {
-            let Buffer { holders, in_place, .. } = &self.buffers[buffer];
-            // A buffer that is read in place must not move.
-            let stays = *in_place > 0;
-            let excludes = move |held: Access| stays || held.max(wanted) == Access::Exclusive;
-            let holders = holders.iter();
-            holders.filter(move |(_, held)| excludes(*held)).map(|&(lease, _)| lease)
+            let holders = &self.buffers[buffer].holders;
+            if holders.exclude(wanted) { holders.leases() } else { Vec::new() }
         };
         buffers.iter().flat_map(holders).collect()
     }
@@ -292,7 +334,7 @@ impl Deferrables {
         self.leases.iter().filter(|(_, lease)| lease.has_room()).map(|(&id, _)| id)
     }
 
-    /// Records the lease. Buffers of `in_place` stay where they are.
+    /// Records the lease. Buffers of `in_place`, in order, stay where they are.
     pub(super) fn grant(
         &mut self,
         buffers: SmallVec<[(BufferId, Access); 4]>,
@@ -301,6 +343,7 @@ impl Deferrables {
         now_ns: u64,
     ) -> GrantedLease {
         let lease = BufferLeaseId(self.next());
+        let (holder, committed) = (request.holder, self.committed);
         self.ranges_of(&buffers).into_iter().for_each(|range| self.cancel_evictions(range));
         let mut ranges = BTreeSet::new();
         let mut after = Vec::new();
@@ -308,13 +351,13 @@ impl Deferrables {
         for &(id, access) in &buffers {
             let last_stream = &mut self.buffers[id].last_stream;
             *last_stream = request.streams.last().copied().or(*last_stream);
-            if in_place.contains(&id) {
-                after.extend(self.hold_in_place(id, lease, now_ns));
+            if in_place.binary_search(&id).is_ok() {
+                after.extend(self.hold_in_place(id, (lease, holder), now_ns));
                 continue;
             }
             ranges.insert(self.buffers[id].range);
             let buffer = &mut self.buffers[id];
-            buffer.holders.push((lease, access));
+            buffer.holders.add(lease, holder, access, false);
             buffer.hint = Hint::None;
             buffer.last_use_ns = now_ns;
             after.extend(buffer.uses.before(access));
@@ -332,17 +375,20 @@ impl Deferrables {
             }
             self.refresh(id);
         }
-        let mut after = latest_by_stream(after.iter());
+        let mut after = latest_by_stream(after.into_iter());
         after.retain(|token| request.streams != [token.stream]);
-        let (ranges, stay) = (ranges.into_iter().collect(), in_place.to_vec());
-        let (streams, holder) = (request.streams.into(), request.holder);
-        self.leases.insert(
-            lease,
-            Lease { buffers, streams, holder, in_place, overwritten: SmallVec::new() },
-        );
-        self.wait_queue.add_lease(lease, holder);
+        let mut streams: SmallVec<[StreamKey; 2]> = request.streams.into();
+        streams.sort_unstable();
+        let overwritten = SmallVec::new();
+        let granted = Lease { buffers, streams, holder, in_place: in_place.len(), overwritten };
+        self.wait_queue.add_lease(lease, holder, granted.has_room());
+        self.leases.insert(lease, granted);
+        if self.committed > committed {
+            self.mark_lacking();
+        }
         self.counters.leases += 1;
-        GrantedLease { lease, after, restores, ranges, in_place: stay }
+        let (ranges, in_place) = (ranges.into_iter().collect(), in_place.to_vec());
+        GrantedLease { lease, after, restores, ranges, in_place }
     }
 
     fn begin_restore(&mut self, piece: PieceId) -> Option<Restore> {
@@ -362,7 +408,7 @@ impl Deferrables {
     /// Ends a lease under which work was queued, or done. Returns the stale copies.
     ///
     /// The work of an exclusive lease replaces all earlier uses, since it waited for them.
-    /// O(pieces).
+    /// O(pieces + uses log uses), and O(log leases) for each buffer.
     ///
     /// # Errors
     /// The lease does not exist, a piece was not restored, or the uses are not the lease's. Nothing
@@ -375,24 +421,27 @@ impl Deferrables {
     ) -> Result<Vec<StaleCopy>, LeaseEndError> {
         self.check_end(lease, end)?;
         let ended = self.leases.remove(&lease).expect("it was checked");
-        self.wait_queue.remove_lease(lease, ended.holder);
+        self.wait_queue.remove_lease(lease, ended.holder, ended.has_room());
+        let end = ByBuffer::new(end);
         let mut stale = Vec::new();
         for (id, access) in ended.buffers {
-            let tokens = end.uses.iter().filter(|use_| use_.buffer == id).map(|use_| use_.token);
+            let uses = end.uses(id);
+            self.counters.looked_at += uses.len() as u64;
+            let tokens = uses.iter().map(|use_| use_.token);
             let buffer = &mut self.buffers[id];
-            buffer.holders.retain(|(holder, _)| *holder != lease);
-            buffer.in_place -= u32::from(ended.in_place.contains(&id));
+            buffer.holders.remove(lease, ended.holder);
             buffer.last_use_ns = now_ns;
             if access == Access::Shared {
                 tokens.for_each(|token| self.note_use_of(id, token, Access::Shared));
             } else {
-                let tokens: SmallVec<[UseToken; 2]> = tokens.collect();
-                if !tokens.is_empty() {
-                    buffer.uses.replace(tokens.iter().copied());
-                    tokens.into_iter().for_each(|token| self.uses.note(token, id));
+                if !uses.is_empty() {
+                    buffer.uses.replace(tokens.clone());
+                    tokens.for_each(|token| self.uses.note(token, id));
                 }
                 let all = ended.overwritten.binary_search(&id).is_ok();
-                stale.extend(self.end_writing(id, if all { Writes::All } else { end.writes }));
+                let written = end.written(id).filter(|_| !all);
+                self.counters.looked_at += written.map_or(0, |written| written.len() as u64);
+                stale.extend(self.end_writing(id, written));
             }
             self.reindex_buffer(id);
             self.refresh(id);
@@ -402,14 +451,12 @@ impl Deferrables {
 
     fn check_end(&self, lease: BufferLeaseId, end: &LeaseEnd<'_>) -> Result<(), LeaseEndError> {
         let held = self.leases.get(&lease).ok_or(UnknownBufferLease { lease })?;
-        let access = |buffer: BufferId| {
-            let found = held.buffers.iter().find(|(held, _)| *held == buffer);
-            found.map(|&(_, access)| access).ok_or(LeaseEndError::OtherBuffer { buffer })
-        };
+        let access =
+            |buffer: BufferId| held.access(buffer).ok_or(LeaseEndError::OtherBuffer { buffer });
         let lacking = |id: &PieceId| {
-            !held.in_place.contains(&id.buffer)
+            self.piece(*id).place == ContentPlace::SpillTier
+                && !self.buffers[id.buffer].holders.read_in_place()
                 && held.overwritten.binary_search(&id.buffer).is_err()
-                && self.piece(*id).place == ContentPlace::SpillTier
         };
         let mut pieces = held.buffers.iter().flat_map(|&(buffer, _)| self.pieces_of(buffer));
         if let Some(piece) = pieces.find(lacking) {
@@ -418,7 +465,7 @@ impl Deferrables {
         for use_ in end.uses {
             access(use_.buffer)?;
             let stream = use_.token.stream;
-            if !held.streams.contains(&stream) {
+            if held.streams.binary_search(&stream).is_err() {
                 return Err(LeaseEndError::OtherStream { stream });
             }
         }
@@ -433,22 +480,27 @@ impl Deferrables {
         Ok(())
     }
 
-    fn end_writing(&mut self, id: BufferId, writes: Writes<'_>) -> Vec<StaleCopy> {
-        let exposed = self.buffers[id].exposed;
+    /// Records what was written of a buffer: these ranges of it, or all of it. O(pieces + ranges).
+    fn end_writing(&mut self, id: BufferId, written: Option<&[WrittenRange]>) -> Vec<StaleCopy> {
+        let Buffer { exposed, pieces, .. } = &self.buffers[id];
         let is_out = exposed.stream_scoped || exposed.quiesced || exposed.opaque > 0;
-        let piece = self.config.piece;
-        match writes {
-            Writes::Only(written) if !is_out => {
-                let touches = |index: usize| {
-                    let start = piece * index as u64;
-                    let mine = written.iter().filter(|one| one.buffer == id && !one.len.is_zero());
-                    let mut mine = mine.map(|one| (one.offset, one.offset + one.len));
-                    mine.any(|(from, to)| from < start + piece && start < to)
-                };
-                self.note_written(id, touches)
-            }
-            _ => self.note_written(id, |_| true),
+        let Some(written) = written.filter(|_| !is_out) else {
+            return self.note_written(id, |_| true);
+        };
+        // Ranges that begin at a piece, less those that end before it.
+        let mut opens = vec![0_i64; pieces.len() + 1];
+        for &WrittenRange { offset, len, .. } in written.iter().filter(|one| !one.len.is_zero()) {
+            let (first, last) = (offset, offset + len - Bytes::new(1));
+            let index = |at: Bytes| (at.count() / self.config.piece.count()) as usize;
+            opens[index(first)] += 1;
+            opens[index(last) + 1] -= 1;
         }
+        let touched = opens.iter().scan(0, |open, change| {
+            *open += change;
+            Some(*open > 0)
+        });
+        let touched: Vec<bool> = touched.collect();
+        self.note_written(id, |index| touched[index])
     }
 
     /// Records new contents of some pieces.
@@ -481,14 +533,13 @@ impl Deferrables {
         lease: BufferLeaseId,
     ) -> Result<Vec<RangeId>, UnknownBufferLease> {
         let cancelled = self.leases.remove(&lease).ok_or(UnknownBufferLease { lease })?;
-        self.wait_queue.remove_lease(lease, cancelled.holder);
+        self.wait_queue.remove_lease(lease, cancelled.holder, cancelled.has_room());
         let mut less = BTreeSet::new();
         for (id, _) in cancelled.buffers {
             let buffer = &mut self.buffers[id];
-            buffer.holders.retain(|(holder, _)| *holder != lease);
-            let stayed = u32::from(cancelled.in_place.contains(&id));
-            buffer.in_place -= stayed;
-            buffer.reads = buffer.reads.saturating_sub(stayed);
+            let stayed = buffer.holders.read_in_place();
+            buffer.holders.remove(lease, cancelled.holder);
+            buffer.reads = buffer.reads.saturating_sub(u32::from(stayed));
             self.refresh(id);
             for piece in self.pieces_of(id).collect::<SmallVec<[PieceId; 8]>>() {
                 let Buffer { uses, holders, .. } = &self.buffers[id];

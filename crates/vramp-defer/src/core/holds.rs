@@ -54,7 +54,7 @@ impl Deferrables {
     pub fn holds(&self, buffer: BufferId) -> Result<Holds, UnknownBuffer> {
         let buffer = self.get(buffer)?;
         Ok(Holds {
-            leases: buffer.holders.iter().map(|&(lease, _)| lease).collect(),
+            leases: buffer.holders.leases(),
             pins: buffer.pins,
             opaque: buffer.exposed.opaque,
             epoch: buffer.exposed.quiesced,

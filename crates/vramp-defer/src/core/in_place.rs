@@ -8,17 +8,25 @@ use smallvec::SmallVec;
 
 use super::piece::{ContentPlace, Piece, PieceMove};
 use super::{
-    Access, BufferId, BufferLeaseId, Deferrables, GrantedLease, LeaseRefused, LeaseRequest, MoveId,
-    PieceId, PieceState, RangeId, SpillRoom, SpillTier, StaleCopy, UnknownBuffer, UseToken,
+    Access, BufferId, BufferLeaseId, Deferrables, GrantedLease, HolderKey, LeaseRefused,
+    LeaseRequest, MoveId, PieceId, PieceState, RangeId, SpillRoom, SpillTier, StaleCopy,
+    UnknownBuffer, UseToken,
 };
 
 /// The buffers of a request by where they would be used now, each once.
 #[derive(Clone, Debug)]
 pub(super) struct SplitRequest {
-    /// On the card.
+    /// On the card, in order.
     pub come: SmallVec<[(BufferId, Access); 4]>,
-    /// Read in place.
+    /// Read in place, in order.
     pub stay: SmallVec<[BufferId; 2]>,
+}
+
+/// Returns the buffers in order.
+pub(super) fn sorted(buffers: &[BufferId]) -> SmallVec<[BufferId; 2]> {
+    let mut sorted = SmallVec::from_slice(buffers);
+    sorted.sort_unstable();
+    sorted
 }
 
 impl Deferrables {
@@ -83,19 +91,22 @@ impl Deferrables {
         now_ns: u64,
     ) -> Result<GrantedLease, LeaseRefused> {
         let buffers = self.by_strongest_access(request.buffers)?;
-        let wanted = self.split_by_place(&buffers, in_place_allowed);
+        let wanted = self.split_by_place(&buffers, &sorted(in_place_allowed));
         self.check_lease(&wanted, request)?;
         Ok(self.grant(buffers, wanted.stay, request, now_ns))
     }
 
-    /// Splits a request by place. A buffer that does not exist comes to the card.
+    /// Splits a request by place. A buffer that does not exist comes to the card. The allowed ones are
+    /// sorted. O(buffers log allowed + pieces).
     pub(super) fn split_by_place(
         &self,
         buffers: &[(BufferId, Access)],
         in_place_allowed: &[BufferId],
     ) -> SplitRequest {
         let stays = |&(id, access): &(BufferId, Access)| {
-            access == Access::Shared && in_place_allowed.contains(&id) && self.can_read_in_place(id)
+            access == Access::Shared
+                && in_place_allowed.binary_search(&id).is_ok()
+                && self.can_read_in_place(id)
         };
         let stay = buffers.iter().filter(|named| stays(named)).map(|&(id, _)| id).collect();
         SplitRequest { come: buffers.iter().copied().filter(|named| !stays(named)).collect(), stay }
@@ -118,22 +129,20 @@ impl Deferrables {
             pieces.all(|piece| piece.place != ContentPlace::Empty && is_there(piece.state()));
         let below = buffer.pieces.iter().any(|piece| piece.place == ContentPlace::SpillTier);
         let pinned = buffer.pins > 0 || buffer.has_pinned_memory;
-        let held = buffer.holders.len() > buffer.in_place as usize || pinned;
-        buffer.readable && there && below && !held
+        buffer.readable && there && below && !pinned && !buffer.holders.use_card()
     }
 
     /// Holds a buffer where it is. Returns what a reader waits for.
     pub(super) fn hold_in_place(
         &mut self,
         id: BufferId,
-        lease: BufferLeaseId,
+        (lease, holder): (BufferLeaseId, HolderKey),
         now_ns: u64,
     ) -> Vec<UseToken> {
         let buffer = &mut self.buffers[id];
         let fills = |piece: &Piece| matches!(piece.motion, Some(PieceMove::Restore { .. }));
         debug_assert!(!buffer.pieces.iter().any(fills), "what is filled is held");
-        buffer.holders.push((lease, Access::Shared));
-        buffer.in_place += 1;
+        buffer.holders.add(lease, holder, Access::Shared, true);
         buffer.reads = buffer.reads.saturating_add(1);
         buffer.last_use_ns = now_ns;
         let after = buffer.uses.before(Access::Shared);

@@ -14,7 +14,8 @@
 //! 4. [`Deferrables::end_lease`] records the work that uses the buffers, and returns the copies that
 //!    are stale now. [`Deferrables::cancel_lease`] ends a lease under which nothing was launched.
 //!    [`Deferrables::complete_use`] forgets work that is complete.
-//! 5. When memory is short, [`Deferrables::choose`] picks what leaves ([`Victim`]). Once a victim is
+//! 5. When memory is short, [`Deferrables::choose`] picks what leaves ([`Victim`]), or
+//!    [`Deferrables::choose_in_order`] takes it in an order that the caller gives. Once a victim is
 //!    settled it is off the card, and [`Deferrables::needed_memory`] returns what of its range still
 //!    needs memory.
 //! 6. When the host is short, [`Deferrables::reclaim_host`] drops copies and pushes others to disk.
@@ -71,10 +72,12 @@ mod ending;
 mod evict_one;
 mod expose;
 mod failure;
+mod few_map;
 mod footprint;
 mod gaps;
 mod grant;
 mod groups;
+mod holders;
 mod holds;
 mod hosts;
 mod ids;
@@ -86,6 +89,7 @@ mod overwrite;
 mod peer_reclaim;
 mod peers;
 mod piece;
+mod policy;
 mod range;
 mod rates;
 mod reclaim;
@@ -120,6 +124,7 @@ pub use overwrite::overwritten;
 pub use peer_reclaim::PeerDemand;
 pub use peers::{PeerId, PeerTable};
 pub use piece::{Copies, PieceState};
+pub use policy::{EvictionCandidate, OrderedChoice};
 pub use rates::Rates;
 pub use reclaim::{HostDemand, Reclaim};
 pub use refusal::{

@@ -67,7 +67,7 @@ impl Search {
 impl Lease {
     /// Returns true if it occupies memory on the card.
     pub fn has_room(&self) -> bool {
-        self.buffers.len() > self.in_place.len()
+        self.buffers.len() > self.in_place
     }
 }
 
@@ -78,29 +78,33 @@ impl Deferrables {
         leases.map(|lease: &BufferLeaseId| &self.leases[lease])
     }
 
+    /// Returns true if one of the holders has a lease that occupies memory on the card.
+    fn hold_room(&self, holders: &[HolderKey]) -> bool {
+        let of = |key| self.wait_queue.holders.get(key).map_or(0, |holder| holder.with_room);
+        holders.iter().any(|key| of(key) > 0)
+    }
+
     fn waits_directly(&self, ticket: Ticket, holders: &[HolderKey]) -> bool {
         let waiter = &self.wait_queue.waiters[&ticket];
         let excludes = |&(buffer, access): &(BufferId, Access)| {
             let class = waiter.class(buffer, access);
-            let held = self.buffers.get(buffer).map(|buffer| &buffer.holders);
-            held.into_iter().flatten().any(|(lease, _)| {
-                let lease = &self.leases[lease];
-                holders.contains(&lease.holder) && self.excluded(lease, buffer).contains(&class)
-            })
+            let Some(on) = self.buffers.get(buffer).map(|buffer| &buffer.holders) else {
+                return false;
+            };
+            self.excluded(buffer).contains(&class) && holders.iter().any(|&holder| on.has(holder))
         };
         waiter.buffers.iter().any(excludes)
-            || self.leases_of(holders).any(Lease::has_room)
-                && self.lacks_room(&self.wanted_by(waiter))
+            || self.hold_room(holders) && self.lacks_room(&self.wanted_by(waiter))
     }
 
-    /// Returns the classes of waiters for a buffer that a lease on it excludes.
-    fn excluded(&self, lease: &Lease, buffer: BufferId) -> &'static [Class] {
+    /// Returns the classes of waiters for a buffer that each of the leases on it excludes.
+    fn excluded(&self, buffer: BufferId) -> &'static [Class] {
         use Class::{Exclusive, InPlace, OnCard};
-        let access = lease.buffers.iter().find(|(held, _)| *held == buffer);
-        match (lease.in_place.contains(&buffer), access) {
+        let holders = &self.buffers[buffer].holders;
+        match (holders.read_in_place(), holders.is_exclusive()) {
             (true, _) if self.can_read_in_place(buffer) => &[Exclusive, OnCard],
-            (true, _) | (_, Some((_, Access::Exclusive))) => &[Exclusive, OnCard, InPlace],
-            _ => &[Exclusive],
+            (true, _) | (_, true) => &[Exclusive, OnCard, InPlace],
+            (false, false) => &[Exclusive],
         }
     }
 
@@ -127,7 +131,7 @@ impl Deferrables {
                 for lease in self.leases_of(&[key]) {
                     for &(buffer, _) in &lease.buffers {
                         let Some(on) = queue.by_buffer.get(&buffer) else { continue };
-                        let classes = self.excluded(lease, buffer).iter();
+                        let classes = self.excluded(buffer).iter();
                         classes.flat_map(|&class| on.of(class)).for_each(|&t| search.find(t));
                     }
                     if lease.has_room() {

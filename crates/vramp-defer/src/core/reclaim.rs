@@ -110,8 +110,8 @@ impl Deferrables {
     /// Returns true if a host copy does not move, and is not read in place.
     fn is_at_rest(&self, id: PieceId) -> bool {
         let piece = self.piece(id);
-        let is_read =
-            self.buffers[id.buffer].in_place > 0 && piece.place == ContentPlace::SpillTier;
+        let is_read = self.buffers[id.buffer].holders.read_in_place()
+            && piece.place == ContentPlace::SpillTier;
         piece.motion.is_none() && !is_read
     }
 

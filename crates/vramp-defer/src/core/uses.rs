@@ -1,18 +1,38 @@
 //! Work on a buffer that may still run.
+//!
+//! Growth: an entry for each stream with such work, O(log streams) to record work or to forget it. What
+//! waits for all of it is O(streams).
 
 use std::collections::BTreeMap;
 
-use smallvec::SmallVec;
-
+use super::few_map::FewMap;
 use super::{Access, StreamKey, UseToken};
 
-/// The last reading and the last writing work of each stream. Short lists.
+/// The last number of each stream.
+type Latest = FewMap<StreamKey, u64>;
+
+/// The last reading and the last writing work of each stream.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Uses {
-    writes: SmallVec<[UseToken; 2]>,
-    reads: SmallVec<[UseToken; 2]>,
+    writes: Latest,
+    reads: Latest,
     /// Copies of transfers that ended without waiting for them. Empty unless the device failed.
-    copies: Vec<UseToken>,
+    copies: Latest,
+}
+
+fn note(latest: &mut Latest, token: UseToken) {
+    let known = latest.get(token.stream).unwrap_or(0);
+    latest.insert(token.stream, known.max(token.number));
+}
+
+fn forget(latest: &mut Latest, token: UseToken) {
+    if latest.get(token.stream).is_some_and(|number| number <= token.number) {
+        latest.remove(token.stream);
+    }
+}
+
+fn tokens(latest: &Latest) -> impl Iterator<Item = UseToken> {
+    latest.iter().map(|(stream, number)| UseToken { stream, number })
 }
 
 impl Uses {
@@ -22,17 +42,13 @@ impl Uses {
 
     /// Records copies that may read or write the buffer, and are not ordered with its leases.
     pub fn note_copies(&mut self, copies: &[UseToken]) {
-        self.copies = latest_by_stream(self.copies.iter().chain(copies));
+        copies.iter().for_each(|&token| note(&mut self.copies, token));
     }
 
     pub fn note(&mut self, token: UseToken, access: Access) {
-        let list = match access {
-            Access::Shared => &mut self.reads,
-            Access::Exclusive | Access::Overwrite => &mut self.writes,
-        };
-        match list.iter_mut().find(|other| other.stream == token.stream) {
-            Some(known) => known.number = known.number.max(token.number),
-            None => list.push(token),
+        match access {
+            Access::Shared => note(&mut self.reads, token),
+            Access::Exclusive | Access::Overwrite => note(&mut self.writes, token),
         }
     }
 
@@ -44,21 +60,19 @@ impl Uses {
 
     /// Forgets the work of a stream up to a point.
     pub fn over(&mut self, token: UseToken) {
-        let goes_on =
-            |use_: &mut UseToken| use_.stream != token.stream || use_.number > token.number;
-        self.writes.retain(goes_on);
-        self.reads.retain(goes_on);
-        self.copies.retain(|use_| use_.stream != token.stream || use_.number > token.number);
+        let Uses { writes, reads, copies } = self;
+        [writes, reads, copies].into_iter().for_each(|latest| forget(latest, token));
     }
 
     /// Returns what a reader waits for, in the order of the streams.
     pub fn writes(&self) -> Vec<UseToken> {
-        latest_by_stream(self.writes.iter().chain(&self.copies))
+        latest_by_stream(tokens(&self.writes).chain(tokens(&self.copies)))
     }
 
     /// Returns what a writer waits for, in the order of the streams.
     pub fn all(&self) -> Vec<UseToken> {
-        latest_by_stream(self.writes.iter().chain(&self.reads).chain(&self.copies))
+        let leases = tokens(&self.writes).chain(tokens(&self.reads));
+        latest_by_stream(leases.chain(tokens(&self.copies)))
     }
 
     pub fn before(&self, access: Access) -> Vec<UseToken> {
@@ -70,7 +84,7 @@ impl Uses {
 }
 
 /// Returns the last token of each stream.
-pub(super) fn latest_by_stream<'a>(tokens: impl Iterator<Item = &'a UseToken>) -> Vec<UseToken> {
+pub(super) fn latest_by_stream(tokens: impl Iterator<Item = UseToken>) -> Vec<UseToken> {
     let mut by_stream: BTreeMap<StreamKey, u64> = BTreeMap::new();
     for token in tokens {
         let number = by_stream.entry(token.stream).or_insert(token.number);

@@ -108,21 +108,31 @@ impl Deferrables {
         let cover = self.cover(short.deficit, &self.cost_model(short, order, now_ns));
         self.counters.looked_at += cover.looked_at;
         let shortfall = Shortfall { no_room: cover.no_room, ..self.lists.staying };
-        let (mut room, mut spare) = (short.room, short.room);
-        for candidate in &cover.picked {
+        let choice = self.send_all(&cover.picked, order, short.room);
+        let missing = short.deficit.saturating_sub(choice.frees);
+        let short = (!missing.is_zero()).then_some(Shortfall { missing, ..shortfall });
+        VictimChoice { short, ..choice }
+    }
+
+    /// Marks victims that take this room together.
+    pub(super) fn send_all(
+        &mut self,
+        picked: &[Candidate],
+        order: &TierOrder,
+        room: SpillRoom,
+    ) -> VictimChoice {
+        let (mut room, mut spare) = (room, room);
+        for candidate in picked {
             let covered = candidate.takes(&mut spare, order);
-            debug_assert!(covered, "the cover took the same room");
+            debug_assert!(covered, "the choice took the same room");
         }
-        let victims: Vec<Victim> = cover
-            .picked
+        let victims: Vec<Victim> = picked
             .iter()
             .map(|candidate| self.send(candidate, order, &mut room, &mut spare))
             .collect();
         let frees = victims.iter().map(|victim| victim.frees).sum();
-        let missing = short.deficit.saturating_sub(frees);
         self.counters.victims += victims.len() as u64;
-        let short = (!missing.is_zero()).then_some(Shortfall { missing, ..shortfall });
-        VictimChoice { victims, frees, short }
+        VictimChoice { victims, frees, short: None }
     }
 
     /// Dirty pieces take of `room`, additional copies of `spare`.

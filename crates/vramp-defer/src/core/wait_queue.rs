@@ -32,13 +32,15 @@
 //!
 //! [`DeferCounters::queue_steps`]: super::DeferCounters::queue_steps
 
+mod marks;
+
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
 use super::behind_room::{BehindRoom, RoomSet};
-use super::in_place::SplitRequest;
+use super::in_place::{SplitRequest, sorted};
 use super::{
     Access, BufferId, BufferLeaseId, Deferrables, GrantedLease, HolderKey, LeaseRefused,
     LeaseRequest, RangeId, StreamKey, Ticket, UnknownBuffer,
@@ -50,9 +52,11 @@ use vramp_core::Bytes;
 pub(super) struct Waiter {
     /// Each once, with the stronger access.
     pub buffers: SmallVec<[(BufferId, Access); 4]>,
-    /// Buffers that it reads in place if possible when it is granted.
+    /// Buffers that it reads in place if possible when it is granted, in order.
     pub in_place_allowed: SmallVec<[BufferId; 2]>,
     streams: SmallVec<[StreamKey; 2]>,
+    /// Most memory that its buffers can need.
+    most: Bytes,
     /// The holder of the lease, and those whose leases the caller keeps while it waits.
     pub holders: SmallVec<[HolderKey; 2]>,
     pub blocked: Blocked,
@@ -130,6 +134,8 @@ impl BufferWaiters {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holder {
     pub leases: BTreeSet<BufferLeaseId>,
+    /// Number of leases that occupy memory on the card.
+    pub with_room: usize,
     waiters: BTreeSet<Ticket>,
 }
 
@@ -151,6 +157,8 @@ pub(super) struct WaitQueue {
     behind_room: BehindRoom,
     stalled: BTreeSet<Ticket>,
     marked: BTreeSet<Ticket>,
+    /// Waiters by the most memory that their buffers can need.
+    by_most: BTreeSet<(Bytes, Ticket)>,
     /// Waiters looked at.
     pub steps: Cell<u64>,
 }
@@ -197,6 +205,7 @@ impl WaitQueue {
             }
         }
         self.marked.insert(ticket);
+        self.by_most.insert((waiter.most, ticket));
         self.waiters.insert(ticket, waiter);
     }
 
@@ -218,6 +227,7 @@ impl WaitQueue {
         }
         self.holding.remove(&ticket);
         self.marked.remove(&ticket);
+        self.by_most.remove(&(waiter.most, ticket));
         for follower in &waiter.followers {
             let follower = self.waiters.get_mut(follower).expect("it is in the queue");
             follower.blocked = Blocked::Unchecked;
@@ -296,132 +306,6 @@ impl WaitQueue {
         }
     }
 
-    /// Marks the waiters of holders with leases that wait for older ones: they may overtake now.
-    fn mark_holding(&mut self) {
-        for ticket in &self.holding {
-            let blocked = self.waiters[ticket].blocked;
-            if matches!(blocked, Blocked::Older(_) | Blocked::BehindRoom(_)) {
-                self.marked.insert(*ticket);
-            }
-        }
-    }
-
-    /// Marks the waiters that lack room, and may have some now.
-    pub fn mark_room(&mut self) {
-        self.marked.extend(&self.keeping);
-    }
-
-    /// Marks the waiters that lack room, after pins or the capacity changed, and those of holders with
-    /// leases: an older one may lack room now and wait for these leases, so that they may overtake it.
-    pub fn mark_pinned(&mut self) {
-        self.mark_room();
-        self.marked.extend(&self.pinned);
-        self.mark_holding();
-    }
-
-    /// Marks those behind a waiter that lacks room which take only a part of what it takes.
-    fn mark_parts_of(&mut self, ticket: Ticket) {
-        let takes = &self.waiters[&ticket].takes;
-        let parts = self.behind_room.parts_of(takes, ticket, || self.step());
-        self.marked.extend(parts);
-    }
-
-    /// Ends the checks behind a waiter that lacks room, except for those that take only a part of what
-    /// it takes, or may overtake it.
-    fn stop_behind(&mut self, ticket: Ticket) {
-        if !self.behind_room.is_open() {
-            return;
-        }
-        self.behind_room.close();
-        self.mark_parts_of(ticket);
-        let WaitQueue { marked, holding, behind_room, .. } = self;
-        let holding = holding.range(Ticket(ticket.0 + 1)..).copied();
-        marked.extend(holding.filter(|ticket| behind_room.contains(*ticket)));
-    }
-
-    /// Marks all waiters for a buffer: its pins have changed.
-    pub fn mark_all_for(&mut self, buffer: BufferId) {
-        let Some(on) = self.by_buffer.get(&buffer) else { return };
-        self.marked.extend(on.all());
-    }
-
-    /// Marks the waiters that a change of a buffer may serve.
-    fn mark_buffer(&mut self, buffer: BufferId, is_readable: bool) {
-        let Some(on) = self.by_buffer.get(&buffer) else { return };
-        self.marked.extend(&on.watching);
-        if is_readable {
-            // Whether it can be read in place decides which waiters conflict.
-            self.marked.extend(on.all());
-        }
-    }
-
-    /// Adds a lease to its holder.
-    pub fn add_lease(&mut self, lease: BufferLeaseId, key: HolderKey) {
-        let holder = self.holders.entry(key).or_default();
-        holder.leases.insert(lease);
-        self.holding.extend(&holder.waiters);
-        self.mark_holding();
-    }
-
-    /// Removes a lease from its holder.
-    pub fn remove_lease(&mut self, lease: BufferLeaseId, key: HolderKey) {
-        let Some(holder) = self.holders.get_mut(&key) else { return };
-        holder.leases.remove(&lease);
-        if holder.leases.is_empty() {
-            for ticket in std::mem::take(&mut holder.waiters) {
-                let mut keys = self.waiters[&ticket].holders.iter();
-                let holds = |key| {
-                    self.holders.get(key).is_some_and(|holder: &Holder| !holder.leases.is_empty())
-                };
-                if !keys.any(holds) {
-                    self.holding.remove(&ticket);
-                }
-                // It may no longer overtake.
-                self.marked.insert(ticket);
-                self.holders.entry(key).or_default().waiters.insert(ticket);
-            }
-        }
-        self.forget_if_empty(key);
-    }
-
-    fn forget_if_empty(&mut self, key: HolderKey) {
-        if self.holders.get(&key).is_some_and(|holder| *holder == Holder::default()) {
-            self.holders.remove(&key);
-        }
-    }
-
-    /// Checks the indexes against the waiters, and the holders against the leases.
-    pub fn check_index(
-        &self,
-        leases: impl Iterator<Item = (BufferLeaseId, HolderKey)>,
-    ) -> Result<(), String> {
-        let mut again = WaitQueue::default();
-        leases.for_each(|(lease, key)| again.add_lease(lease, key));
-        for (&ticket, waiter) in &self.waiters {
-            let unchecked = Waiter {
-                blocked: Blocked::Unchecked,
-                followers: BTreeSet::new(),
-                ..waiter.clone()
-            };
-            again.insert(ticket, unchecked);
-        }
-        for (&ticket, waiter) in &self.waiters {
-            again.record(ticket, waiter.blocked, waiter.takes.clone());
-        }
-        let WaitQueue { waiters, by_buffer, holders, holding, keeping, pinned, stalled, .. } = self;
-        let is = |what: &str, same: bool| match same {
-            true => Ok(()),
-            false => Err(format!("the wait queue has other {what} than its waiters say")),
-        };
-        is("waiters", waiters.iter().all(|(t, w)| again.waiters[t].followers == w.followers))?;
-        is("waiters for buffers", *by_buffer == again.by_buffer)?;
-        is("holders", *holders == again.holders)?;
-        is("waiting holders", *holding == again.holding)?;
-        let sets = (&again.keeping, &again.pinned, &again.stalled);
-        is("room", (keeping, pinned, stalled) == sets)?;
-        is("waiters behind others", self.behind_room.is_same(&again.behind_room))
-    }
-
     /// Returns the oldest marked waiter.
     fn next(&mut self) -> Option<Ticket> {
         let behind = self.behind_room.next();
@@ -438,7 +322,9 @@ impl Waiter {
     pub fn class(&self, buffer: BufferId, access: Access) -> Class {
         match access {
             Access::Exclusive | Access::Overwrite => Class::Exclusive,
-            Access::Shared if self.in_place_allowed.contains(&buffer) => Class::InPlace,
+            Access::Shared if self.in_place_allowed.binary_search(&buffer).is_ok() => {
+                Class::InPlace
+            }
             Access::Shared => Class::OnCard,
         }
     }
@@ -472,45 +358,31 @@ impl Deferrables {
         let ticket = ticket.unwrap_or_else(|| Ticket(self.next()));
         let waiter = Waiter {
             buffers,
-            in_place_allowed: in_place_allowed.into(),
+            in_place_allowed: sorted(in_place_allowed),
             streams: request.streams.into(),
+            most: Bytes::ZERO,
             holders: request.holders(),
             blocked: Blocked::Unchecked,
             takes: RoomSet::new(),
             followers: BTreeSet::new(),
         };
+        let ranges = self.ranges_of(&waiter.buffers);
+        let most = ranges.into_iter().map(|range| self.ranges[range].len).sum();
         self.dequeue(ticket);
-        self.wait_queue.insert(ticket, waiter);
-        // What its holders' leases keep from others now waits for what it waits for.
-        self.wait_queue.mark_holding();
+        self.wait_queue.insert(ticket, Waiter { most, ..waiter });
+        let queue = &mut self.wait_queue;
+        let is_last = queue.waiters.last_key_value().is_some_and(|(&last, _)| last == ticket);
+        if queue.holding.contains(&ticket) || !is_last {
+            // What its holders' leases keep from others, and what younger ones want, now waits for what
+            // it waits for.
+            queue.mark_holding();
+        }
         Ok(ticket)
     }
 
     /// Removes a request from the queue. Returns false if it is not there.
     pub fn dequeue(&mut self, ticket: Ticket) -> bool {
         self.wait_queue.remove(ticket).is_some()
-    }
-
-    /// Lets a waiter wait until [`retry_stalled`](Deferrables::retry_stalled): its lease was granted
-    /// and ended because memory was lacking, so that no lease stands in its way.
-    pub fn stall(&mut self, ticket: Ticket) {
-        self.wait_queue.record(ticket, Blocked::Stalled, RoomSet::new());
-        self.wait_queue.marked.remove(&ticket);
-    }
-
-    /// Marks the oldest stalled waiter: memory may be free again. The next one is to be marked when
-    /// this one has its memory, or left.
-    pub fn retry_stalled(&mut self) {
-        if let Some(&oldest) = self.wait_queue.stalled.first() {
-            self.wait_queue.record(oldest, Blocked::Unchecked, RoomSet::new());
-            self.wait_queue.marked.insert(oldest);
-        }
-    }
-
-    /// Returns true if a waiter is stalled, or lacks room. Both may end without a call of the planner.
-    pub fn lacks_memory(&self) -> bool {
-        let WaitQueue { stalled, keeping, pinned, .. } = &self.wait_queue;
-        [stalled, keeping, pinned].into_iter().any(|waiters| !waiters.is_empty())
     }
 
     /// Returns true if waiters are marked.
@@ -536,6 +408,7 @@ impl Deferrables {
         now_ns: u64,
     ) -> Result<Option<GrantedLease>, LeaseRefused> {
         self.wait_queue.marked.remove(&ticket);
+        let in_place_allowed = &*sorted(in_place_allowed);
         self.allow_in_place(ticket, in_place_allowed);
         let Some(waiter) = self.wait_queue.waiters.get(&ticket) else { return Ok(None) };
         self.wait_queue.step();
@@ -583,7 +456,7 @@ impl Deferrables {
         Some(self.describe(&wanted, blocked))
     }
 
-    /// Updates which of a waiter's buffers may be read in place.
+    /// Updates which of a waiter's buffers may be read in place: these, in order.
     fn allow_in_place(&mut self, ticket: Ticket, in_place_allowed: &[BufferId]) {
         let Some(waiter) = self.wait_queue.waiters.get_mut(&ticket) else { return };
         if *waiter.in_place_allowed == *in_place_allowed {

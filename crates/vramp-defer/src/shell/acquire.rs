@@ -14,6 +14,7 @@
 //! Deliberately absent: which requests are granted, who waits for whom, and which failures are
 //! retried. All of that is the planner's.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -134,12 +135,13 @@ impl Shared {
 }
 
 impl State {
-    /// Processes what is complete, and serves the waiters before another request comes.
+    /// Processes what is complete, and serves the waiters before another request comes. A query for each
+    /// stream with work, and for 64 of them at most.
     ///
     /// # Errors
     /// Work could not be queried.
     pub(super) fn prepare(&mut self, shared: &Shared) -> Result<(), SpillError> {
-        self.poll()?;
+        self.poll_some()?;
         let capacity = shared.capacity();
         self.core.set_capacity(capacity);
         if self.has_pinned_memory {
@@ -174,8 +176,11 @@ impl State {
     /// Counts the buffers that a lease reads in place, and those that it promoted.
     pub(super) fn note_reads(&mut self, granted: &GrantedLease, hot: &[BufferId]) {
         self.stats.reads_in_place += granted.in_place.len() as u64;
-        let was_restored =
-            |id: &&BufferId| granted.restores.iter().any(|restore| restore.piece.buffer == **id);
-        self.stats.promotions += hot.iter().filter(was_restored).count() as u64;
+        if hot.is_empty() {
+            return;
+        }
+        let restored: BTreeSet<BufferId> =
+            granted.restores.iter().map(|restore| restore.piece.buffer).collect();
+        self.stats.promotions += hot.iter().filter(|id| restored.contains(id)).count() as u64;
     }
 }

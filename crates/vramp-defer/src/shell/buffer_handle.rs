@@ -63,8 +63,9 @@ impl Drop for Owner {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.core.release_handles(self.id);
-        // Work that cannot be queried counts as in flight.
-        let _ = state.poll();
+        // Work that cannot be queried counts as in flight. What is over and was not seen now ends with a
+        // later lease or eviction.
+        let _ = state.poll_some();
         state.note_freed();
         drop(state);
         // Copies that went made room below the card.

@@ -9,10 +9,13 @@
 //! the mover's streams stand for the copies ([`Events::note_copies`]).
 //!
 //! Growth: an entry for each use whose work is not known to be over, found in O(log n). A stream without
-//! uses has no entry: numbers are counted over all streams, so that none is used again.
+//! uses has no entry: numbers are counted over all streams, so that none is used again. A lease and a dropped
+//! buffer query 64 streams at most, in turn; an eviction queries all that have work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use crate::planner::{StreamKey, UseToken};
 use vramp_alloc::{Allocator, Driver, DriverError, StreamEnd, StreamId, StreamWork};
@@ -71,6 +74,8 @@ pub(super) struct Events {
     copies: [Stream; 4],
     /// Streams with uses.
     streams: BTreeMap<StreamKey, Open>,
+    /// The first stream that the next poll queries.
+    next: StreamKey,
     /// Number of the last use.
     last: u64,
     stock: Vec<Event>,
@@ -102,6 +107,12 @@ pub(super) fn key(stream: StreamId) -> StreamKey {
     StreamKey(stream.index() as u64)
 }
 
+/// Number of streams that a lease queries at most.
+const SOME: usize = 64;
+
+/// Work that completed, and whether all queries succeeded.
+pub(super) type Polled = (Vec<UseToken>, Result<(), DriverError>);
+
 /// Key of the mover's first stream, beyond those of the allocator.
 const COPIES: u64 = 1 << 32;
 
@@ -114,7 +125,8 @@ impl Events {
     pub fn new(allocator: &Arc<Allocator>, mover: &Mover) -> Events {
         let (allocator, driver) = (Arc::clone(allocator), Arc::clone(allocator.driver()));
         let copies = mover.copy_streams();
-        Events { allocator, driver, copies, streams: BTreeMap::new(), last: 0, stock: Vec::new() }
+        let (streams, next) = (BTreeMap::new(), StreamKey(0));
+        Events { allocator, driver, copies, streams, next, last: 0, stock: Vec::new() }
     }
 
     /// Returns a token for all that is queued on `stream` by now. At most two driver calls.
@@ -251,22 +263,35 @@ impl Events {
     ///
     /// One query for a stream whose work is all complete; for another one, a query for each event
     /// up to the first that is not.
-    pub fn poll(&mut self) -> (Vec<UseToken>, Result<(), DriverError>) {
+    pub fn poll(&mut self) -> Polled {
+        self.poll_streams(usize::MAX)
+    }
+
+    /// Does the same for some of the streams, others at each call.
+    pub fn poll_some(&mut self) -> Polled {
+        self.poll_streams(SOME)
+    }
+
+    fn poll_streams(&mut self, most: usize) -> Polled {
         let mut over = Vec::new();
         if self.streams.is_empty() {
             return (over, Ok(()));
         }
         let asked = match self.allocator.any_captures() {
             Ok(true) => Ok(()),
-            Ok(false) => self.ask(&mut over),
+            Ok(false) => self.ask(most, &mut over),
             Err(error) => Err(error),
         };
         (over, asked)
     }
 
-    fn ask(&mut self, over: &mut Vec<UseToken>) -> Result<(), DriverError> {
+    fn ask(&mut self, most: usize, over: &mut Vec<UseToken>) -> Result<(), DriverError> {
         let mut asked = Ok(());
-        for stream in self.streams.keys().copied().collect::<Vec<_>>() {
+        let after = self.streams.range(self.next..).chain(self.streams.range(..self.next));
+        let mut streams = after.map(|(&stream, _)| stream);
+        let now: SmallVec<[StreamKey; SOME]> = streams.by_ref().take(most).collect();
+        self.next = streams.next().unwrap_or(StreamKey(0));
+        for stream in now {
             match self.ask_stream(stream) {
                 Ok(number) => over.extend(number.map(|number| UseToken { stream, number })),
                 // The work of other streams is known all the same. The first error is returned.

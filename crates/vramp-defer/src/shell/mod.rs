@@ -27,7 +27,7 @@
 //!
 //! [`PeerStore`]: vramp_tiers::PeerStore
 //!
-//! Deliberately absent: decisions, which are the [`planner`](crate::planner)'s; user callbacks: changes are
+//! Deliberately absent: decisions, which are the [`planner`](crate::planner)'s; callbacks for changes: they are
 //! recorded for subscribers, who read them on threads of their own (`buffer_events.rs`).
 
 mod account;
@@ -41,6 +41,7 @@ mod cleaner;
 mod closed_disk;
 mod copy_out;
 mod events;
+mod eviction_policy;
 mod guests;
 mod hand_over;
 mod homes;
@@ -77,6 +78,7 @@ mod watcher;
 pub use adopt::AdoptFailed;
 pub use buffer_events::{BufferChange, BufferEvent, EventStream, EventsError};
 pub use buffer_handle::{DeferrableBuffer, Pin};
+pub use eviction_policy::{EvictionPolicy, EvictionRequest};
 pub use lease_builder::{LeaseBuilder, LeaseFuture, RestoreJob};
 pub use lease_owner::LeaseOwner;
 pub use lease_set::{Exposure, LeaseSet};

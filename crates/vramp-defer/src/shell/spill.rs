@@ -50,13 +50,7 @@ impl Shared {
             // A statement of its own: dropped copies are freed when the lock is released.
             self.lock().drop_excess_host_copies(&room, missing);
             self.demote(&room, missing);
-            let choice = {
-                let mut state = self.lock();
-                state.note_pins(&self.allocator);
-                let room = SpillRoom { peers: room.peers, ..self.room_below() };
-                let demand = SpillDemand { deficit: missing, rates: state.rates, room };
-                state.core.choose(&demand, self.driver.now_ns())
-            };
+            let choice = self.choose(missing, room.peers);
             let moves = choice.victims.into_iter().flat_map(|victim| {
                 victim.moves.into_iter().map(move |out| (out, Some(victim.cost)))
             });

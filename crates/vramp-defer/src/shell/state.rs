@@ -19,7 +19,8 @@ use super::account::Account;
 use super::at_rest::{EndlessWait, SeenRoom};
 use super::buffer_events::Subscribers;
 use super::closed_disk::DiskGate;
-use super::events::{Events, LeaseStream, WorkEvent};
+use super::events::{Events, LeaseStream, Polled, WorkEvent};
+use super::eviction_policy::Installed;
 use super::hand_over::Waiting;
 use super::homes::Homes;
 use super::lease_set::LeaseEnding;
@@ -109,6 +110,8 @@ pub(super) struct State {
     /// Requests without a deadline that wait in the queue of the card's space.
     pub endless_waits: Vec<Weak<EndlessWait>>,
     pub seen_room: SeenRoom,
+    /// Decides which buffers are evicted first.
+    pub policy: Option<Installed>,
     pub stats: SpillStats,
     pub subscribers: Subscribers,
     pub history: History,
@@ -246,6 +249,7 @@ impl Shared {
             changes: 0,
             endless_waits: Vec::new(),
             seen_room: SeenRoom::default(),
+            policy: None,
             stats: SpillStats::default(),
             subscribers: Subscribers::default(),
             history: History::keeping(config.history),
@@ -421,10 +425,23 @@ impl State {
     /// # Errors
     /// A query failed: that work counts as in flight.
     pub fn poll(&mut self) -> Result<(), DriverError> {
+        self.poll_by(Events::poll)
+    }
+
+    /// Does the same for the work of at most 64 streams, others at each call: for what may go on without
+    /// knowing what completed.
+    ///
+    /// # Errors
+    /// A query failed: that work counts as in flight.
+    pub fn poll_some(&mut self) -> Result<(), DriverError> {
+        self.poll_by(Events::poll_some)
+    }
+
+    fn poll_by(&mut self, poll: fn(&mut Events) -> Polled) -> Result<(), DriverError> {
         for ending in std::mem::take(&mut self.deferred_ends) {
             self.end_lease(ending);
         }
-        let (over, asked) = self.events.poll();
+        let (over, asked) = poll(&mut self.events);
         for token in over {
             self.core.complete_use(token);
         }

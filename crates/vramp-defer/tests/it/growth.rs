@@ -1,6 +1,9 @@
 //! Costs that must not grow with the number of buffers, and tables that must not keep what has ended.
 //! Steps are counted, not timed.
 
+use vramp_driver::Call;
+use vramp_driver::sim::Kernel;
+
 use super::*;
 
 /// A card that holds `count` buffers of 2 MiB and no more, all written and idle.
@@ -90,6 +93,50 @@ fn a_buffer_that_is_dropped_while_many_are_held_looks_at_none_of_them() {
     expect_flat("a drop", &counts);
 }
 
+#[test]
+fn a_lease_queries_few_of_many_streams_and_in_turn_all() {
+    for count in [10_u64, 1_000] {
+        let rig = Plan { limit: MIB(256), ..Plan::default() }.build();
+        let buffer = rig.filled(MIB(2), 1);
+        let other = rig.filled(MIB(2), 2);
+        rig.sim.synchronize_stream(rig.queue).unwrap();
+        rig.manager.census();
+        let gate = rig.sim.gate();
+        for _ in 0..count {
+            let stream = rig.allocator.create_stream().unwrap();
+            let lease = buffer.lease(Access::Shared, stream).unwrap();
+            let busy = Kernel::new("busy").reading(lease.address(0)).until(gate);
+            rig.sim.launch(rig.allocator.stream(stream).unwrap(), busy).unwrap();
+        }
+        let queries = |work: &dyn Fn()| {
+            let before = rig.sim.calls_of(Call::Query);
+            work();
+            rig.sim.calls_of(Call::Query) - before
+        };
+        let lease = || drop(other.lease(Access::Shared, rig.stream).unwrap());
+        // For each stream one for its last use, and one for its first, which is the same here.
+        let of_lease = queries(&lease);
+        assert!(of_lease <= 2 * (64 + 1), "{of_lease} queries with {count} streams");
+        assert!(of_lease >= count.min(64), "{of_lease} queries with {count} streams");
+        // What completes is found after a few more leases, and at once by an eviction.
+        let busy = || {
+            let tables = rig.manager.footprint();
+            tables.iter().find(|(name, _)| *name == "streams with work").unwrap().1
+        };
+        assert!(busy() as u64 >= count);
+        rig.sim.open(gate);
+        rig.sim.advance(1_000_000);
+        (0..=count / 64 + 1).for_each(|_| lease());
+        let uses = buffer.clone();
+        drop(uses.lease(Access::Exclusive, rig.stream).unwrap());
+        rig.sim.synchronize_stream(rig.queue).unwrap();
+        assert_eq!(rig.manager.spill(MIB(4)).freed, MIB(4));
+        assert_eq!(busy(), 0);
+        rig.expect(&buffer, 1);
+        rig.check();
+    }
+}
+
 /// The tables that are not empty.
 fn left(rig: &Rig) -> Vec<(&'static str, usize)> {
     rig.sim.synchronize_stream(rig.queue).unwrap();
@@ -124,13 +171,21 @@ fn buffers_leases_and_groups_leave_nothing() {
 #[test]
 fn streams_that_were_used_leave_nothing() {
     let rig = rig();
-    let buffer = rig.filled(MIB(2), 1);
-    let before = left(&rig);
-    for _ in 0..100_000 {
+    let [buffer, other] = [1, 2].map(|byte| rig.filled(MIB(2), byte));
+    let use_stream = || {
         let stream = rig.allocator.create_stream().unwrap();
-        drop(buffer.lease(Access::Shared, stream).unwrap());
+        for _ in 0..5 {
+            drop(buffer.lease(Access::Shared, stream).unwrap());
+            drop(other.lease(Access::Exclusive, stream).unwrap());
+        }
         rig.allocator.destroy_stream(stream).unwrap();
-    }
-    assert_eq!(left(&rig), before);
+    };
+    (0..100).for_each(|_| use_stream());
+    let before = (left(&rig), rig.sim.live());
+    // A million leases. The simulator keeps a record of each stream, so heap memory is measured by the
+    // planner's own test.
+    (0..100_000).for_each(|_| use_stream());
+    assert_eq!((left(&rig), rig.sim.live()), before);
+    assert!(rig.manager.counters().leases >= 1_000_000);
     rig.check();
 }

@@ -205,6 +205,17 @@ fn exposed_pointers_keep_a_buffer_as_long_as_their_grade_says() {
     assert!(stays(&buffer));
     drop(opaque);
     assert!(!stays(&buffer));
+    // Exposed to a stream it stays while work there is in flight, and no call waits for that.
+    let buffer = rig.filled(PIECE, 1);
+    let lease = buffer.lease(Access::Shared, rig.stream).unwrap();
+    let scoped = lease.expose(0, PointerScope::StreamScoped).unwrap();
+    let slow = Kernel::new("slow").reading(lease.address(0)).lasting(50_000_000);
+    drop(lease);
+    rig.sim.launch(rig.queue, slow).unwrap();
+    scoped.used_on(rig.stream, Access::Shared).unwrap();
+    assert!(stays(&buffer));
+    rig.sim.synchronize_stream(rig.queue).unwrap();
+    assert!(!stays(&buffer));
     let (buffer, scoped) = exposed(PointerScope::StreamScoped);
     assert!(!stays(&buffer), "the lease's work is over");
     assert!(scoped.used_on(rig.stream, Access::Shared).is_err(), "it may have left");

@@ -222,3 +222,33 @@ fn tiers_are_used_by_many_threads() {
     allocator.audit().unwrap();
     assert!(sim.hazards().is_empty(), "{:?}", sim.hazards());
 }
+
+#[test]
+fn a_small_copy_takes_a_block_of_the_host_as_long_as_the_configuration_says() {
+    for block in [MIB(1), Bytes::kib(64)] {
+        let mut config = config(1);
+        let blocks = HostBlocks { block, blocks_per_pool: 16, ..HostBlocks::default() };
+        config.hosts[0] = config.hosts[0].clone().with_blocks(blocks);
+        let tiers = options().open(&config).unwrap();
+        let group = tiers.manager().group();
+        let own = (0..16).map(|_| tiers.buffer(Bytes::kib(4)).unwrap());
+        let members = (0..16).map(|_| group.buffer(Bytes::kib(4)).unwrap());
+        let buffers: Vec<_> = own.chain(members).collect();
+        for (nth, buffer) in buffers.iter().enumerate() {
+            buffer.write(Bytes::ZERO, &bytes_of(nth)).unwrap();
+        }
+        for buffer in &buffers {
+            buffer.spill().unwrap();
+        }
+        assert!(buffers.iter().all(|buffer| !buffer.is_resident()));
+        assert_eq!(tiers.space(Tier::Host).unwrap().total(), block * 32, "blocks of {block}");
+        for (nth, buffer) in buffers.iter().enumerate() {
+            let mut back = vec![0; 4096];
+            buffer.read(Bytes::ZERO, &mut back).unwrap();
+            assert!(back == bytes_of(nth), "buffer {nth} in blocks of {block}");
+        }
+        drop((buffers, group));
+        assert_eq!(tiers.space(Tier::Host).unwrap().total(), Bytes::ZERO);
+        tiers.manager().audit().unwrap();
+    }
+}

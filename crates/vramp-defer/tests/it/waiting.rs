@@ -191,20 +191,55 @@ fn ten_thousand_that_lack_room_are_woken_as_it_becomes_free() {
 
 #[test]
 fn a_resident_buffer_is_leased_without_a_look_at_those_that_wait_for_others() {
-    let rig = patient().build();
-    let (buffer, outer) = (rig.filled(MIB(2), 1), rig.filled(MIB(2), 2));
-    let others: Vec<_> = (0..8).map(|_| rig.filled(MIB(2), 3)).collect();
-    let wanted: Vec<_> = others.iter().map(|other| [(other, Access::Exclusive)]).collect();
-    let _held: Vec<_> =
-        wanted.iter().map(|wanted| rig.manager.request(wanted).now().unwrap()).collect();
-    let _tasks: Vec<_> = (0..64).map(|index| Task::waiting(&rig, &wanted[index % 8])).collect();
+    for count in [64, MANY] {
+        let rig = patient().build();
+        let (buffer, outer) = (rig.filled(MIB(2), 1), rig.filled(MIB(2), 2));
+        let others: Vec<_> = (0..8).map(|_| rig.filled(MIB(2), 3)).collect();
+        let wanted: Vec<_> = others.iter().map(|other| [(other, Access::Exclusive)]).collect();
+        let _held: Vec<_> =
+            wanted.iter().map(|wanted| rig.manager.request(wanted).now().unwrap()).collect();
+        let tasks = (0..count).map(|index| Task::waiting(&rig, &wanted[index % 8]));
+        let _tasks: Vec<_> = tasks.collect();
+        let before = counts(&rig);
+        drop(buffer.lease(Access::Shared, rig.stream).unwrap());
+        // Also by a thread that holds another lease.
+        let lease = outer.lease(Access::Shared, rig.stream).unwrap();
+        drop(buffer.lease(Access::Shared, rig.stream).unwrap());
+        drop(lease);
+        assert_eq!(counts(&rig), before, "{count} waiters");
+    }
+}
+
+#[test]
+fn a_resident_buffer_is_leased_without_a_look_at_waiters_that_hold_leases() {
+    let config = SpillConfig { capacity: Some(MIB(512)), ..patient().config };
+    let rig = Plan { limit: MIB(512), config, ..patient() }.build();
+    let all: Vec<_> = (0..67).map(|byte| rig.filled(MIB(2), byte)).collect();
+    let [buffer, outer, wanted, own @ ..] = &all[..] else { unreachable!("there are 67") };
+    let exclusive = [(wanted, Access::Exclusive)];
+    let held = rig.manager.request(&exclusive).now().unwrap();
+    let mut tasks = Vec::new();
+    let mut kept = Vec::new();
+    for own in own {
+        let owner = LeaseOwner::new();
+        let set = [(own, Access::Exclusive)];
+        kept.push(rig.manager.request(&set).owner(owner).now().unwrap());
+        let mut task = Task::new(rig.manager.request(&exclusive).owner(owner));
+        assert!(task.poll().is_none());
+        tasks.push(Some(task));
+    }
+    assert_eq!(waiting(&rig), 64);
     let before = counts(&rig);
-    drop(buffer.lease(Access::Shared, rig.stream).unwrap());
-    // Also by a thread that holds another lease.
     let lease = outer.lease(Access::Shared, rig.stream).unwrap();
-    drop(buffer.lease(Access::Shared, rig.stream).unwrap());
+    for _ in 0..100 {
+        drop(buffer.lease(Access::Shared, rig.stream).unwrap());
+    }
     drop(lease);
     assert_eq!(counts(&rig), before);
+    drop(held);
+    assert_eq!(serve(&mut tasks).len(), 64, "one after another");
+    drop(kept);
+    rig.check();
 }
 
 #[test]

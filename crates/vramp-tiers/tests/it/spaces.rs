@@ -20,11 +20,14 @@ use vramp_tiers::{
 const HOST: SpaceId = SpaceId::host(0);
 const DISK: SpaceId = SpaceId::disk(0);
 
+fn one_byte(capacity: u64) -> SpaceConfig {
+    SpaceConfig { granule: Bytes::new(1), ..SpaceConfig::gpu(Bytes::new(capacity)) }
+}
+
 /// Spaces of 100, 200 and 400 bytes with one-byte granules and the usual levels of a card.
 fn manager() -> ReservationManager {
-    let space =
-        |capacity| SpaceConfig { granule: Bytes::new(1), ..SpaceConfig::gpu(Bytes::new(capacity)) };
-    ReservationManager::new([(GPU, space(100)), (HOST, space(200)), (DISK, space(400))]).unwrap()
+    let spaces = [(GPU, one_byte(100)), (HOST, one_byte(200)), (DISK, one_byte(400))];
+    ReservationManager::new(spaces).unwrap()
 }
 
 #[test]
@@ -36,6 +39,23 @@ fn a_space_is_found_by_its_id_and_an_unknown_one_is_not() {
     assert!(matches!(error.unwrap_err(), ReserveError::NoSpace(_)));
     assert_eq!(manager.spaces_in(Tier::Host).count(), 1);
     assert_eq!(manager.space(GPU), manager.spaces().next());
+}
+
+#[test]
+fn a_preferred_card_that_is_full_is_passed_over_and_a_specific_one_is_not() {
+    let other = SpaceId::gpu(1);
+    let space = || SpaceConfig { limit: Level::Fraction(1.0), ..one_byte(100) };
+    let manager = ReservationManager::new([(GPU, space()), (other, space())]).unwrap();
+    let chosen = |strategy, bytes| {
+        manager.request(strategy, Bytes::new(bytes)).now().map(|part| (part.space(), part))
+    };
+    let _most = reserve(&manager, 90);
+    assert_eq!(chosen(Strategy::Prefer(GPU), 10).unwrap().0, GPU, "it has just enough");
+    assert_eq!(chosen(Strategy::Prefer(GPU), 11).unwrap().0, other);
+    assert_eq!(chosen(Strategy::AnyInTier(Tier::Gpu), 11).unwrap().0, other);
+    assert!(matches!(chosen(Strategy::Specific(GPU), 11), Err(ReserveError::NotNow(_))));
+    let _rest = chosen(Strategy::Prefer(other), 100).unwrap();
+    assert!(matches!(chosen(Strategy::Prefer(GPU), 11), Err(ReserveError::NotNow(_))));
 }
 
 #[test]

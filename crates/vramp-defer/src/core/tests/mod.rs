@@ -1,15 +1,18 @@
 //! Tests of the planner: named cases, and random programs against a naive twin.
 
 mod choice;
+mod compared;
 mod demote;
 mod exposure;
 mod full_scan;
 mod groups;
+mod growth;
 mod in_place;
 mod leases;
 mod model;
 mod moves;
 mod peers;
+mod policy;
 mod reclaim;
 mod twin;
 mod victims;

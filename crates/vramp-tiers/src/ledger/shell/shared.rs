@@ -109,8 +109,8 @@ impl State {
         if bytes.is_zero() {
             return;
         }
-        let grants = self.queue.serve_waiters(&mut self.ledger, space);
-        if !grants.is_empty() {
+        if !self.queue.is_empty() {
+            let grants = self.queue.serve_waiters(&mut self.ledger, space);
             self.complete_granted(grants);
         }
         if !self.channels.is_empty() {

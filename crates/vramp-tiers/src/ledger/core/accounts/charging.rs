@@ -14,9 +14,12 @@ impl Ledger {
     ///
     /// # Errors
     /// There is no such reservation. An allocation that does not fit is not an error here.
+    #[inline]
     pub fn charge(&mut self, id: ReservationId, bytes: Bytes) -> Result<Charged, StaleReservation> {
-        self.active(id)?;
-        let record = &mut self.records[id];
+        let record = self.records.get_mut(id).ok_or(StaleReservation::Unknown { id })?;
+        if record.released {
+            return Err(StaleReservation::Released { id, used: record.used });
+        }
         let space = &mut self.spaces[record.place as usize];
         let bytes = space.levels.round_up(bytes);
         if bytes > record.unused() {
@@ -145,6 +148,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Fewer bytes are charged to it.
+    #[inline]
     pub fn uncharge(&mut self, id: ReservationId, bytes: Bytes) -> Result<Bytes, UnchargeError> {
         let record = self.records.get_mut(id).ok_or(StaleReservation::Unknown { id })?;
         let space = &mut self.spaces[record.place as usize];
