@@ -422,6 +422,13 @@ fn go_round(rig: &Rig) -> usize {
         pause(rig, "weights", Bytes::ZERO),
         rig.regions.resume(&["weights"]),
         rig.regions.clean("weights"),
+        // Its end is within a piece of the copy: a deeper pause that is undone reads from there on.
+        pause(rig, "weights", MIB * 7),
+        pause(rig, "weights", Bytes::ZERO),
+        rig.regions.resume(&["weights"]),
+        rig.regions.clean("weights"),
+        pause(rig, "weights", MIB * 7),
+        rig.regions.prefetch("weights"),
         pause(rig, "weights", Bytes::ZERO),
         rig.regions.prefetch("weights"),
         rig.regions.resume(&["weights"]),
