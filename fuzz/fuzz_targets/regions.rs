@@ -96,7 +96,7 @@ pub fn call(
     let mut scope = vramp_region_scope_t::default();
     match call {
         RegionsCall::Begin { tag, backup, read_only, size } => {
-            let (tag, backup) = (usize::from(tag % 4), u32::from(backup % 3));
+            let (tag, backup) = (usize::from(tag % 4), [0, 1, 9][usize::from(backup % 3)]);
             let options = vramp_region_options_t {
                 struct_size: u64::from(size).max(u64::from(size > 0) * 16),
                 backup,
@@ -107,7 +107,7 @@ pub fn call(
                 unsafe { vramp_region_begin(allocator, TAGS[tag].as_ptr(), &options, &mut scope) };
             let unread = (tag == NO_TEXT).then_some(VRAMP_ERROR_TEXT);
             let small = (size == 0).then_some(VRAMP_ERROR_STRUCT_SIZE);
-            let no_backup = (backup == 2).then_some(VRAMP_ERROR_RANGE);
+            let no_backup = (backup == 9).then_some(VRAMP_ERROR_RANGE);
             let options = (backup, read_only);
             let differs = regions.known.get(&tag).is_some_and(|known| *known != options);
             let other = differs.then_some(VRAMP_ERROR_OPTION);

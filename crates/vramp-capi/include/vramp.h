@@ -66,6 +66,12 @@
 /* Backup of a region: none. After a resume its contents are undefined. */
 #define VRAMP_BACKUP_NONE 1
 
+/*
+ * Backup of a region: its contents go to a disk, through a few pinned blocks: that of the allocator's tiers,
+ * or else that of vramp_region_set_disk.
+ */
+#define VRAMP_BACKUP_DISK 2
+
 /* Longest tag of a region in bytes, without the final zero. */
 #define VRAMP_TAG_MAX 127
 
@@ -784,7 +790,10 @@ typedef void (*vramp_text_visitor_t)(const char *text, void *user);
 typedef struct {
   /* Set by the caller to `sizeof(vramp_region_options_t)`. */
   uint64_t struct_size;
-  /* Where contents go while the region sleeps: VRAMP_BACKUP_HOST or VRAMP_BACKUP_NONE. */
+  /*
+   * Where contents go while the region sleeps: VRAMP_BACKUP_HOST, VRAMP_BACKUP_NONE or
+   * VRAMP_BACKUP_DISK.
+   */
   uint32_t backup;
   /*
    * Not zero if the program writes each block once, before the first pause after its allocation. Then
@@ -824,7 +833,7 @@ typedef struct {
   uint64_t struct_size;
   /* What it does. */
   vramp_region_phase_t phase;
-  /* Its backup: VRAMP_BACKUP_HOST or VRAMP_BACKUP_NONE. */
+  /* Its backup: VRAMP_BACKUP_HOST, VRAMP_BACKUP_NONE or VRAMP_BACKUP_DISK. */
   uint32_t backup;
   /* 1 if it is read-only. Otherwise 0. */
   int32_t read_only;
@@ -836,6 +845,8 @@ typedef struct {
   uint64_t asleep;
   /* Pinned memory of the host that keeps its contents. */
   uint64_t on_host;
+  /* What is charged to the disk for its contents. */
+  uint64_t on_disk;
   /* What the move in progress, or the last one, has copied. */
   uint64_t copied;
   /* What that has to copy. */
@@ -2066,6 +2077,45 @@ vramp_status_t vramp_region_resume(vramp_allocator_t allocator,
 vramp_status_t vramp_region_clean(vramp_allocator_t allocator,
                                   const char *const *tags,
                                   size_t count);
+
+/*
+ * Opens a store in the folder `directory`, of at most `limit` bytes, or of the free space there if `limit` is
+ * zero. Backups of regions with VRAMP_BACKUP_DISK go there from now on, of all allocators of the process but
+ * those whose tiers have a disk. Files that are there already are left alone.
+ *
+ * VRAMP_ERROR_OPTION or VRAMP_ERROR_REGION if the folder cannot be used.
+ *
+ * What the caller promises:
+ * `directory` is null or zero-terminated.
+ */
+vramp_status_t vramp_region_set_disk(const char *directory,
+                                     uint64_t limit);
+
+/*
+ * Reads the contents of sleeping regions from the disk into pinned host memory, so that a later resume copies
+ * from there only. Needs no memory of the card. Does nothing about regions that are awake or have no copy on
+ * a disk. A null `tags` with a `count` of zero means all regions.
+ *
+ * VRAMP_ERROR_OUT_OF_MEMORY if the host has no room, and the region is as before.
+ *
+ * What the caller promises:
+ * `tags` is null or valid for reading `count` texts, each null or zero-terminated.
+ */
+vramp_status_t vramp_region_prefetch(vramp_allocator_t allocator,
+                                     const char *const *tags,
+                                     size_t count);
+
+/*
+ * Reads `length` bytes of a block in a sleeping region, from `address` on, from the copy of the region to
+ * `out`. VRAMP_ERROR_REGION if no sleeping region with a copy has these bytes.
+ *
+ * What the caller promises:
+ * `out` is null or valid for writing `length` bytes.
+ */
+vramp_status_t vramp_region_read_backup(vramp_allocator_t allocator,
+                                        const void *address,
+                                        void *out,
+                                        size_t length);
 
 /*
  * Lets regions sleep by themselves, in this order and as far as needed, when a request outside of regions

@@ -346,6 +346,12 @@ inline void clean(vramp_allocator_t allocator, const tags &of) {
     check(vramp_region_clean(allocator, all.data(), all.size()));
 }
 
+/// Reads contents on the disk into pinned host memory, ahead of a resume.
+inline void prefetch(vramp_allocator_t allocator, const tags &of) {
+    const detail::c_tags all(of);
+    check(vramp_region_prefetch(allocator, all.data(), all.size()));
+}
+
 /// Returns the states of all regions, in the order of their tags.
 inline std::vector<vramp_region_status_t> region_status(vramp_allocator_t allocator) {
     std::vector<vramp_region_status_t> found;

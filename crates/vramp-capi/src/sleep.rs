@@ -14,9 +14,10 @@
 
 pub mod abi;
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
+use std::path::Path;
 
-use vramp_alloc::Bytes;
+use vramp_alloc::{Bytes, DeviceAddr};
 use vramp_alloc::observe::is_in_callback;
 use vramp_alloc::sleep::SleepError;
 use vramp_tiers::regions::{
@@ -27,6 +28,7 @@ use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::{self, *};
 use crate::context::Context;
 use crate::queries::chars;
+use crate::region_disk;
 use crate::regions::{self, Tagged, Target};
 use crate::sleep::abi::vramp_region_phase_t::*;
 use crate::sleep::abi::*;
@@ -41,8 +43,11 @@ fn backup(number: u32) -> Result<Backup> {
     match number {
         VRAMP_BACKUP_HOST => Ok(Backup::Host),
         VRAMP_BACKUP_NONE => Ok(Backup::None),
+        VRAMP_BACKUP_DISK => Ok(Backup::Disk),
         other => {
-            let text = format!("{other} is no backup: use VRAMP_BACKUP_HOST or VRAMP_BACKUP_NONE");
+            let text = format!(
+                "{other} is no backup: use VRAMP_BACKUP_HOST, VRAMP_BACKUP_NONE or VRAMP_BACKUP_DISK"
+            );
             Err(Failure::new(VRAMP_ERROR_RANGE, text))
         }
     }
@@ -52,6 +57,7 @@ fn backup_to_c(backup: Backup) -> u32 {
     match backup {
         Backup::Host => VRAMP_BACKUP_HOST,
         Backup::None => VRAMP_BACKUP_NONE,
+        Backup::Disk => VRAMP_BACKUP_DISK,
     }
 }
 
@@ -70,6 +76,7 @@ fn status_to_c(status: &RegionStatus) -> vramp_region_status_t {
         on_card: status.on_card.count(),
         asleep: status.asleep.count(),
         on_host: status.on_host.count(),
+        on_disk: status.on_disk.count(),
         copied: status.copied.count(),
         to_copy: status.to_copy.count(),
         tag: chars(&status.tag),
@@ -180,7 +187,9 @@ fn status_of_cause(error: &RegionError) -> Option<vramp_status_t> {
             Some(VRAMP_ERROR_UNSUPPORTED)
         }
         RegionError::NotNow { error: SleepError::Driver(_), .. } => Some(VRAMP_ERROR_DRIVER),
-        RegionError::HostFull { .. } => Some(VRAMP_ERROR_OUT_OF_MEMORY),
+        RegionError::HostFull { .. } | RegionError::NoRoomToPrefetch { .. } => {
+            Some(VRAMP_ERROR_OUT_OF_MEMORY)
+        }
         RegionError::Memory { error, .. } if error.is_out_of_memory() => {
             Some(VRAMP_ERROR_OUT_OF_MEMORY)
         }
@@ -358,6 +367,81 @@ pub unsafe extern "C" fn vramp_region_clean(
             // All tags are looked up before anything is copied.
             tags.iter().try_for_each(|tag| regions.get(tag).map(drop))?;
             tags.iter().try_for_each(|tag| regions.clean(tag))
+        })
+    })
+}
+
+/// Opens a store in the folder `directory`, of at most `limit` bytes, or of the free space there if `limit` is
+/// zero. Backups of regions with VRAMP_BACKUP_DISK go there from now on, of all allocators of the process but
+/// those whose tiers have a disk. Files that are there already are left alone.
+///
+/// VRAMP_ERROR_OPTION or VRAMP_ERROR_REGION if the folder cannot be used.
+///
+/// # Safety
+/// `directory` is null or zero-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_region_set_disk(
+    directory: *const c_char,
+    limit: u64,
+) -> vramp_status_t {
+    status_of(|| {
+        check_fork()?;
+        pointers::check(directory.cast_mut(), "directory")?;
+        // SAFETY: required by this function's contract.
+        let directory = unsafe { pointers::text(directory, "directory") }?;
+        let limit = (limit != 0).then(|| Bytes::new(limit));
+        region_disk::choose(Path::new(directory), limit)
+    })
+}
+
+/// Reads the contents of sleeping regions from the disk into pinned host memory, so that a later resume copies
+/// from there only. Needs no memory of the card. Does nothing about regions that are awake or have no copy on
+/// a disk. A null `tags` with a `count` of zero means all regions.
+///
+/// VRAMP_ERROR_OUT_OF_MEMORY if the host has no room, and the region is as before.
+///
+/// # Safety
+/// `tags` is null or valid for reading `count` texts, each null or zero-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_region_prefetch(
+    allocator: vramp_allocator_t,
+    tags: *const *const c_char,
+    count: usize,
+) -> vramp_status_t {
+    status_of(|| {
+        check_fork()?;
+        // SAFETY: required by this function's contract.
+        let tags = unsafe { tags_of(tags, count) }?;
+        move_regions(allocator, tags.as_deref(), |regions, tags| {
+            tags.iter().try_for_each(|tag| regions.get(tag).map(drop))?;
+            tags.iter().try_for_each(|tag| regions.prefetch(tag))
+        })
+    })
+}
+
+/// Reads `length` bytes of a block in a sleeping region, from `address` on, from the copy of the region to
+/// `out`. VRAMP_ERROR_REGION if no sleeping region with a copy has these bytes.
+///
+/// # Safety
+/// `out` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_region_read_backup(
+    allocator: vramp_allocator_t,
+    address: *const c_void,
+    out: *mut c_void,
+    length: usize,
+) -> vramp_status_t {
+    status_of(|| {
+        check_fork()?;
+        pointers::check(out, "out")?;
+        // SAFETY: required by this function's contract.
+        let out = unsafe { pointers::bytes_mut(out, length, "out") }?;
+        handles::with(allocator, |context| {
+            let Some(regions) = context.regions_if_any() else {
+                let text = "the allocator has no regions: only memory of a region has a backup";
+                return Err(Failure::new(VRAMP_ERROR_REGION, text));
+            };
+            regions.read_backup(DeviceAddr::new(address as u64), out).map_err(not_moved)
         })
     })
 }

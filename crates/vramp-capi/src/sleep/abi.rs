@@ -7,6 +7,9 @@ use std::ffi::c_char;
 pub const VRAMP_BACKUP_HOST: u32 = 0;
 /// Backup of a region: none. After a resume its contents are undefined.
 pub const VRAMP_BACKUP_NONE: u32 = 1;
+/// Backup of a region: its contents go to a disk, through a few pinned blocks: that of the allocator's tiers,
+/// or else that of vramp_region_set_disk.
+pub const VRAMP_BACKUP_DISK: u32 = 2;
 
 /// Longest tag of a region in bytes, without the final zero.
 pub const VRAMP_TAG_MAX: usize = 127;
@@ -26,7 +29,8 @@ pub struct vramp_region_scope_t {
 pub struct vramp_region_options_t {
     /// Set by the caller to `sizeof(vramp_region_options_t)`.
     pub struct_size: u64,
-    /// Where contents go while the region sleeps: VRAMP_BACKUP_HOST or VRAMP_BACKUP_NONE.
+    /// Where contents go while the region sleeps: VRAMP_BACKUP_HOST, VRAMP_BACKUP_NONE or
+    /// VRAMP_BACKUP_DISK.
     pub backup: u32,
     /// Not zero if the program writes each block once, before the first pause after its allocation. Then
     /// later pauses copy nothing until something is allocated or freed in the region.
@@ -70,7 +74,7 @@ pub struct vramp_region_status_t {
     pub struct_size: u64,
     /// What it does.
     pub phase: vramp_region_phase_t,
-    /// Its backup: VRAMP_BACKUP_HOST or VRAMP_BACKUP_NONE.
+    /// Its backup: VRAMP_BACKUP_HOST, VRAMP_BACKUP_NONE or VRAMP_BACKUP_DISK.
     pub backup: u32,
     /// 1 if it is read-only. Otherwise 0.
     pub read_only: i32,
@@ -82,6 +86,8 @@ pub struct vramp_region_status_t {
     pub asleep: u64,
     /// Pinned memory of the host that keeps its contents.
     pub on_host: u64,
+    /// What is charged to the disk for its contents.
+    pub on_disk: u64,
     /// What the move in progress, or the last one, has copied.
     pub copied: u64,
     /// What that has to copy.

@@ -78,6 +78,11 @@ pub fn clean(allocator: vramp_allocator_t, tags: &[&str]) -> vramp_status_t {
     with_tags(tags, |tags, count| unsafe { vramp_region_clean(allocator, tags, count) })
 }
 
+pub fn prefetch(allocator: vramp_allocator_t, tags: &[&str]) -> vramp_status_t {
+    // SAFETY: the texts outlive the call.
+    with_tags(tags, |tags, count| unsafe { vramp_region_prefetch(allocator, tags, count) })
+}
+
 pub fn on_pressure(allocator: vramp_allocator_t, tags: &[&str]) -> Outcome<u64> {
     let mut number = 0;
     // SAFETY: the texts and the result outlive the call.
@@ -98,6 +103,7 @@ pub fn no_status() -> vramp_region_status_t {
         on_card: u64::MAX,
         asleep: u64::MAX,
         on_host: u64::MAX,
+        on_disk: u64::MAX,
         copied: u64::MAX,
         to_copy: u64::MAX,
         tag: [1; 128],
