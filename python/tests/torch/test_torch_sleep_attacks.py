@@ -220,6 +220,37 @@ def test_tensors_of_regions_that_a_capture_frees_are_kept_for_its_graph_on_the_p
     assert pluggable(KEPT) == ["False", "0"]
 
 
+COUNTED = """
+import vramp
+MIB = 1 << 20
+def block(size): return torch.empty(size, dtype=torch.uint8, device="cuda")
+with vramp.region("w"):
+    kept, freed = block(4 * MIB), block(30 * MIB)
+outside = block(4 * MIB)
+print(torch.cuda.memory_allocated() // MIB)
+vramp.pause()
+kept.record_stream(torch.cuda.Stream())
+del freed
+torch.cuda.empty_cache()
+print(torch.cuda.memory_allocated() // MIB, torch.cuda.memory_reserved() // MIB)
+with vramp.region("w"):
+    try:
+        block(MIB)
+    except torch.OutOfMemoryError:
+        print("not out of memory")
+    except RuntimeError as error:
+        print('the region "w" sleeps: resume it' in str(error))
+vramp.resume()
+print(torch.cuda.memory_allocated() // MIB)
+"""
+
+
+def test_tensors_of_regions_are_counted_while_they_sleep_on_both_routes():
+    expected = ["38", "8 4", "True", "8"]
+    assert pluggable(COUNTED) == expected
+    assert run_script(COUNTED).stdout.splitlines() == expected
+
+
 # Memory pools.
 
 
