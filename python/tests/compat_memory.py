@@ -18,12 +18,12 @@ def holds(block: vramp.Allocation, byte: int) -> bool:
 
 def phases(*tags: str) -> list[str]:
     """Returns the phases of regions."""
-    found = {status.tag: status.phase for status in vramp.regions_status()}
+    found = {status.tag: status.phase for status in vramp.status()}
     return [found[tag] for tag in tags]
 
 
 def status(tag: str) -> vramp.RegionStatus:
-    return next(found for found in vramp.regions_status() if found.tag == tag)
+    return next(found for found in vramp.status() if found.tag == tag)
 
 
 def reserved() -> int:

@@ -111,7 +111,7 @@ def test_a_region_is_paused_by_any_saver(saver: tms.TorchMemorySaver, memory: Me
 
 
 def test_unknown_and_empty_tags_do_nothing(saver: tms.TorchMemorySaver) -> None:
-    before = {found.tag: found.phase for found in vramp.regions_status()}
+    before = {found.tag: found.phase for found in vramp.status()}
     saver.pause("no such tag")
     saver.resume("no such tag")
     saver.pause()
@@ -119,7 +119,7 @@ def test_unknown_and_empty_tags_do_nothing(saver: tms.TorchMemorySaver) -> None:
         pass
     saver.pause("empty")
     saver.resume("empty")
-    after = {found.tag: found.phase for found in vramp.regions_status()}
+    after = {found.tag: found.phase for found in vramp.status()}
     assert before.items() <= after.items() and set(after) <= {*before, "empty"}
 
 
@@ -206,7 +206,7 @@ def test_refused_backups_leave_no_region(
     with pytest.raises(error, match=text), saver.region("refused", **arguments):  # type: ignore[arg-type]
         pass
     saver.pause("refused")
-    assert "refused" not in [found.tag for found in vramp.regions_status()]
+    assert "refused" not in [found.tag for found in vramp.status()]
 
 
 def test_what_is_missing_says_so(saver: tms.TorchMemorySaver) -> None:
@@ -359,11 +359,11 @@ thread = threading.Thread(target=lambda: blocks.append(vramp.pool().malloc(8 << 
 thread.start()
 thread.join()
 torch_memory_saver.pause()
-print([(found.tag, found.backup, found.phase, found.asleep >> 20) for found in vramp.regions_status()])
+print([(found.tag, found.backup, found.phase, found.asleep >> 20) for found in vramp.status()])
 with torch_memory_saver.disable():
     vramp.pool().malloc(32 << 20).free()
 torch_memory_saver.resume()
-print([found.phase for found in vramp.regions_status()])
+print([found.phase for found in vramp.status()])
 """
 
 

@@ -30,7 +30,7 @@ def holds(block: vramp.Allocation, byte: int) -> bool:
 
 
 def state(pool: vramp.Pool, tag: str) -> vramp.RegionStatus:
-    return next(found for found in vramp.regions_status(pool) if found.tag == tag)
+    return next(found for found in vramp.status(pool) if found.tag == tag)
 
 
 def test_contents_come_back_at_their_addresses_and_the_rest_stays(pool: vramp.Pool) -> None:
@@ -64,7 +64,7 @@ def test_contents_come_back_at_their_addresses_and_the_rest_stays(pool: vramp.Po
 
 def test_the_innermost_region_counts_and_one_of_a_thread_is_its_own(pool: vramp.Pool) -> None:
     def live() -> dict[str, bool]:
-        return {found.tag: found.on_card > 0 for found in vramp.regions_status(pool)}
+        return {found.tag: found.on_card > 0 for found in vramp.status(pool)}
 
     with vramp.region("outer", device=pool):
         with vramp.region("inner", device=pool):
@@ -190,7 +190,7 @@ def test_a_closed_pool_ends_its_regions() -> None:
         pool.malloc(GIB)
         pool.close()
     with pytest.raises(vramp.ClosedError):
-        vramp.regions_status(pool)
+        vramp.status(pool)
 
 
 def test_the_shared_pools_of_all_devices_have_regions() -> None:
@@ -199,10 +199,10 @@ def test_the_shared_pools_of_all_devices_have_regions() -> None:
         block = shared.malloc(2 * MIB)
     with vramp.open("sim:h200") as own, vramp.region("elsewhere"):
         own.malloc(2 * MIB).free()
-        assert vramp.regions_status(own) == []
+        assert vramp.status(own) == []
     fill(block, 4)
     vramp.pause("shared")
-    found = {status.tag: status for status in vramp.regions_status()}
+    found = {status.tag: status for status in vramp.status()}
     assert found["shared"].phase == "asleep" and found["shared"].device == 0
     vramp.resume("shared", device=0)
     assert holds(block, 4)

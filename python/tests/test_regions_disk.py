@@ -39,7 +39,7 @@ def right(blocks: list[vramp.Allocation]) -> bool:
 
 
 def state(pool: vramp.Pool, tag: str = "weights") -> vramp.RegionStatus:
-    return next(found for found in vramp.regions_status(pool) if found.tag == tag)
+    return next(found for found in vramp.status(pool) if found.tag == tag)
 
 
 def test_contents_come_back_from_the_disk(pool: vramp.Pool, blocks: list[vramp.Allocation]) -> None:
@@ -153,7 +153,7 @@ with vramp.open("sim:h200") as pool:
         assert "set_region_disk" in str(error), error
     else:
         vramp.pause("w", device=pool)
-        assert vramp.regions_status(pool)[0].on_disk >= 4 << 20
+        assert vramp.status(pool)[0].on_disk >= 4 << 20
         vramp.resume("w", device=pool)
 print("done")
 """

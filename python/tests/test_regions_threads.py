@@ -20,11 +20,11 @@ def pool() -> Iterator[vramp.Pool]:
 
 
 def phases(pool: vramp.Pool) -> dict[str, str]:
-    return {status.tag: status.phase for status in vramp.regions_status(pool)}
+    return {status.tag: status.phase for status in vramp.status(pool)}
 
 
 def on_card(pool: vramp.Pool, tag: str) -> int:
-    return next(status.on_card for status in vramp.regions_status(pool) if status.tag == tag)
+    return next(status.on_card for status in vramp.status(pool) if status.tag == tag)
 
 
 def on_a_thread(work: Callable[[], object]) -> BaseException | None:

@@ -85,7 +85,7 @@ from ._regions import (
     pause,
     read_backup,
     region,
-    regions_status,
+    status,
     resume,
     set_region_disk,
 )
@@ -174,7 +174,7 @@ __all__ = [
     "read_backup",
     "record_history",
     "region",
-    "regions_status",
+    "status",
     "replay",
     "replay_totals",
     "resume",

@@ -119,10 +119,10 @@ def _pools(device: Device) -> list[tuple[int | None, Pool]]:
     return [(number, pool) for number, pool in found if pool is not None]
 
 
-def regions_status(device: Device = None) -> list[RegionStatus]:
+def status(device: Device = None) -> list[RegionStatus]:
     """Returns the state of each region, by device and tag. Waits for no pause."""
     return [
-        status for number, pool in _pools(device) for status in _native.regions_status(pool, number)
+        state for number, pool in _pools(device) for state in _native.regions_status(pool, number)
     ]
 
 

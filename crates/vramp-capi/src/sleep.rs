@@ -17,9 +17,9 @@ pub mod abi;
 use std::ffi::{c_char, c_void};
 use std::path::Path;
 
-use vramp_alloc::{Bytes, DeviceAddr};
 use vramp_alloc::observe::is_in_callback;
 use vramp_alloc::sleep::SleepError;
+use vramp_alloc::{Bytes, DeviceAddr};
 use vramp_tiers::regions::{
     Backup, PauseOptions, Phase, RegionError, RegionOptions, RegionStatus, Regions,
 };

@@ -288,7 +288,7 @@ try:
 except vramp.RegionError as error:
     print(error.tag, "exports to other processes" in str(error))
 torch_memory_saver.pause("kept")
-print([status.phase for status in vramp.regions_status()])
+print([status.phase for status in vramp.status()])
 """
 
 

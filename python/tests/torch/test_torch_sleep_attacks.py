@@ -33,7 +33,7 @@ def filled(size, byte):
 
 
 def phases(*tags):
-    states = {status.tag: status.phase for status in vramp.regions_status()}
+    states = {status.tag: status.phase for status in vramp.status()}
     return [states[tag] for tag in tags]
 
 
@@ -76,7 +76,7 @@ for tags in ("w", None):
         vramp.pause(tags)
     except vramp.RegionError as error:
         print(error.tag, "captures a graph: end the capture" in str(error), str(error).split("stream")[0])
-print([status.phase for status in vramp.regions_status()], torch.cuda.mem_get_info() == before)
+print([status.phase for status in vramp.status()], torch.cuda.mem_get_info() == before)
 ended.set()
 thread.join()
 graph.replay()
@@ -170,7 +170,7 @@ except Exception as error:
 torch.cuda.set_stream(torch.cuda.default_stream())
 vramp.pause()
 vramp.resume()
-print([status.phase for status in vramp.regions_status()])
+print([status.phase for status in vramp.status()])
 """
 
 
@@ -373,7 +373,7 @@ def test_what_is_freed_and_emptied_while_it_sleeps_is_gone_after_the_resume():
     assert allocated() == before + 6 * MIB
     vramp.resume("asleep")
     tidy()
-    (status,) = [status for status in vramp.regions_status() if status.tag == "asleep"]
+    (status,) = [status for status in vramp.status() if status.tag == "asleep"]
     assert holds(kept, 2) and status.on_card <= 8 * MIB
     del kept
 
@@ -451,7 +451,7 @@ def test_a_region_that_is_left_on_another_thread_is_an_error_that_says_so():
     # This thread is still there, and ends it by the object.
     second = block(3 * MIB)
     scope.__exit__(None, None, None)
-    (status,) = [status for status in vramp.regions_status() if status.tag == "generated"]
+    (status,) = [status for status in vramp.status() if status.tag == "generated"]
     assert status.on_card >= 4 * MIB
     with pytest.raises(vramp.RegionError, match="generated"):
         scope.__exit__(None, None, None)
@@ -470,7 +470,7 @@ child = os.fork()
 if child == 0:
     try:
         del weights, small
-        for call in (vramp.pause, vramp.resume, vramp.regions_status, lambda: vramp.on_pressure("w")):
+        for call in (vramp.pause, vramp.resume, vramp.status, lambda: vramp.on_pressure("w")):
             try:
                 call()
                 os._exit(1)
@@ -496,7 +496,7 @@ def test_a_child_of_a_fork_can_neither_pause_nor_resume_and_the_parent_can():
 
 PRESSURE = """
 import vramp
-def phases(): return [status.phase for status in vramp.regions_status()]
+def phases(): return [status.phase for status in vramp.status()]
 def block(percent):
     return torch.empty(torch.cuda.mem_get_info()[1] // 100 * percent, dtype=torch.uint8, device="cuda")
 kv_region, train_region = (vramp.region(tag, backup="none") for tag in ("kv", "train"))

@@ -183,7 +183,7 @@ class TorchMemorySaver:
         try:
             contents = vramp.read_backup(x.data_ptr(), x.nbytes)
         except vramp.RegionError as error:
-            if any(found.tag == error.tag and found.phase == "awake" for found in vramp.regions_status()):
+            if any(found.tag == error.tag and found.phase == "awake" for found in vramp.status()):
                 return None
             raise
         return torch.frombuffer(contents, dtype=x.dtype).reshape(x.shape)
@@ -230,7 +230,7 @@ def _names_of(tag: str | None) -> list[str]:
     with _lock:
         tags = [_names.get(tag, {})] if tag else list(_names.values())
         names = [name for of_tag in tags for name in of_tag.values()]
-    there = {status.tag for status in vramp.regions_status()}
+    there = {status.tag for status in vramp.status()}
     return [name for name in names if name in there]
 
 

@@ -69,7 +69,7 @@ class Allocator:
                 f"contents of {', '.join(lost)} would be lost: only {', '.join(BACKED_UP)} have a backup"
             )
         kept = [tag for tag in self._existing() if tag in wanted or tag == "default"]
-        awake = {each.tag for each in vramp.regions_status() if each.phase == "awake"}
+        awake = {each.tag for each in vramp.status() if each.phase == "awake"}
         if kept:
             vramp.pause(kept)
         try:
@@ -96,11 +96,11 @@ class Allocator:
 
     def get_current_usage(self) -> int:
         """Returns the bytes of all tags, on the card or asleep."""
-        return sum(each.on_card + each.asleep for each in vramp.regions_status() if each.tag in self._tags)
+        return sum(each.on_card + each.asleep for each in vramp.status() if each.tag in self._tags)
 
     def _existing(self) -> list[str]:
         """Returns the tags in which memory was allocated."""
-        there = {status.tag for status in vramp.regions_status()}
+        there = {status.tag for status in vramp.status()}
         return [tag for tag in list(self._tags) if tag in there]
 
 

@@ -27,7 +27,8 @@ fn placement(mixed: &mut Mixed) {
 /// Options of a pause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PauseOptions {
-    /// Bytes of each region that stay on the card, at most. The default is none.
+    /// Bytes of each region that stay on the card, at most. A handle stays or leaves as a whole, and a
+    /// block of up to 1 GiB may have one. The default is none.
     pub keep: Bytes,
     /// Whether contents are given up instead of copied. Until the region is resumed it then has no
     /// backup: copies made before are freed, and all contents are undefined after the resume, also
