@@ -85,9 +85,9 @@ from ._regions import (
     pause,
     read_backup,
     region,
-    status,
     resume,
     set_region_disk,
+    status,
 )
 from ._types import (
     Access,
@@ -174,12 +174,12 @@ __all__ = [
     "read_backup",
     "record_history",
     "region",
-    "status",
     "replay",
     "replay_totals",
     "resume",
     "set_region_disk",
     "snapshot",
+    "status",
     "turns",
 ]
 
