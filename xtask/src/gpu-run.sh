@@ -89,7 +89,7 @@ part_python() {
     fi
     # Pauses and resumes, beside torch_memory_saver where it is installed.
     savers=vramp,vramp-ahead
-    llamas=plain,vramp-awake,vramp
+    llamas=plain,vramp-awake,vramp-regions,vramp
     if has torch_memory_saver; then
         savers=$savers,torch_memory_saver
         llamas=$llamas,torch_memory_saver
