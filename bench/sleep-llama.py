@@ -7,8 +7,9 @@ Needs a card and PyTorch. With one process a trainer and an engine share it: aft
 engine wakes up, takes the weights, the trainer sleeps, and the engine makes tokens by replays of a CUDA graph
 that was captured before the first sleep. With two, the trainer and the engine are processes that take turns,
 and the engine keeps its own weights. `plain` has no memory saver and never sleeps; `vramp-awake` is the same
-with vramp as the allocator, without regions, and `vramp-regions` with regions that are never paused. Prints a line of JSON for each saver: losses, tokens, seconds of
-each switch, time of a training step. Exits with 1 if losses or tokens differ from those of `plain`.
+with vramp as the allocator, without regions, and `vramp-regions` with regions that are never paused. Prints a
+line of JSON for each saver: losses, tokens, seconds of each switch, time of a training step. Exits with 1 if
+losses or tokens differ from those of `plain`.
 """
 
 from __future__ import annotations
