@@ -63,8 +63,10 @@ def _begin_hook(torch: Any) -> Any:
     begin_pool.argtypes = (ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
 
     def begin(device: int, first: int, second: int, filter: int | None) -> None:
-        note(device, torch._C._cuda_getCurrentRawStream(device))
-        begin_pool(device, first, second, filter)
+        try:
+            note(device, torch._C._cuda_getCurrentRawStream(device))
+        finally:
+            begin_pool(device, first, second, filter)
 
     return ctypes.CFUNCTYPE(None, *begin_pool.argtypes)(begin)
 
