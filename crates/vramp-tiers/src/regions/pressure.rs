@@ -105,7 +105,7 @@ fn make_room<'a>(
         // The move of one that is being resumed may be what finds no memory.
         let keep = before.saturating_sub(missing);
         let options = PauseOptions { keep, ..PauseOptions::default() };
-        let _ = region.pause_at_once(&below, options);
+        let _ = region.pause_at_once(below, options);
         missing = missing.saturating_sub(before.saturating_sub(region.allocator().reserved()));
     }
     missing < needed
