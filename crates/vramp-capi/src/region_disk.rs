@@ -73,8 +73,8 @@ pub(crate) fn open_default() -> Result<()> {
         chosen.default.clone()
     };
     let Some(directory) = directory else {
-        let text = "regions have no disk for their backups: open tiers with a disk, or choose a directory, in \
-                    Python by vramp.set_region_disk";
+        let text = "regions have no disk for their backups: open tiers with a disk, or choose a directory by \
+                    vramp.set_region_disk in Python or vramp_region_set_disk in C";
         return Err(Failure::new(VRAMP_ERROR_OPTION, text));
     };
     let found = look_at(&directory)?;
@@ -82,8 +82,8 @@ pub(crate) fn open_default() -> Result<()> {
         && IN_MEMORY.contains(&mount.filesystem.as_str())
     {
         let text = format!(
-            "regions need a directory for their backups on a disk, and {} is in memory: choose one, in Python \
-             by vramp.set_region_disk",
+            "regions need a directory for their backups on a disk, and {} is in memory: choose one by \
+             vramp.set_region_disk in Python or vramp_region_set_disk in C",
             directory.display()
         );
         return Err(Failure::new(VRAMP_ERROR_OPTION, text));

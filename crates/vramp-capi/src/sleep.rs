@@ -375,7 +375,7 @@ pub unsafe extern "C" fn vramp_region_clean(
 /// zero. Backups of regions with VRAMP_BACKUP_DISK go there from now on, of all allocators of the process but
 /// those whose tiers have a disk. Files that are there already are left alone.
 ///
-/// VRAMP_ERROR_OPTION or VRAMP_ERROR_REGION if the folder cannot be used.
+/// VRAMP_ERROR_FILE if the folder cannot be used.
 ///
 /// # Safety
 /// `directory` is null or zero-terminated.
