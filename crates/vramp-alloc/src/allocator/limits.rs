@@ -13,6 +13,12 @@ impl Allocator {
         self.shared.group.limit()
     }
 
+    /// Returns the physical memory that all pools of the group have reserved: what the limit holds for. No
+    /// driver call.
+    pub fn reserved_in_group(&self) -> Bytes {
+        self.shared.group.reserved()
+    }
+
     /// Changes the limit. Idle memory above it is returned to the card at once. Memory in use
     /// stays, and nothing more is reserved until the allocator is below the limit.
     ///

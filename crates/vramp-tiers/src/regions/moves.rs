@@ -69,12 +69,17 @@ impl Region {
             }
             Err(refused) => {
                 let (copy, error) = *refused;
-                (State::Awake { copy }, Err(error))
+                (State::Awake { copy: self.lasting(copy) }, Err(error))
             }
         };
         *state = after;
         self.note(&state);
         result
+    }
+
+    /// Returns the copy of a region that is awake and may be written from now on, if it stays valid.
+    fn lasting(&self, copy: Option<Copy>) -> Option<Copy> {
+        copy.filter(|_| self.options.read_only)
     }
 
     /// Returns the region asleep, with all that was on the card still there.
@@ -282,7 +287,7 @@ impl Region {
         self.set_phase(Phase::Resuming);
         let before = std::mem::replace(&mut *state, State::Awake { copy: None });
         let (after, result) = match before {
-            State::Awake { copy } => (State::Awake { copy }, Ok(())),
+            State::Awake { copy } => (State::Awake { copy: self.lasting(copy) }, Ok(())),
             State::Asleep(asleep) => self.wake(below, asleep),
         };
         *state = after;
@@ -297,7 +302,7 @@ impl Region {
             return (State::Asleep(asleep), Err(error));
         }
         let Asleep { sleep, backup, copy, .. } = asleep;
-        let mut copy = copy.filter(|_| self.options.read_only);
+        let mut copy = self.lasting(copy);
         if let Some(copy) = &mut copy {
             copy.free_ahead();
         }

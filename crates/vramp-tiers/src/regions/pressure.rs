@@ -15,7 +15,8 @@ use crate::sync::{Mutex, lock};
 impl Regions {
     /// Lets these regions sleep, in this order and only as far as needed, when a request finds no memory:
     /// one of `allocator`, of a region of its card or of any other pool of its group, or a resume of such a
-    /// region. [`Allocator::unregister`] ends that.
+    /// region. [`Allocator::unregister`] ends that. None sleeps for a request that would fail with all of them
+    /// asleep.
     ///
     /// A region that slept has to be resumed before it is used. Regions that are being moved, or whose
     /// move fails, are left out, and so is the region whose own request or resume it is. A registration
@@ -63,8 +64,11 @@ impl Pressure {
             // Another thread's request took the memory. The retry says that the region sleeps.
             return true;
         }
-        let others = regions.iter().filter(|region| !is_own(region));
-        make_room(others, &shared.below(), deficit(&shared, shortage))
+        let others: Vec<_> = regions.iter().filter(|region| !is_own(region)).collect();
+        let below = shared.below();
+        let on_card = below.mover.driver().memory_info().map_or(Bytes::ZERO, |memory| memory.free);
+        could_serve(&others, shortage, on_card)
+            && make_room(&others, &below, deficit(shortage, on_card))
     }
 }
 
@@ -73,11 +77,22 @@ fn was_paused(region: &Region) -> bool {
     region.try_state().is_some_and(|state| matches!(*state, State::Asleep(_)))
 }
 
+/// Returns true if the request would be served with all of these regions asleep, `on_card` being free on the
+/// card. Otherwise they would sleep for nothing.
+fn could_serve(regions: &[&Arc<Region>], shortage: &Shortage, on_card: Bytes) -> bool {
+    let asleep: Bytes = regions.iter().map(|region| region.allocator().reserved()).sum();
+    let room = match (shortage.limit, regions.first()) {
+        (Some(limit), Some(any)) => {
+            let others = any.allocator().reserved_in_group().saturating_sub(shortage.reserved);
+            limit.saturating_sub(shortage.used).saturating_add(asleep).saturating_sub(others)
+        }
+        _ => on_card + shortage.free + shortage.waiting + asleep,
+    };
+    shortage.requested <= room
+}
+
 /// Returns what a request lacks: what neither the free memory of its pool nor that of the card serves.
-/// One driver call.
-fn deficit(shared: &Shared, shortage: &Shortage) -> Bytes {
-    let on_card =
-        shared.below().mover.driver().memory_info().map_or(Bytes::ZERO, |memory| memory.free);
+fn deficit(shortage: &Shortage, on_card: Bytes) -> Bytes {
     let free = match shortage.limit {
         // How much of the limit is left is not known here.
         Some(_) => shortage.largest,
@@ -88,11 +103,7 @@ fn deficit(shared: &Shared, shortage: &Shortage) -> Bytes {
 }
 
 /// Gives up `needed` bytes, as far as there are. Returns true if there were some.
-fn make_room<'a>(
-    regions: impl Iterator<Item = &'a Arc<Region>>,
-    below: &Below,
-    needed: Bytes,
-) -> bool {
+fn make_room(regions: &[&Arc<Region>], below: &Below, needed: Bytes) -> bool {
     let mut missing = needed;
     for region in regions {
         let before = region.allocator().reserved();

@@ -138,6 +138,30 @@ fn valid_copies_are_not_made_again() {
 }
 
 #[test]
+fn a_copy_made_ahead_ends_with_a_pause_that_fails_and_with_a_resume() {
+    let rig = rig(Bytes::mib(128));
+    let region = rig.region("cache", RegionOptions::default());
+    let block = rig.block(&region, MIB * 8, 1);
+    // The program writes again once either returned.
+    let fail = || {
+        rig.card.set_faults(FaultPlan::nth(1));
+        assert!(pause(&rig, "cache", Bytes::ZERO).is_err());
+        rig.card.set_faults(FaultPlan::none());
+    };
+    let resume = || rig.regions.resume(&["cache"]).unwrap();
+    for (byte, ends) in [(2, &fail as &dyn Fn()), (3, &resume)] {
+        rig.regions.clean("cache").unwrap();
+        ends();
+        assert_eq!(region.status().on_host, Bytes::ZERO);
+        rig.fill(&block, byte);
+        pause(&rig, "cache", Bytes::ZERO).unwrap();
+        resume();
+        rig.holds(&block, byte);
+    }
+    assert_eq!(rig.card.hazards(), []);
+}
+
+#[test]
 fn without_a_backup_nothing_is_copied() {
     let rig = rig(Bytes::mib(8));
     let options = RegionOptions { backup: Backup::None, ..RegionOptions::default() };

@@ -116,6 +116,33 @@ fn a_limit_of_the_group_makes_regions_sleep_too() {
 }
 
 #[test]
+fn a_request_that_would_fail_all_the_same_makes_no_region_sleep() {
+    for limit in [None, Some(Bytes::mib(192))] {
+        let rig = rig(Config { limit, ..Config::default() });
+        let [a, b] = ["a", "b"].map(|tag| rig.region(tag));
+        let blocks = [(&a, 1), (&b, 2)].map(|(region, byte)| rig.block(region, MIB * 60, byte));
+        let beside = rig.allocator.malloc(MIB * 60, rig.stream).unwrap();
+        rig.regions.on_pressure(&rig.allocator, &["a", "b"]).unwrap();
+        let most = limit.unwrap_or(MIB * 256) - MIB * 60;
+        for len in [most + MIB * 2, Bytes::mib(300), Bytes::tib(1)] {
+            assert!(rig.allocator.malloc(len, rig.stream).is_err(), "{len}");
+            assert_eq!(rig.phases(), phases([("a", Phase::Awake), ("b", Phase::Awake)]), "{len}");
+        }
+        // One that needs all of it is served.
+        let all = rig.allocator.malloc(most, rig.stream).unwrap();
+        assert_eq!(rig.phases(), phases([("a", Phase::Asleep), ("b", Phase::Asleep)]));
+        for block in [beside, all] {
+            rig.allocator.free(block, rig.stream).unwrap();
+        }
+        rig.allocator.trim(Bytes::ZERO).unwrap();
+        rig.regions.resume(&["a", "b"]).unwrap();
+        for (block, byte) in blocks.iter().zip([1, 2]) {
+            rig.holds(block.as_ref().unwrap(), byte);
+        }
+    }
+}
+
+#[test]
 fn a_resume_that_finds_no_memory_makes_others_of_the_list_sleep() {
     let rig = rig(Config::default());
     let [a, b] = ["a", "b"].map(|tag| rig.region(tag));
