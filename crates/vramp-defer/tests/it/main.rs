@@ -190,6 +190,12 @@ impl Plan {
 }
 
 impl Rig {
+    /// A mover of its own to the rig's host.
+    fn mover(&self) -> Mover {
+        let config = MoverConfig { step: MIB(4), ..MoverConfig::default() };
+        Mover::new(Arc::clone(self.allocator.driver()), &self.pool, config).unwrap()
+    }
+
     /// Returns a buffer filled with one byte, under a lease that has ended.
     fn filled(&self, len: Bytes, byte: u8) -> DeferrableBuffer {
         let buffer = self.manager.buffer(len).unwrap();
