@@ -13,6 +13,12 @@ impl Allocator {
         self.shared.group.limit()
     }
 
+    /// Returns the physical memory that this allocator and its pools have reserved together. No driver call
+    /// and no lock.
+    pub fn reserved_together(&self) -> Bytes {
+        self.shared.group.reserved()
+    }
+
     /// Changes the limit. Idle memory above it is returned to the card at once. Memory in use
     /// stays, and nothing more is reserved until the allocator is below the limit.
     ///

@@ -26,6 +26,7 @@ mod machine;
 mod many_small;
 mod moves;
 mod objects;
+mod other_pools;
 mod overwrite;
 mod paid;
 mod peers;
