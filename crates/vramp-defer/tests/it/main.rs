@@ -39,6 +39,7 @@ mod random_cards;
 mod random_ends;
 mod scenarios;
 mod sharing;
+mod small_host;
 mod spill_one;
 mod stream_locks;
 mod stuck;
@@ -156,8 +157,10 @@ impl Plan {
             (disk, SpaceConfig::disk(self.disk.unwrap_or(MIB(1)))),
         ])
         .unwrap();
+        let usual = HostPoolConfig::default();
+        let initial_pools = if self.host < MIB(16) { 0 } else { usual.initial_pools };
         let config =
-            HostPoolConfig { blocks_per_pool: 16, spare_blocks: 0, ..HostPoolConfig::default() };
+            HostPoolConfig { blocks_per_pool: 16, spare_blocks: 0, initial_pools, ..usual };
         let pool =
             HostPool::new(&spaces.space(host).unwrap(), config, [Arc::clone(&driver)]).unwrap();
         let mover =
