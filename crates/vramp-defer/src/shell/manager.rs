@@ -397,7 +397,7 @@ impl SpillManager {
         self.shared.notify_spillable();
     }
 
-    /// Sums all buffers.
+    /// Sums all buffers. O(pieces) under the manager's lock: not for a call in a loop beside many buffers.
     pub fn census(&self) -> DeferCensus {
         let mut state = self.shared.lock();
         // Work that cannot be queried counts as in flight.
