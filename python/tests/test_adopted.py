@@ -52,6 +52,20 @@ def test_memory_of_the_pool_becomes_spillable_without_a_copy(tiers: vramp.Tiers)
         assert view.ptr == buffer.ptr and (numpy.asarray(view) == 7).all()
 
 
+def test_memory_of_a_region_is_not_adopted(tiers: vramp.Tiers) -> None:
+    with vramp.region("weights", device=tiers.pool):
+        block = tiers.pool.malloc(4 * MIB)
+    numpy.asarray(block.array())[:] = 7
+    for memory in (block, block.array(), Foreign(block)):
+        with pytest.raises(vramp.UnsupportedError, match='region "weights"'):
+            tiers.adopt(memory)
+    assert tiers.stats().buffers == 0
+    vramp.pause("weights", device=tiers.pool)
+    vramp.resume("weights", device=tiers.pool)
+    assert (numpy.asarray(block.array()) == 7).all()
+    block.free()
+
+
 def test_arrays_of_other_libraries_are_kept_until_they_are_evicted(tiers: vramp.Tiers) -> None:
     foreign = Foreign(tiers.pool.malloc(4 * MIB), shape=(1024, 1024))
     numpy.asarray(foreign.block.array())[:] = 3

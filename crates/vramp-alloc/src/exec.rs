@@ -176,6 +176,14 @@ impl Executor {
         Some(Range { at, len: range.len })
     }
 
+    /// Returns true if some of a range lies in the pool's addresses. O(spans).
+    pub(crate) fn has_some_of(&self, range: AddrRange) -> bool {
+        let is_before = |one: &AddrRange, other: &AddrRange| {
+            one.checked_end().is_some_and(|end| end <= other.start)
+        };
+        self.spans.iter().any(|span| !is_before(span, &range) && !is_before(&range, span))
+    }
+
     /// Returns true if the chunk has memory of the device.
     pub(crate) fn has_handle(&self, chunk: ChunkId) -> bool {
         self.chunks.get(chunk.index()).is_some_and(Option::is_some)

@@ -445,22 +445,25 @@ impl Observers {
         run(&lists.first_handlers) || run(&lists.handlers)
     }
 
-    /// Calls the handlers of a group for a shortage of the pool with a number, in order of registration.
-    /// Panics are counted by `short`, the observers of that pool. Returns true if one freed memory.
+    /// Calls the handlers of a group for a shortage of the pool with a number, in order of registration,
+    /// until one freed memory: what that one freed may be enough. Panics are counted by `short`, the observers
+    /// of that pool. Returns true if one freed memory.
     pub(crate) fn run_group_handlers(
         &self,
         short: &Observers,
         number: u64,
         shortage: &Shortage,
     ) -> bool {
-        let mut freed = false;
         for slot in self.lists().group_handlers.values() {
             let Some(_frame) = Frame::enter(self.allocator, Role::Handler) else { break };
             let Some(code) = slot.begin() else { continue };
-            freed |= short.contain(move || code(number, shortage)).unwrap_or(false);
+            let freed = short.contain(move || code(number, shortage)).unwrap_or(false);
             slot.end();
+            if freed {
+                return true;
+            }
         }
-        freed
+        false
     }
 }
 

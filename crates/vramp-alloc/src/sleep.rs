@@ -291,6 +291,20 @@ impl Allocator {
         pool.is_some_and(|pool| pool.exec.find(range).is_some())
     }
 
+    /// Returns the name of another pool of the group in whose addresses some of a range lies, whether
+    /// something is allocated there or not. Takes the lock of one pool after the other. O(pools), and their
+    /// reservations.
+    pub fn other_pool_at(&self, range: AddrRange) -> Option<String> {
+        let others = self.shared().group.members().into_iter();
+        let mut others = others.filter(|member| member.number != self.number());
+        let owner = others.find(|member| {
+            let inner = member.lock_anyway();
+            let pool = inner.manager.virtual_pool().filter(|_| !inner.closed);
+            pool.is_some_and(|pool| pool.exec.has_some_of(range))
+        })?;
+        Some(owner.name.clone())
+    }
+
     /// Returns true from [`Allocator::begin_sleep`] to [`Sleep::wake`]. Takes the lock.
     pub fn is_asleep(&self) -> bool {
         let inner = self.shared().lock_anyway();

@@ -1859,6 +1859,7 @@ vramp_status_t vramp_evict(vramp_allocator_t allocator, uint64_t bytes, uint64_t
  * with `user`, once, and the buffer comes back at an address of its own: ask each lease. It is called
  * by the thread that evicted the buffer or destroyed it, perhaps in the middle of a vramp_malloc, with
  * no lock held. It may free the memory, also with vramp_free. Where the call fails it is not called.
+ * Memory of a region is VRAMP_ERROR_UNSUPPORTED: a pause would take it from the card under a lease.
  *
  * What the caller promises:
  * On a GPU, `size` bytes at `address` are memory of the device, and nothing else uses them until
@@ -1971,6 +1972,7 @@ vramp_status_t vramp_buffers_unobserve(vramp_allocator_t allocator,
 
 /*
  * Returns statistics of the buffers. Set `stats->struct_size` to `sizeof(vramp_tiers_stats_t)` before.
+ * O(n) in the pieces of all buffers, which are summed while other calls wait.
  *
  * What the caller promises:
  * `stats` is null, or its first eight bytes hold a size that is valid for reading and writing.
@@ -2083,7 +2085,7 @@ vramp_status_t vramp_region_clean(vramp_allocator_t allocator,
  * zero. Backups of regions with VRAMP_BACKUP_DISK go there from now on, of all allocators of the process but
  * those whose tiers have a disk. Files that are there already are left alone.
  *
- * VRAMP_ERROR_OPTION or VRAMP_ERROR_REGION if the folder cannot be used.
+ * VRAMP_ERROR_FILE if the folder cannot be used.
  *
  * What the caller promises:
  * `directory` is null or zero-terminated.

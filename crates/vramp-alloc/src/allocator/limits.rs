@@ -13,9 +13,9 @@ impl Allocator {
         self.shared.group.limit()
     }
 
-    /// Returns the physical memory that all pools of the group have reserved: what the limit holds for. No
-    /// driver call.
-    pub fn reserved_in_group(&self) -> Bytes {
+    /// Returns the physical memory that this allocator and its pools have reserved together. No driver call
+    /// and no lock.
+    pub fn reserved_together(&self) -> Bytes {
         self.shared.group.reserved()
     }
 

@@ -386,6 +386,7 @@ impl Drop for Adopted {
 /// with `user`, once, and the buffer comes back at an address of its own: ask each lease. It is called
 /// by the thread that evicted the buffer or destroyed it, perhaps in the middle of a vramp_malloc, with
 /// no lock held. It may free the memory, also with vramp_free. Where the call fails it is not called.
+/// Memory of a region is VRAMP_ERROR_UNSUPPORTED: a pause would take it from the card under a lease.
 ///
 /// # Safety
 /// On a GPU, `size` bytes at `address` are memory of the device, and nothing else uses them until

@@ -132,7 +132,9 @@ impl From<SpillError> for Failure {
             SpillError::Add(_) | SpillError::NotNamed { .. } | SpillError::Outside { .. } => {
                 VRAMP_ERROR_RANGE
             }
-            SpillError::NotWritable { .. } | SpillError::NotReadable(_) => VRAMP_ERROR_UNSUPPORTED,
+            SpillError::NotWritable { .. }
+            | SpillError::NotReadable(_)
+            | SpillError::MemoryOfPool { .. } => VRAMP_ERROR_UNSUPPORTED,
             SpillError::OtherManager | SpillError::Unknown(_) => VRAMP_ERROR_UNKNOWN_BUFFER,
             SpillError::UnknownStream(_) => VRAMP_ERROR_UNKNOWN_STREAM,
             SpillError::Capturing(_) | SpillError::CaptureInProgress => VRAMP_ERROR_CAPTURE,

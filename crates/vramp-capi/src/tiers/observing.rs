@@ -15,19 +15,17 @@ use crate::{handles, pointers};
 impl OpenTiers {
     fn stats(&self) -> vramp_tiers_stats_t {
         let manager = self.manager();
-        let DeferCensus { buffers, leases, waiting, total, empty, resident, spilled, .. } =
-            manager.census();
-        let census = manager.census();
+        let census: DeferCensus = manager.census();
         let stats: SpillStats = manager.stats();
         vramp_tiers_stats_t {
             struct_size: size_of::<vramp_tiers_stats_t>() as u64,
-            buffers: buffers as u64,
-            leases: leases as u64,
-            waiting: waiting as u64,
-            total: total.count(),
-            empty: empty.count(),
-            resident: resident.count(),
-            deferred: spilled.count(),
+            buffers: census.buffers as u64,
+            leases: census.leases as u64,
+            waiting: census.waiting as u64,
+            total: census.total.count(),
+            empty: census.empty.count(),
+            resident: census.resident.count(),
+            deferred: census.spilled.count(),
             host_copies: census.host_copies.count(),
             disk_copies: census.disk_copies.count(),
             peer_copies: census.peer_copies.count(),
@@ -99,6 +97,7 @@ pub extern "C" fn vramp_buffers_unobserve(
 }
 
 /// Returns statistics of the buffers. Set `stats->struct_size` to `sizeof(vramp_tiers_stats_t)` before.
+/// O(n) in the pieces of all buffers, which are summed while other calls wait.
 ///
 /// # Safety
 /// `stats` is null, or its first eight bytes hold a size that is valid for reading and writing.

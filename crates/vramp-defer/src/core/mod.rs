@@ -132,6 +132,6 @@ pub use refusal::{
     UnknownBufferLease, UnknownMove, UnknownRange,
 };
 pub use spill_room::SpillRoom;
-pub(crate) use spill_rounds::{AfterRound, SpillRounds, allocation_deficit};
+pub(crate) use spill_rounds::{AfterRound, SpillRounds, allocation_deficit, other_pool_deficit};
 pub use status::{BufferProgress, BufferStatus};
 pub use victims::{Shortfall, SpillDemand, Victim, VictimChoice};

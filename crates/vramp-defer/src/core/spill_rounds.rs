@@ -88,12 +88,37 @@ pub(crate) fn allocation_deficit(shortage: &Shortage, page: Bytes) -> Bytes {
     shortage.requested.saturating_sub(shortage.largest + growth).max(page)
 }
 
+/// Bytes that a request of another pool lacks of the card: in whole pages what neither the free memory of
+/// its pool nor `room` serves, the bytes that the pool may create now.
+pub(crate) fn other_pool_deficit(shortage: &Shortage, page: Bytes, room: Bytes) -> Bytes {
+    let beyond = shortage.requested.saturating_sub(shortage.largest);
+    let missing = beyond.checked_round_up(page).unwrap_or(beyond);
+    missing.saturating_sub(room.round_down(page))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn b(count: u64) -> Bytes {
         Bytes::new(count)
+    }
+
+    #[test]
+    fn another_pool_lacks_whole_pages_beside_what_it_has_and_may_create() {
+        let lacks = |requested, largest, room| {
+            let (requested, largest, zero) = (b(requested), b(largest), b(0));
+            let (reserved, used, free, waiting) = (zero, zero, zero, zero);
+            let (limit, block_for) = (None, None);
+            let shortage =
+                Shortage { requested, reserved, used, free, largest, waiting, limit, block_for };
+            other_pool_deficit(&shortage, b(4), b(room))
+        };
+        assert_eq!(lacks(16, 0, 0), b(16));
+        assert_eq!(lacks(16, 6, 0), b(12));
+        assert_eq!(lacks(16, 6, 7), b(8));
+        assert_eq!(lacks(1, 0, 3), b(4));
+        assert_eq!(lacks(16, 6, 12), b(0));
     }
 
     #[test]

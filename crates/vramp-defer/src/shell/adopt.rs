@@ -6,6 +6,9 @@
 //!    Then the driver forgets the range, and the owner is dropped: the memory is free.
 //! 3. From then on the buffer is restored at its own addresses.
 //!
+//! Memory of another pool of the allocator's group is refused: such a pool may be a region, whose pause
+//! releases memory and knows no leases.
+//!
 //! The owner is dropped without a lock, by the thread that evicted the buffer or dropped its last
 //! handle: perhaps in the middle of an allocation.
 
@@ -93,7 +96,7 @@ impl Shared {
         owner: Box<dyn Send>,
         stream: StreamId,
     ) -> Result<DeferrableBuffer, Box<AdoptFailed>> {
-        if let Err(error) = self.check_open(stream) {
+        if let Err(error) = self.check_open(stream).and_then(|()| self.check_stays(memory)) {
             return Err(Box::new(AdoptFailed { error, owner }));
         }
         let own = match self.allocator.stable_range(memory.len, self.config.piece) {
@@ -121,6 +124,15 @@ impl Shared {
         state.emit(added.buffer, BufferChange::Created);
         drop(guard);
         Ok(DeferrableBuffer::new(Owner::adopted(service, added.buffer, addresses)))
+    }
+
+    /// Refuses memory of another pool of the group, which may sleep. Memory of the manager's own pool, and
+    /// of allocators beside the group, is the owner's to keep. O(pools of the group).
+    fn check_stays(&self, memory: AddrRange) -> Result<(), SpillError> {
+        match self.allocator.other_pool_at(memory) {
+            Some(pool) => Err(SpillError::MemoryOfPool { memory, pool }),
+            None => Ok(()),
+        }
     }
 
     /// Returns an error for a stream that is unknown or captures a graph.

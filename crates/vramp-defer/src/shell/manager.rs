@@ -159,8 +159,8 @@ impl SpillManager {
     ///
     /// # Errors
     /// The length is zero, no addresses could be reserved, the stream is unknown or captures a graph, or
-    /// the memory is no allocation of the device, or is a buffer's already. The owner is returned with
-    /// the error.
+    /// the memory is no allocation of the device, is a buffer's already, or is that of another pool of the
+    /// allocator's group, such as a region. The owner is returned with the error.
     pub fn adopt(
         &self,
         memory: AddrRange,
@@ -397,7 +397,7 @@ impl SpillManager {
         self.shared.notify_spillable();
     }
 
-    /// Sums all buffers.
+    /// Sums all buffers. O(pieces) under the manager's lock: not for a call in a loop beside many buffers.
     pub fn census(&self) -> DeferCensus {
         let mut state = self.shared.lock();
         // Work that cannot be queried counts as in flight.

@@ -62,6 +62,7 @@ mod relieve_host;
 mod relieve_peer;
 mod report;
 mod restore;
+mod room;
 mod service;
 mod spill;
 mod spill_config;

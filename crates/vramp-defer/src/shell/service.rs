@@ -1,4 +1,4 @@
-//! What spills buffers when memory runs short: handlers of the allocator, the card's space and other
+//! What spills buffers when memory runs short: handlers of the allocator and its group, the card's space and other
 //! cards, the cleaner's thread, and the one that watches for waiting leases.
 //!
 //! The service ends with the last of the manager's clones, buffers and groups, so a buffer never
@@ -7,7 +7,7 @@
 use std::any::Any;
 use std::sync::{Arc, Weak};
 
-use crate::planner::allocation_deficit;
+use crate::planner::{allocation_deficit, other_pool_deficit};
 use vramp_alloc::Driver;
 use vramp_alloc::observe::Registration;
 use vramp_core::{Bytes, Shortage};
@@ -27,6 +27,8 @@ use super::state::Shared;
 pub(super) struct Service {
     pub shared: Arc<Shared>,
     registration: Registration,
+    /// For requests of the group's other pools, and resumes.
+    of_group: Registration,
     guests: Vec<Guest>,
     _spiller: Option<SpillerRegistration>,
     _reclaimer: Option<ReclaimerRegistration>,
@@ -46,6 +48,10 @@ impl Service {
         let guests = peers.iter().map(|peer| Guest::new(shared, peer)).collect();
         let weak = Arc::downgrade(shared);
         let registration = shared.allocator.on_shortage(move |shortage| answer(&weak, shortage));
+        let weak = Arc::downgrade(shared);
+        let of_group = shared
+            .allocator
+            .on_shortage_in_group(move |pool, shortage| answer_other(&weak, pool, shortage));
         let spiller = budget.map(|space| {
             let weak = Arc::downgrade(shared);
             space.register_spiller(Priority::default(), move |request: &SpillRequest<'_>| {
@@ -64,6 +70,7 @@ impl Service {
         Service {
             shared,
             registration,
+            of_group,
             guests,
             _spiller: spiller,
             _reclaimer: reclaimer,
@@ -71,6 +78,30 @@ impl Service {
             _kept: kept,
         }
     }
+}
+
+/// Spills what a request of another pool of the group lacks, or a resume of a region, and returns that
+/// memory to the card, of which the other pool creates its own. A driver call before each piece, and what
+/// the trim of the pieces costs. It takes no lock that the request or the resume holds.
+fn answer_other(shared: &Weak<Shared>, pool: u64, shortage: &Shortage) -> bool {
+    let Some(shared) = shared.upgrade() else { return false };
+    let allocator = &shared.allocator;
+    // Its own requests are answered before, and find the memory in the pool.
+    if allocator.number() == pool {
+        return false;
+    }
+    let page = shared.driver.info().limits.page;
+    let lacks = || other_pool_deficit(shortage, page, shared.room_of_card());
+    let left = || {
+        let missing = lacks();
+        if missing.is_zero() {
+            return missing;
+        }
+        // A chunk is idle as a whole, so fewer bytes may return. What fails shows in the next line.
+        let _ = allocator.trim(allocator.reserved().saturating_sub(missing));
+        lacks()
+    };
+    !shared.spill(lacks().max(page), &left).freed.is_zero()
 }
 
 /// Spills what an allocation lacks.
@@ -92,5 +123,6 @@ impl Drop for Service {
         self.shared.watcher.end();
         self.guests.clear();
         self.shared.allocator.unregister(self.registration);
+        self.shared.allocator.unregister(self.of_group);
     }
 }

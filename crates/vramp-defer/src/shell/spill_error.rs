@@ -153,6 +153,19 @@ pub enum SpillError {
     /// The memory to adopt is that of a deferrable buffer, which leaves these addresses.
     #[error("{0} is a deferrable buffer's already: use that buffer, or a view of it")]
     AddressesOfBuffer(AddrRange),
+    /// The memory to adopt is that of another pool of the allocator's group, such as a region: a pause
+    /// would take it from the card under leases.
+    #[error(
+        "{memory} is memory of the pool or region {pool:?}, which may take it from the card under a \
+         lease: allocate it outside of regions, in the pool of the buffers, or make a deferrable buffer \
+         and copy the contents there"
+    )]
+    MemoryOfPool {
+        /// The memory.
+        memory: AddrRange,
+        /// Name of the pool: the tag of a region.
+        pool: String,
+    },
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),

@@ -9,8 +9,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::planner::{
-    BufferId, DeferConfig, Deferrables, PeerTable, PieceId, RangeId, RangeSlice, Rates, SpillRoom,
-    SpillTier, StaleCopy, UseToken,
+    BufferId, DeferConfig, Deferrables, PieceId, RangeId, RangeSlice, Rates, SpillTier, StaleCopy,
+    UseToken,
 };
 use vramp_alloc::{Allocator, Driver, DriverError, StreamId};
 use vramp_core::{AddrRange, Bytes};
@@ -37,7 +37,7 @@ use vramp_tiers::DiskStore;
 use vramp_tiers::MemorySpace;
 use vramp_tiers::Mover;
 use vramp_tiers::host::HostAllocation;
-use vramp_tiers::movers::{DiskCopy, MoverConfig};
+use vramp_tiers::movers::DiskCopy;
 use vramp_tiers::peer::{PeerAllocation, PeerStore};
 
 /// Copies of a piece below the card.
@@ -310,27 +310,6 @@ impl Shared {
         };
         let capacity = self.config.capacity.unwrap_or_else(all);
         self.budget_limit.map_or(capacity, |limit| capacity.min(limit))
-    }
-
-    /// Returns the free space below the card and on other cards, promises included. A driver call for
-    /// each of them.
-    pub fn room(&self) -> SpillRoom {
-        SpillRoom { peers: self.peers.room(), ..self.room_below() }
-    }
-
-    /// Returns the free space of host and disk, promises included. With a disk, the last blocks of
-    /// the host are kept as staging. A disk that failed a moment ago has no space.
-    pub fn room_below(&self) -> SpillRoom {
-        let peers = PeerTable::default();
-        let free = |space: &MemorySpace| space.capacity().saturating_sub(space.total());
-        let host = free(self.mover.pool().space());
-        let Some(store) = &self.disk else {
-            return SpillRoom { peers, host, disk: Bytes::ZERO };
-        };
-        let MoverConfig { step, staging_pieces, .. } = *self.mover.config();
-        let staging = step * u64::from(staging_pieces);
-        let disk = if self.disk_gate.is_closed() { Bytes::ZERO } else { free(store.space()) };
-        SpillRoom { peers, host: host.saturating_sub(staging), disk }
     }
 
     /// Keeps the memory of a buffer if copies of a transfer may be in flight. Called before its lease

@@ -10,6 +10,7 @@ use vramp_defer::{Access, DeferrableBuffer, SpillError, SpillManager};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
 use vramp_tiers::Bytes;
+use vramp_tiers::regions::{RegionOptions, Regions};
 
 use super::{MIB, PIECE, Plan, Rig, patient, rig};
 
@@ -322,6 +323,30 @@ fn what_no_copy_can_be_made_of_is_refused_when_it_is_adopted() {
     assert_eq!(rig.sim.live().adoptions, 1);
     drop(buffer);
     rig.allocator.free(block, rig.stream).unwrap();
+    rig.check();
+}
+
+#[test]
+fn memory_that_a_pause_takes_from_the_card_is_not_adopted() {
+    let rig = rig();
+    let regions = Regions::new(rig.mover());
+    let region = regions.region(&rig.allocator, "weights", RegionOptions::default()).unwrap();
+    let beside = rig.allocator.create_pool("beside").unwrap();
+    for (pool, name) in [(region.allocator(), "weights"), (&beside, "beside")] {
+        let block = pool.malloc(PIECE * 2, rig.stream).unwrap();
+        let whole = AddrRange::new(block.addr(), block.len());
+        let part = AddrRange::new(block.addr() + PIECE, Bytes::new(1));
+        let beyond = AddrRange::new(block.addr() + PIECE, Bytes::gib(64));
+        for memory in [whole, part, beyond] {
+            let failed = rig.manager.adopt(memory, Box::new(()), rig.stream).unwrap_err();
+            let of_pool = matches!(&failed.error,
+                SpillError::MemoryOfPool { memory: of, pool } if (*of, &**pool) == (memory, name));
+            assert!(of_pool, "{failed}");
+        }
+        assert_eq!((rig.manager.census().buffers, rig.sim.live().adoptions), (0, 0));
+        pool.free(block, rig.stream).unwrap();
+    }
+    drop(beside);
     rig.check();
 }
 

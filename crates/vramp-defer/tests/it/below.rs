@@ -13,9 +13,9 @@ use vramp_tiers::movers::MoveError;
 use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty};
 use super::*;
 
-/// All of a host of 16 MiB is kept as staging for the disk.
+/// All of a host of one step is kept as staging for the disk.
 pub fn to_disk(io: Option<Arc<dyn BlockIo>>) -> Plan {
-    Plan { host: MIB(16), disk: Some(MIB(512)), io, ..Plan::default() }
+    Plan { host: MIB(4), disk: Some(MIB(512)), io, ..Plan::default() }
 }
 
 fn failing() -> (Arc<Faulty>, Rig) {

@@ -27,7 +27,7 @@ const WAYS: [Way; 2] = [Way::Straight, Way::Pushed];
 
 fn plan(way: Way, io: Option<Arc<dyn BlockIo>>) -> Plan {
     let host = match way {
-        Way::Straight => MIB(16),
+        Way::Straight => MIB(4),
         Way::Pushed => MIB(512),
     };
     Plan { host, compression: Some(ALWAYS), ..to_disk(io) }

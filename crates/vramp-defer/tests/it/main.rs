@@ -26,6 +26,7 @@ mod machine;
 mod many_small;
 mod moves;
 mod objects;
+mod other_pools;
 mod overwrite;
 mod paid;
 mod peers;
@@ -38,6 +39,7 @@ mod random_cards;
 mod random_ends;
 mod scenarios;
 mod sharing;
+mod small_host;
 mod spill_one;
 mod stream_locks;
 mod stuck;
@@ -155,8 +157,10 @@ impl Plan {
             (disk, SpaceConfig::disk(self.disk.unwrap_or(MIB(1)))),
         ])
         .unwrap();
+        let usual = HostPoolConfig::default();
+        let initial_pools = if self.host < MIB(16) { 0 } else { usual.initial_pools };
         let config =
-            HostPoolConfig { blocks_per_pool: 16, spare_blocks: 0, ..HostPoolConfig::default() };
+            HostPoolConfig { blocks_per_pool: 16, spare_blocks: 0, initial_pools, ..usual };
         let pool =
             HostPool::new(&spaces.space(host).unwrap(), config, [Arc::clone(&driver)]).unwrap();
         let mover =
@@ -190,6 +194,12 @@ impl Plan {
 }
 
 impl Rig {
+    /// A mover of its own to the rig's host.
+    fn mover(&self) -> Mover {
+        let config = MoverConfig { step: MIB(4), ..MoverConfig::default() };
+        Mover::new(Arc::clone(self.allocator.driver()), &self.pool, config).unwrap()
+    }
+
     /// Returns a buffer filled with one byte, under a lease that has ended.
     fn filled(&self, len: Bytes, byte: u8) -> DeferrableBuffer {
         let buffer = self.manager.buffer(len).unwrap();

@@ -173,7 +173,9 @@ fn raise_spill(py: Python<'_>, error: SpillError) -> PyErr {
             "InUseError"
         }
         SpillError::Addresses(ArenaError::Capacity { .. }) => "RangeError",
-        SpillError::NotReadable(_) | SpillError::Addresses(_) => "UnsupportedError",
+        SpillError::NotReadable(_) | SpillError::Addresses(_) | SpillError::MemoryOfPool { .. } => {
+            "UnsupportedError"
+        }
         SpillError::Move(MoveError::Host(_)) => return full(py, &text, None, None),
         SpillError::Move(MoveError::Disk { error, .. }) => disk_class(&error),
         SpillError::Move(_) | SpillError::NotSpilled(_) | SpillError::Driver(_) => "DriverError",

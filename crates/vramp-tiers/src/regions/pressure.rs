@@ -83,7 +83,7 @@ fn could_serve(regions: &[&Arc<Region>], shortage: &Shortage, on_card: Bytes) ->
     let asleep: Bytes = regions.iter().map(|region| region.allocator().reserved()).sum();
     let room = match (shortage.limit, regions.first()) {
         (Some(limit), Some(any)) => {
-            let others = any.allocator().reserved_in_group().saturating_sub(shortage.reserved);
+            let others = any.allocator().reserved_together().saturating_sub(shortage.reserved);
             limit.saturating_sub(shortage.used).saturating_add(asleep).saturating_sub(others)
         }
         _ => on_card + shortage.free + shortage.waiting + asleep,

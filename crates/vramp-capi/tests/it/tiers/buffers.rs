@@ -4,11 +4,13 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::thread;
 
+use crate::common::sleep::{begin, pause, resume};
 use crate::common::tiers::*;
 use crate::common::*;
 use vramp_capi::abi::vramp_status_t::*;
 use vramp_capi::abi::vramp_stream_t;
 use vramp_capi::interface::*;
+use vramp_capi::sleep::vramp_region_end;
 use vramp_capi::tiers::abi::vramp_buffer_state_t::*;
 use vramp_capi::tiers::abi::*;
 use vramp_capi::tiers::buffers::*;
@@ -305,4 +307,29 @@ fn an_adopted_block_is_released_once_its_contents_left_the_card() {
     assert_eq!(vramp_buffer_destroy(allocator, made), VRAMP_OK);
     assert_eq!(vramp_close(allocator), VRAMP_OK);
     assert_eq!(block.released.get(), 1);
+}
+
+#[test]
+fn memory_of_a_region_is_not_adopted_and_stays_the_callers() {
+    let allocator = open_with_tiers(64, 64 * MIB);
+    let stream = stream(allocator);
+    let scope = begin(allocator, "weights").unwrap();
+    let address = malloc(allocator, 8 * MIB as usize, stream).unwrap();
+    assert_eq!(vramp_region_end(scope), VRAMP_OK);
+    let block = Block { allocator, address, stream, released: std::cell::Cell::new(0) };
+    let user = std::ptr::from_ref(&block).cast_mut().cast::<c_void>();
+    let mut made = vramp_buffer_t::default();
+    let adopt = |made: &mut vramp_buffer_t| {
+        // SAFETY: the block lives longer than the buffer, if one is made.
+        unsafe {
+            vramp_buffer_adopt(allocator, address, 8 * MIB, stream, Some(free_block), user, made)
+        }
+    };
+    assert_eq!(adopt(&mut made), VRAMP_ERROR_UNSUPPORTED);
+    assert!(last_error().contains("region \"weights\""), "{}", last_error());
+    assert_eq!(block.released.get(), 0, "a call that fails takes nothing");
+    assert_eq!(pause(allocator, &["weights"]), VRAMP_OK, "{}", last_error());
+    assert_eq!(resume(allocator, &["weights"]), VRAMP_OK, "{}", last_error());
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+    assert_eq!(block.released.get(), 0);
 }
