@@ -196,6 +196,19 @@ def total(block: SimArray) -> float:
     return float(block.view.sum())
 
 
+def contains_itself() -> dict[str, Any]:
+    value: dict[str, Any] = {"x": 1}
+    value["self"] = value
+    return value
+
+
+def test_a_result_that_contains_itself_ends_the_task(client: Client) -> None:
+    result = client.submit(contains_itself)
+    wait(result, timeout=30)
+    assert result.status == "finished"
+    assert client.submit(lambda value: value["self"]["self"]["x"], result).result(timeout=30) == 1
+
+
 def test_a_worker_killed_in_the_middle_loses_what_dask_recomputes(tmp_path: Path) -> None:
     count = 40
     with cluster() as client:
