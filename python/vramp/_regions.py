@@ -7,11 +7,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from functools import cache
+from operator import index
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import Literal, SupportsIndex, TypeAlias
 
 from . import _native
-from ._errors import ClosedError, RegionError
+from ._errors import ClosedError, RangeError, RegionError
 from ._native import Pool
 from ._types import RegionStatus
 
@@ -243,12 +244,21 @@ def resume(
     return _move(_native.regions_prefetch if prefetch else _native.regions_resume, tag, device, wait)
 
 
-def read_backup(address: int, size: int, *, device: Device = None) -> bytearray:
+def _number(value: SupportsIndex, name: str) -> int:
+    number = index(value)
+    if not 0 <= number < 1 << 64:
+        raise RangeError(f"{name} is {number}: it has at most 64 bits, and no sign")
+    return number
+
+
+def read_backup(address: SupportsIndex, size: SupportsIndex, *, device: Device = None) -> bytearray:
     """Returns `size` bytes of a block in a sleeping region from its copy, by their address on the card.
 
     Raises RegionError if the region is awake or has no copy of them, or if they are not its contents. From a disk
-    that was not prefetched whole pieces of 16 MiB are read.
+    that was not prefetched whole pieces of 16 MiB are read. Raises RangeError for a number that is negative or needs
+    more than 64 bits.
     """
+    address, size = _number(address, "the address"), _number(size, "the size")
     failed = RegionError(f"there is no region with memory at {address:#x}: use the address of a block")
     for _, pool in _pools(device):
         try:

@@ -112,15 +112,17 @@ pub fn regions_prefetch(py: Python<'_>, pool: &Bound<'_, Pool>, tags: Vec<String
     call(py, pool, &tags, OpenAllocator::prefetch_regions)
 }
 
-/// Returns the bytes of a block in a sleeping region, from its copy.
+/// Returns the bytes of a block in a sleeping region, from its copy. Allocates nothing for bytes that it has not.
 #[pyfunction]
 pub fn region_backup<'py>(
     py: Python<'py>,
     pool: &Bound<'py, Pool>,
     address: u64,
-    size: usize,
+    size: u64,
 ) -> PyResult<Bound<'py, PyByteArray>> {
-    PyByteArray::new_with(py, size, |bytes| {
+    pool.get().call(py, |allocator| allocator.check_region_backup(address, size))?;
+    let too_large = |_| refuse(py, "RangeError", &format!("{size} bytes are too many"));
+    PyByteArray::new_with(py, usize::try_from(size).map_err(too_large)?, |bytes| {
         pool.get().call(py, |allocator| allocator.read_region_backup(address, bytes))
     })
 }

@@ -175,12 +175,29 @@ impl OpenAllocator {
     /// # Errors
     /// As of [`Regions::read_backup`].
     pub fn read_region_backup(self, address: u64, out: &mut [u8]) -> CallResult<()> {
+        self.with_backups(|regions| regions.read_backup(DeviceAddr::new(address), out))
+    }
+
+    /// Fails where [`OpenAllocator::read_region_backup`] of so many bytes would, before memory for them is
+    /// allocated.
+    ///
+    /// # Errors
+    /// As of [`Regions::check_backup`].
+    pub fn check_region_backup(self, address: u64, bytes: u64) -> CallResult<()> {
+        let bytes = Bytes::new(bytes);
+        self.with_backups(|regions| regions.check_backup(DeviceAddr::new(address), bytes))
+    }
+
+    fn with_backups(
+        self,
+        call: impl FnOnce(&Regions) -> Result<(), RegionError>,
+    ) -> CallResult<()> {
         self.with(|context| {
             let Some(regions) = context.regions_if_any() else {
                 let text = "the allocator has no regions: only memory of a region has a backup";
                 return Err(Failure::new(VRAMP_ERROR_REGION, text));
             };
-            Ok(regions.read_backup(DeviceAddr::new(address), out)?)
+            Ok(call(&regions)?)
         })
     }
 

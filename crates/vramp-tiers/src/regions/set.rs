@@ -204,10 +204,25 @@ impl Regions {
     /// [`RegionError::Copy`]. Then `out` has undefined contents.
     pub fn read_backup(&self, address: DeviceAddr, out: &mut [u8]) -> Result<(), RegionError> {
         let range = AddrRange::new(address, Bytes::new(out.len() as u64));
-        let all = self.shared.all();
-        let owner = all.iter().find(|region| region.allocator().has_addresses(range));
-        let owner = owner.ok_or(RegionError::NotContents { range })?;
-        owner.read_backup(&self.shared.below(), range, out)
+        self.owner_of(range)?.read_backup(&self.shared.below(), range, out)
+    }
+
+    /// Fails where [`Regions::read_backup`] of so many bytes would, without a read: before memory for them is
+    /// allocated. No driver call. O(regions).
+    ///
+    /// # Errors
+    /// As of [`Regions::read_backup`], but no [`RegionError::Copy`].
+    pub fn check_backup(&self, address: DeviceAddr, len: Bytes) -> Result<(), RegionError> {
+        let range = AddrRange::new(address, len);
+        self.owner_of(range)?.check_backup(range)
+    }
+
+    fn owner_of(&self, range: AddrRange) -> Result<Arc<Region>, RegionError> {
+        let mut all = self.shared.all().into_iter();
+        let owner = range
+            .checked_end()
+            .and_then(|_| all.find(|region| region.allocator().has_addresses(range)));
+        owner.ok_or(RegionError::NotContents { range })
     }
 
     /// Returns the state of each region, by tag. Waits for no move.
