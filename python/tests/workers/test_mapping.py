@@ -15,7 +15,9 @@ import pytest
 from sim_array import SimArray, full, on_card
 from support import CountingStore
 
+import vramp
 from vramp.dask import TieredMapping
+from vramp.dask._ledger import Place
 from vramp.dask._values import LOOKED_AT, LOOKED_AT_IN_ALL, SMALLEST_BUFFER, is_device_value
 
 CHUNK = 2 << 20
@@ -30,7 +32,7 @@ def store() -> CountingStore:
 
 @pytest.fixture
 def make(tmp_path: Path, store: CountingStore) -> Make:
-    def made(device: int | None = None, host: int | None = None, max_spill: int | None = None) -> TieredMapping:
+    def made(device: Any = None, host: int | None = None, max_spill: int | None = None) -> TieredMapping:
         return TieredMapping(
             tmp_path, device_memory_limit=device, memory_limit=host, max_spill=max_spill, store=store
         )
@@ -449,6 +451,35 @@ def test_a_mapping_is_a_mapping(make: Make) -> None:
 def test_text_limits_are_bytes(tmp_path: Path) -> None:
     data = TieredMapping(tmp_path, device_memory_limit="30GiB", memory_limit="1 MB", max_spill="5kB")
     assert list(data._moves.limits.values()) == [30 << 30, 10**6]
+
+
+def test_a_fraction_is_a_part_of_the_card(make: Make) -> None:
+    memory = vramp.pool().device_info.memory
+    for limit, expected in ((0.5, memory // 2), (1.0, memory), ("0.25", memory // 4), (1e-8, int(memory * 1e-8))):
+        data = make(limit)
+        data["a"] = full(10, 1.0)
+        assert data._moves.limits[Place.DEVICE] == expected
+    data["b"] = chunk(2.0)
+    assert places(data) == ({"a"}, {"b"}, set())
+    for limit, expected in ((1, 1), ("1", 1), (1.5, 1), (0.0, 0), (np.int64(7), 7), ("2 kB", 2000)):
+        assert make(limit)._moves.limits[Place.DEVICE] == expected
+
+
+@pytest.mark.parametrize("name", ["device_memory_limit", "memory_limit", "max_spill"])
+@pytest.mark.parametrize("limit", [-1, -0.5, float("nan"), float("inf"), "", " ", "-1GB", "50%", "much", b"1GB", True, []])
+def test_a_limit_that_is_none_is_refused_at_once(tmp_path: Path, name: str, limit: Any) -> None:
+    with pytest.raises(vramp.OptionError, match=name):
+        TieredMapping(tmp_path, **{name: limit})
+
+
+@pytest.mark.parametrize("limit", [0, 1, 1 << 20, 5 << 20, 13 << 19])
+def test_a_small_memory_limit_holds_and_values_of_the_card_leave(tmp_path: Path, limit: int) -> None:
+    data = TieredMapping(tmp_path, device_memory_limit=CHUNK, memory_limit=limit)
+    for at in range(6):
+        data[at] = chunk(at)
+    assert data._ledger.bytes(Place.HOST) <= limit
+    assert all((data[at].view == at).all() for at in range(6))
+    data.clear()
 
 
 def test_the_smallest_buffer_is_half_a_page() -> None:
