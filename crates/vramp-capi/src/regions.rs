@@ -8,7 +8,8 @@
 //!    ([`HostLoan`]); without one, regions share the disk of the process (`region_disk`).
 //! 3. A block has the number of its pool, so a free and every other call finds the region from any
 //!    thread, inside and outside scopes.
-//! 4. The close of the allocator closes its regions.
+//! 4. A region without memory can be removed. A scope holds no region between requests, and a request holds it
+//!    until its block is counted, so no block outlives its region. The close of the allocator closes all.
 //!
 //! While no thread is in a scope, a request costs one relaxed load more. In a scope it costs a look at
 //! the thread's scopes, O(their number); a free of a block of a region O(1).
@@ -133,6 +134,9 @@ fn choose(context: &Context) -> Choice {
         let tagged = scope.tagged.as_ref()?;
         let own = context.allocator().number();
         let mut found = scope.found.iter().filter(|(number, _)| *number == own);
+        // A removal of the region holds it for writing.
+        let table = context.region_table_if_any()?;
+        let _table = table.table.read().unwrap_or_else(PoisonError::into_inner);
         Some(match found.find_map(|(_, region)| region.upgrade()) {
             Some(region) => Choice::Found(region),
             None => Choice::New(scope.number, Arc::clone(tagged)),
@@ -357,6 +361,34 @@ impl Context {
         Ok(region)
     }
 
+    /// Removes a region that has no memory once its idle memory went back to the card. Scopes with its tag
+    /// create it anew when they need it. Waits for the work of the allocator's streams. O(log regions).
+    pub fn remove_region(&self, tag: &str) -> Result<()> {
+        let Some(table) = self.region_table_if_any() else { return Err(no_region(tag)) };
+        let regions = self.regions_if_any().ok_or_else(|| no_region(tag))?;
+        if self.allocator().any_captures()? {
+            let text = "a stream captures a graph, which may use a region: end the capture first";
+            return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
+        }
+        {
+            let region = regions.get(tag)?;
+            let pool = region.allocator();
+            if pool.live().is_zero() && !pool.is_asleep() {
+                pool.wait_for_freed_memory()?;
+                pool.trim(Bytes::ZERO)?;
+            }
+        }
+        // As while one is created. What was freed until here is looked up; a free later finds no block.
+        let _host = table.host();
+        let mut table = table.table.write().unwrap_or_else(PoisonError::into_inner);
+        let removed = regions.remove_unused(tag, 1)?;
+        let by_pool = table.by_pool.remove(&removed.allocator().number());
+        drop(table);
+        // Closes its pool, which waits.
+        drop((by_pool, removed));
+        Ok(())
+    }
+
     /// Returns the regions; `None` if none was created.
     pub fn regions_if_any(&self) -> Option<Regions> {
         let table = self.region_table_if_any()?;
@@ -413,6 +445,10 @@ impl Context {
     }
 }
 
+fn no_region(tag: &str) -> Failure {
+    Failure::of_region(tag, format!("there is no region {tag:?}: allocate in it first"))
+}
+
 /// Returns the failure of a request in a region.
 #[cold]
 pub(crate) fn not_allocated(tag: &str, error: AllocError) -> Failure {
@@ -432,6 +468,8 @@ impl From<RegionError> for Failure {
         let tag = match &error {
             RegionError::OtherOptions { .. } => return Failure::new(VRAMP_ERROR_OPTION, text),
             RegionError::Unknown { tag, .. }
+            | RegionError::HasMemory { tag, .. }
+            | RegionError::InUse { tag }
             | RegionError::NotNow { tag, .. }
             | RegionError::HostFull { tag, .. }
             | RegionError::NoDisk { tag }

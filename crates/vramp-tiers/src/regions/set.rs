@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use vramp_alloc::Allocator;
 use vramp_core::{AddrRange, Bytes, DeviceAddr, Mixed};
@@ -135,6 +136,37 @@ impl Regions {
         Ok(found)
     }
 
+    /// Removes a region that has no memory and that no call uses. `owners` references to it may exist besides that of
+    /// this set, which its owner uses for nothing and gives to nobody during the call. Idle memory counts:
+    /// [`Allocator::trim`] returns it. No driver call before the result is dropped. O(log regions).
+    ///
+    /// # Errors
+    /// [`RegionError::Unknown`]; [`RegionError::InUse`]; [`RegionError::HasMemory`]. The region is as before.
+    pub fn remove_unused(&self, tag: &str, owners: usize) -> Result<Arc<Region>, RegionError> {
+        let mut regions = lock(&self.shared.regions);
+        let Some(region) = regions.get(tag) else {
+            drop(regions);
+            return self.shared.find(tag);
+        };
+        // The lock lets no other reference be made here. Weak ones are only used to pause.
+        if Arc::strong_count(region) > 1 + owners {
+            return Err(RegionError::InUse { tag: tag.to_owned() });
+        }
+        // What was allocated by a reference that ended is seen.
+        fence(Ordering::Acquire);
+        let (allocated, status) = (region.allocator().live(), region.status());
+        let (on_card, asleep) = (status.on_card, status.asleep);
+        if !(allocated + on_card + asleep).is_zero() {
+            return Err(RegionError::HasMemory { tag: tag.to_owned(), allocated, on_card, asleep });
+        }
+        Ok(regions.remove(tag).expect("it was found"))
+    }
+
+    /// Returns true if there is a region with that tag.
+    pub fn has(&self, tag: &str) -> bool {
+        lock(&self.shared.regions).contains_key(tag)
+    }
+
     /// Puts regions to sleep, one after the other: their memory goes to the card until at most
     /// [`keep`](PauseOptions::keep) is left of each. Waits for the work of the card's streams. Does
     /// nothing about a region that sleeps as far already.
@@ -223,6 +255,16 @@ impl Regions {
             .checked_end()
             .and_then(|_| all.find(|region| region.allocator().has_addresses(range)));
         owner.ok_or(RegionError::NotContents { range })
+    }
+
+    /// Returns the states of the regions with these tags, as far as there are some. Waits for no move.
+    /// O(tags log regions).
+    pub fn status_of(&self, tags: &[&str]) -> Vec<RegionStatus> {
+        let found: Vec<Arc<Region>> = {
+            let regions = lock(&self.shared.regions);
+            tags.iter().filter_map(|&tag| regions.get(tag).cloned()).collect()
+        };
+        found.iter().map(|region| region.status()).collect()
     }
 
     /// Returns the state of each region, by tag. Waits for no move.
