@@ -191,3 +191,31 @@ def test_removals_beside_threads_that_allocate_lose_no_block(pool: vramp.Pool) -
     if tags(pool):
         vramp.remove_region("a", device=pool)
     assert pool.stats().live == 0 and tags(pool) == []
+
+
+def test_a_sleeping_block_that_is_exported_or_pinned_is_a_region_error(pool: vramp.Pool) -> None:
+    with vramp.region("a", device=pool):
+        block = pool.malloc(3 * MIB)
+    vramp.pause("a", device=pool)
+    for call in (
+        lambda: pool.export(block),
+        lambda: pool.export(block.ptr),
+        lambda: pool.pin(block),
+        lambda: pool.pin(block.ptr, block.size),
+    ):
+        with pytest.raises(vramp.RegionError, match='the region "a" sleeps: resume it') as error:
+            call()
+        assert error.value.tag == "a"
+    vramp.resume("a", device=pool)
+    pool.pin(block).unpin()
+    pool.export(block).close()
+    with pytest.raises(vramp.UnknownPointerError):
+        pool.pin(1 << 40, 512)
+
+
+def test_a_closed_pool_is_named_without_functions_of_c() -> None:
+    pool = vramp.open("sim:h200")
+    pool.close()
+    for call in (pool.stats, lambda: pool.malloc(1), lambda: vramp.pause("a", device=pool)):
+        with pytest.raises(vramp.ClosedError, match="the pool is closed: open another one"):
+            call()

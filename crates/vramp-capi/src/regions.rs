@@ -25,6 +25,7 @@ use rustc_hash::FxHashMap;
 use vramp_alloc::error::Unusable;
 use vramp_alloc::stats::{ReservedMemory, Stat, Stats};
 use vramp_alloc::{AllocError, Allocator, Bytes};
+use vramp_core::AddrRange;
 use vramp_defer::Tiers;
 use vramp_tiers::host::{HostPool, HostPoolConfig};
 use vramp_tiers::movers::{Mover, MoverConfig};
@@ -429,6 +430,22 @@ impl Context {
         call(self.allocator()).or_else(|error| {
             let regions = self.all_regions();
             regions.iter().find_map(|region| call(region.allocator()).ok()).ok_or(error)
+        })
+    }
+
+    /// Calls `call` for this pool, and if that fails for the region that has the addresses. Returns the region's
+    /// error, or the first one if no region has them. O(regions) after a failure.
+    pub fn in_pool_of<R, E>(
+        &self,
+        range: AddrRange,
+        call: impl Fn(&Allocator) -> std::result::Result<R, E>,
+    ) -> std::result::Result<R, E> {
+        call(self.allocator()).or_else(|error| {
+            let regions = self.all_regions();
+            match regions.iter().find(|region| region.allocator().has_addresses(range)) {
+                Some(region) => call(region.allocator()),
+                None => Err(error),
+            }
         })
     }
 
