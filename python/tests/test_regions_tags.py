@@ -12,7 +12,7 @@ import pytest
 from conftest import MIB
 
 import vramp
-from vramp import _native, _regions
+from vramp import _native
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_call_with_named_tags_reads_no_other_states(
         return found
 
     regions_status = _native.regions_status
-    monkeypatch.setattr(_regions._native, "regions_status", counted)
+    monkeypatch.setattr(_native, "regions_status", counted)
     vramp.pause(["b", "a", "b"], device=pool)
     vramp.resume("a", device=pool)
     vramp.clean("a", device=pool)

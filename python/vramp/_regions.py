@@ -84,8 +84,8 @@ def region(
     paused: to pinned memory of the host, to the disk of the pool's open `vramp.Tiers` or the one of
     `set_region_disk`, or nowhere. With `readonly` the program writes a
     block once, before the first pause after its allocation, and later pauses copy nothing. Of nested
-    regions the innermost one counts. The region lives until `remove_region`, or as long as its pool. `device` is the number of a device, a pool of the program's own, or
-    None for the shared pools of all devices.
+    regions the innermost one counts. The region lives until `remove_region`, or as long as its pool. `device` is
+    the number of a device, a pool of the program's own, or None for the shared pools of all devices.
 
     Within a generator or coroutine that yields in the block, what the thread runs meanwhile allocates in the
     region too.

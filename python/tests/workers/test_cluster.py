@@ -232,6 +232,11 @@ def test_a_worker_killed_in_the_middle_loses_what_dask_recomputes(tmp_path: Path
         client.run(lambda: vramp.pool().audit())
 
 
+def test_a_limit_that_is_none_is_refused_before_a_worker_starts() -> None:
+    with pytest.raises(vramp.OptionError, match="device_memory_limit"), cluster(device_memory_limit=-1):
+        pass
+
+
 def test_a_cluster_has_a_worker_for_each_card_and_no_more() -> None:
     with cluster(n_workers=1) as client:
         assert len(client.scheduler_info(n_workers=-1)["workers"]) == 1

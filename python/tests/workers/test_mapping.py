@@ -461,12 +461,15 @@ def test_a_fraction_is_a_part_of_the_card(make: Make) -> None:
         assert data._moves.limits[Place.DEVICE] == expected
     data["b"] = chunk(2.0)
     assert places(data) == ({"a"}, {"b"}, set())
-    for limit, expected in ((1, 1), ("1", 1), (1.5, 1), (0.0, 0), (np.int64(7), 7), ("2 kB", 2000)):
+    others: list[tuple[Any, int]] = [(1, 1), ("1", 1), (1.5, 1), (0.0, 0), (np.int64(7), 7), ("2 kB", 2000)]
+    for limit, expected in others:
         assert make(limit)._moves.limits[Place.DEVICE] == expected
 
 
 @pytest.mark.parametrize("name", ["device_memory_limit", "memory_limit", "max_spill"])
-@pytest.mark.parametrize("limit", [-1, -0.5, float("nan"), float("inf"), "", " ", "-1GB", "50%", "much", b"1GB", True, []])
+@pytest.mark.parametrize(
+    "limit", [-1, -0.5, float("nan"), float("inf"), "", " ", "nan", "-1GB", "50%", "much", b"1GB", True, []]
+)
 def test_a_limit_that_is_none_is_refused_at_once(tmp_path: Path, name: str, limit: Any) -> None:
     with pytest.raises(vramp.OptionError, match=name):
         TieredMapping(tmp_path, **{name: limit})

@@ -359,7 +359,7 @@ mod tests {
                 threads.spawn(move || {
                     let region = Some(("job", RegionOptions::default()));
                     let scope = begin_scope_of_region(target, region).unwrap();
-                    for round in 0..2000 {
+                    for round in 0..40_000 {
                         let addr = malloc(allocator, 512 << ((thread + round) % 4)).unwrap();
                         // SAFETY: as above.
                         unsafe { allocator.free(addr, DEFAULT) }.unwrap();

@@ -137,7 +137,7 @@ impl Regions {
     }
 
     /// Removes a region that has no memory and that no call uses. `owners` references to it may exist besides that of
-    /// this set, which its owner uses for nothing and gives to nobody during the call. Idle memory counts:
+    /// this set; no thread may use or copy those during the call. Idle memory of the pool counts as memory:
     /// [`Allocator::trim`] returns it. No driver call before the result is dropped. O(log regions).
     ///
     /// # Errors
