@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 import threading
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -128,6 +130,29 @@ def test_errors_name_the_tag_and_change_nothing(pool: vramp.Pool) -> None:
     vramp.resume("a", device=pool)
     assert holds(block, 5)
     block.free()
+
+
+def test_a_backup_is_read_only_where_there_is_one_and_allocates_nothing_before(pool: vramp.Pool) -> None:
+    with vramp.region("weights", device=pool):
+        block = pool.malloc(4 * MIB)
+    fill(block, 7)
+    vramp.pause("weights", device=pool)
+    assert vramp.read_backup(block.ptr, 3, device=pool) == bytes([7]) * 3
+    tracemalloc.start()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for size in (5 * MIB, 4 * GIB, 1 << 60, 1 << 63, (1 << 64) - 1):
+        for address in (block.ptr, 0, (1 << 64) - 1):
+            with pytest.raises(vramp.RegionError, match="not in the contents"):
+                vramp.read_backup(address, size, device=pool)
+    for address, size in ((block.ptr, 1 << 64), (block.ptr, -1), (1 << 64, 1), (-1, 1), (1 << 200, 1)):
+        with pytest.raises(vramp.RangeError, match="64 bits"):
+            vramp.read_backup(address, size, device=pool)
+    assert tracemalloc.get_traced_memory()[1] < MIB
+    tracemalloc.stop()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    vramp.resume("weights", device=pool)
+    with pytest.raises(vramp.RegionError, match="awake"):
+        vramp.read_backup(block.ptr, 1, device=pool)
 
 
 def test_a_move_in_the_background_has_a_handle(pool: vramp.Pool) -> None:

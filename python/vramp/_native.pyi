@@ -61,7 +61,9 @@ __all__ = [
     "region_default_disk",
     "region_disk",
     "region_end",
+    "region_remove",
     "regions_clean",
+    "regions_known",
     "regions_on_pressure",
     "regions_pause",
     "regions_prefetch",
@@ -1121,5 +1123,11 @@ def regions_on_pressure(pool: Pool, tags: list[str]) -> int:
 def regions_unregister(pool: Pool, number: int) -> bool:
     """Ends a registration of `regions_on_pressure`."""
 
-def regions_status(pool: Pool, device: int | None) -> list[RegionStatus]:
-    """Returns the states of the regions of a pool, by tag."""
+def region_remove(pool: Pool, tag: str) -> None:
+    """Removes a region of a pool."""
+
+def regions_known(pool: Pool, tags: list[str]) -> list[str]:
+    """Returns those of some tags that have a region in a pool."""
+
+def regions_status(pool: Pool, device: int | None, tags: list[str] | None = None) -> list[RegionStatus]:
+    """Returns the states of the regions of a pool, by tag, or of those with some tags."""

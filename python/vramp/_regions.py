@@ -7,11 +7,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from functools import cache
+from operator import index
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import Literal, SupportsIndex, TypeAlias
 
 from . import _native
-from ._errors import ClosedError, RegionError
+from ._errors import ClosedError, RangeError, RegionError
 from ._native import Pool
 from ._types import RegionStatus
 
@@ -83,14 +84,34 @@ def region(
     paused: to pinned memory of the host, to the disk of the pool's open `vramp.Tiers` or the one of
     `set_region_disk`, or nowhere. With `readonly` the program writes a
     block once, before the first pause after its allocation, and later pauses copy nothing. Of nested
-    regions the innermost one counts. `device` is the number of a device, a pool of the program's own, or
-    None for the shared pools of all devices.
+    regions the innermost one counts. The region lives until `remove_region`, or as long as its pool. `device` is
+    the number of a device, a pool of the program's own, or None for the shared pools of all devices.
+
+    Within a generator or coroutine that yields in the block, what the thread runs meanwhile allocates in the
+    region too.
 
     A thread leaves what it entered. Leaving on another thread, as a generator that is closed there does, raises
     RegionError, and the first thread stays within the region until it calls `__exit__` of the object.
     Entering raises OptionError, a ValueError, if the tag exists with other options.
     """
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag is a str, and not {tag!r}: disable_region() allocates in no region")
     return _Scope(tag, backup, readonly, *_split(device))
+
+
+def remove_region(tag: str, *, device: Device = None) -> None:
+    """Removes a region without live blocks, after its idle memory went back to the card.
+
+    A program with a tag for each job leaves nothing then. `region` objects with the tag create the region anew
+    when something is allocated in them, and a registration of `on_pressure` leaves a removed region out. Its counts
+    leave those of `Pool.stats`. Waits for the work of the pool's streams, with the interpreter's lock released.
+
+    Raises RegionError, and the region is as before: for a tag that no region has, while the region has blocks, or
+    memory that sleeps, is exported, pinned or kept for graphs, and while a call of another thread uses it. Of
+    several devices those before the one that failed are done.
+    """
+    for pool, _own in _chosen([tag], device):
+        _native.region_remove(pool, tag)
 
 
 def set_region_disk(directory: str | os.PathLike[str], *, limit: int | str | None = None) -> None:
@@ -129,18 +150,35 @@ def status(device: Device = None) -> list[RegionStatus]:
 def _chosen(tags: Tags, device: Device) -> list[tuple[Pool, list[str]]]:
     """Returns the pools with the tags that each has. Raises RegionError for a tag that none has."""
     pools = [pool for _, pool in _pools(device)]
-    known = [[status.tag for status in _native.regions_status(pool, None)] for pool in pools]
     if tags is None:
-        return [(pool, own) for pool, own in zip(pools, known, strict=True) if own]
-    wanted = list(dict.fromkeys([tags] if isinstance(tags, str) else tags))
-    every = sorted({tag for own in known for tag in own})
-    for tag in wanted:
-        if tag not in every:
-            error = RegionError(f"there is no region {tag!r}: there are {every}")
-            error.tag = tag
-            raise error
-    chosen = [(pool, [tag for tag in wanted if tag in own]) for pool, own in zip(pools, known, strict=True)]
+        chosen = [(pool, _all_tags(pool)) for pool in pools]
+    else:
+        wanted = _checked(tags)
+        chosen = [(pool, _native.regions_known(pool, wanted)) for pool in pools]
+        found = {tag for _, own in chosen for tag in own}
+        for tag in wanted:
+            if tag not in found:
+                every = sorted({known for pool in pools for known in _all_tags(pool)})
+                error = RegionError(f"there is no region {tag!r}: there are {every}")
+                error.tag = tag
+                raise error
     return [(pool, own) for pool, own in chosen if own]
+
+
+def _all_tags(pool: Pool) -> list[str]:
+    return [status.tag for status in _native.regions_status(pool, None)]
+
+
+def _checked(tags: str | Iterable[str]) -> list[str]:
+    """Returns each tag once. Raises TypeError for what is no text."""
+    all_tags = [tags] if isinstance(tags, (str, bytes)) else tags
+    if not isinstance(all_tags, Iterable):
+        raise TypeError(f"a tag is a str, and several are in a list: {tags!r} is neither")
+    wanted = list(all_tags)
+    for tag in wanted:
+        if not isinstance(tag, str):
+            raise TypeError(f"a tag is a str, and not {tag!r}")
+    return list(dict.fromkeys(wanted))
 
 
 class RegionMove:
@@ -163,6 +201,8 @@ class RegionMove:
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits for the end. Raises the exception of the move, or TimeoutError after `timeout` seconds."""
+        if timeout is not None and timeout > threading.TIMEOUT_MAX:
+            timeout = None
         if not self._over.wait(timeout):
             raise TimeoutError("the regions are still being moved: wait again")
         if self._error is not None:
@@ -179,13 +219,12 @@ class RegionMove:
         copied = to_copy = 0
         for pool, tags in self._chosen:
             try:
-                states = _native.regions_status(pool, None)
+                states = _native.regions_status(pool, None, tags)
             except ClosedError:
                 continue
             for state in states:
-                if state.tag in tags:
-                    copied += state.copied
-                    to_copy += state.to_copy
+                copied += state.copied
+                to_copy += state.to_copy
         return copied, to_copy
 
 
@@ -243,12 +282,21 @@ def resume(
     return _move(_native.regions_prefetch if prefetch else _native.regions_resume, tag, device, wait)
 
 
-def read_backup(address: int, size: int, *, device: Device = None) -> bytearray:
+def _number(value: SupportsIndex, name: str) -> int:
+    number = index(value)
+    if not 0 <= number < 1 << 64:
+        raise RangeError(f"{name} is {number}: it has at most 64 bits, and no sign")
+    return number
+
+
+def read_backup(address: SupportsIndex, size: SupportsIndex, *, device: Device = None) -> bytearray:
     """Returns `size` bytes of a block in a sleeping region from its copy, by their address on the card.
 
     Raises RegionError if the region is awake or has no copy of them, or if they are not its contents. From a disk
-    that was not prefetched whole pieces of 16 MiB are read.
+    that was not prefetched whole pieces of 16 MiB are read. Raises RangeError for a number that is negative or needs
+    more than 64 bits.
     """
+    address, size = _number(address, "the address"), _number(size, "the size")
     failed = RegionError(f"there is no region with memory at {address:#x}: use the address of a block")
     for _, pool in _pools(device):
         try:

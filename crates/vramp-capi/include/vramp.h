@@ -2028,6 +2028,22 @@ vramp_status_t vramp_region_disable(vramp_allocator_t allocator,
 vramp_status_t vramp_region_end(vramp_region_scope_t scope);
 
 /*
+ * Removes a region without live blocks, after its idle memory went back to the card, so that a program with a
+ * tag for each job leaves nothing. Waits for the work of the allocator's streams. Scopes with the tag create the
+ * region anew when they allocate; a registration of vramp_region_on_pressure leaves a removed region out. The
+ * region's counts leave the allocator's statistics.
+ *
+ * VRAMP_ERROR_REGION for a tag that no region has, while the region has blocks, or memory that sleeps, is exported,
+ * pinned or kept for graphs, and while a call of another thread uses it; VRAMP_ERROR_CAPTURE while a stream
+ * captures a graph; VRAMP_ERROR_BUSY in a callback. The region is as before then.
+ *
+ * What the caller promises:
+ * `tag` is null or zero-terminated.
+ */
+vramp_status_t vramp_region_remove(vramp_allocator_t allocator,
+                                   const char *tag);
+
+/*
  * Puts regions to sleep, one after the other: copies what is allocated to the host, and gives the memory to
  * the card. Waits for the work of the card's streams first. What sleeps as far already is left as it is. A
  * null `tags` with a `count` of zero means all regions.
@@ -2120,8 +2136,9 @@ vramp_status_t vramp_region_read_backup(vramp_allocator_t allocator,
                                         size_t length);
 
 /*
- * Lets regions sleep by themselves, in this order and as far as needed, when a request outside of regions
- * finds no memory. They have to be resumed before they are used. A null `tags` with a `count` of zero means
+ * Lets regions sleep by themselves, in this order and as far as needed, when a request finds no memory: one of
+ * the allocator or in any of its regions, or a resume. The region whose own request or resume it is stays as it
+ * is. They have to be resumed before they are used. A null `tags` with a `count` of zero means
  * the regions that there are now. `*registration` receives the number for vramp_unobserve, which ends that.
  *
  * What the caller promises:

@@ -312,6 +312,11 @@ private:
 
 } // namespace detail
 
+/// Removes a region without live blocks. Throws, and changes nothing, if it has memory or is in use.
+inline void remove_region(vramp_allocator_t allocator, const char *tag) {
+    check(vramp_region_remove(allocator, tag));
+}
+
 /// Puts regions to sleep: at most `keep` bytes of each stay on the card. With `discard` contents are given up
 /// instead of copied.
 inline void pause(vramp_allocator_t allocator, const tags &of, uint64_t keep = 0,

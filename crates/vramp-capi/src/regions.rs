@@ -8,7 +8,8 @@
 //!    ([`HostLoan`]); without one, regions share the disk of the process (`region_disk`).
 //! 3. A block has the number of its pool, so a free and every other call finds the region from any
 //!    thread, inside and outside scopes.
-//! 4. The close of the allocator closes its regions.
+//! 4. A region without memory can be removed. A scope holds no region between requests, and a request holds it
+//!    until its block is counted, so no block outlives its region. The close of the allocator closes all.
 //!
 //! While no thread is in a scope, a request costs one relaxed load more. In a scope it costs a look at
 //! the thread's scopes, O(their number); a free of a block of a region O(1).
@@ -24,6 +25,7 @@ use rustc_hash::FxHashMap;
 use vramp_alloc::error::Unusable;
 use vramp_alloc::stats::{ReservedMemory, Stat, Stats};
 use vramp_alloc::{AllocError, Allocator, Bytes};
+use vramp_core::AddrRange;
 use vramp_defer::Tiers;
 use vramp_tiers::host::{HostPool, HostPoolConfig};
 use vramp_tiers::movers::{Mover, MoverConfig};
@@ -133,6 +135,9 @@ fn choose(context: &Context) -> Choice {
         let tagged = scope.tagged.as_ref()?;
         let own = context.allocator().number();
         let mut found = scope.found.iter().filter(|(number, _)| *number == own);
+        // A removal of the region holds it for writing.
+        let table = context.region_table_if_any()?;
+        let _table = table.table.read().unwrap_or_else(PoisonError::into_inner);
         Some(match found.find_map(|(_, region)| region.upgrade()) {
             Some(region) => Choice::Found(region),
             None => Choice::New(scope.number, Arc::clone(tagged)),
@@ -357,6 +362,34 @@ impl Context {
         Ok(region)
     }
 
+    /// Removes a region that has no memory once its idle memory went back to the card. Scopes with its tag
+    /// create it anew when they need it. Waits for the work of the allocator's streams. O(log regions).
+    pub fn remove_region(&self, tag: &str) -> Result<()> {
+        let Some(table) = self.region_table_if_any() else { return Err(no_region(tag)) };
+        let regions = self.regions_if_any().ok_or_else(|| no_region(tag))?;
+        if self.allocator().any_captures()? {
+            let text = "a stream captures a graph, which may use a region: end the capture first";
+            return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
+        }
+        {
+            let region = regions.get(tag)?;
+            let pool = region.allocator();
+            if pool.live().is_zero() && !pool.is_asleep() {
+                pool.wait_for_freed_memory()?;
+                pool.trim(Bytes::ZERO)?;
+            }
+        }
+        // As while one is created. What was freed until here is looked up; a free later finds no block.
+        let _host = table.host();
+        let mut table = table.table.write().unwrap_or_else(PoisonError::into_inner);
+        let removed = regions.remove_unused(tag, 1)?;
+        let by_pool = table.by_pool.remove(&removed.allocator().number());
+        drop(table);
+        // Closes its pool, which waits.
+        drop((by_pool, removed));
+        Ok(())
+    }
+
     /// Returns the regions; `None` if none was created.
     pub fn regions_if_any(&self) -> Option<Regions> {
         let table = self.region_table_if_any()?;
@@ -400,6 +433,22 @@ impl Context {
         })
     }
 
+    /// Calls `call` for this pool, and if that fails for the region that has the addresses. Returns the region's
+    /// error, or the first one if no region has them. O(regions) after a failure.
+    pub fn in_pool_of<R, E>(
+        &self,
+        range: AddrRange,
+        call: impl Fn(&Allocator) -> std::result::Result<R, E>,
+    ) -> std::result::Result<R, E> {
+        call(self.allocator()).or_else(|error| {
+            let regions = self.all_regions();
+            match regions.iter().find(|region| region.allocator().has_addresses(range)) {
+                Some(region) => call(region.allocator()),
+                None => Err(error),
+            }
+        })
+    }
+
     /// Closes all regions: no call is in progress on the allocator.
     pub fn close_regions(&self) -> Result<()> {
         let Some(table) = self.region_table_if_any() else { return Ok(()) };
@@ -411,6 +460,10 @@ impl Context {
         *table = Table::default();
         Ok(())
     }
+}
+
+fn no_region(tag: &str) -> Failure {
+    Failure::of_region(tag, format!("there is no region {tag:?}: allocate in it first"))
 }
 
 /// Returns the failure of a request in a region.
@@ -432,6 +485,8 @@ impl From<RegionError> for Failure {
         let tag = match &error {
             RegionError::OtherOptions { .. } => return Failure::new(VRAMP_ERROR_OPTION, text),
             RegionError::Unknown { tag, .. }
+            | RegionError::HasMemory { tag, .. }
+            | RegionError::InUse { tag }
             | RegionError::NotNow { tag, .. }
             | RegionError::HostFull { tag, .. }
             | RegionError::NoDisk { tag }

@@ -8,7 +8,8 @@
 //! A pause or resume inside a callback is refused: the callback may run in the middle of another one, which
 //! holds the region, and would wait for its own end.
 //!
-//! Growth: each call is O(log regions) for each tag, and a status O(regions).
+//! Growth: each call is O(log regions) for each tag, and a status O(regions). A region lives until it is removed
+//! ([`vramp_region_remove`]) or the allocator is closed.
 //!
 //! Deliberately absent: calls in the background. Threads are the caller's own.
 
@@ -157,10 +158,21 @@ fn with_regions(
             Err(Failure::of_region(tag, text))
         });
     };
+    if let Some(tags) = tags {
+        return call(&regions, tags).map_err(not_moved);
+    }
     let known = regions.status();
-    let all = || known.iter().map(|region| region.tag.as_str()).collect();
-    let tags = tags.map_or_else(all, <[_]>::to_vec);
-    call(&regions, &tags).map_err(not_moved)
+    let all: Vec<&str> = known.iter().map(|region| region.tag.as_str()).collect();
+    call(&regions, &all).map_err(not_moved)
+}
+
+fn refuse_in_callback() -> Result<()> {
+    if is_in_callback() {
+        let text = "a callback runs on this thread, perhaps in the middle of a resume: return from it, and \
+                    call then; vramp_region_on_pressure pauses regions for a request";
+        return Err(Failure::new(VRAMP_ERROR_BUSY, text));
+    }
+    Ok(())
 }
 
 /// Calls `call` as [`with_regions`] does, unless a callback runs on this thread.
@@ -170,11 +182,7 @@ fn move_regions(
     call: impl FnOnce(&Regions, &[&str]) -> std::result::Result<(), RegionError>,
 ) -> Result<()> {
     handles::with(allocator, |context| {
-        if is_in_callback() {
-            let text = "a callback runs on this thread, perhaps in the middle of a resume: return from it, and \
-                        call then; vramp_region_on_pressure pauses regions for a request";
-            return Err(Failure::new(VRAMP_ERROR_BUSY, text));
-        }
+        refuse_in_callback()?;
         with_regions(context, tags, call)
     })
 }
@@ -285,6 +293,33 @@ pub extern "C" fn vramp_region_end(scope: vramp_region_scope_t) -> vramp_status_
     status_of(|| {
         check_fork()?;
         regions::end(Some(scope.id))
+    })
+}
+
+/// Removes a region without live blocks, after its idle memory went back to the card, so that a program with a
+/// tag for each job leaves nothing. Waits for the work of the allocator's streams. Scopes with the tag create the
+/// region anew when they allocate; a registration of vramp_region_on_pressure leaves a removed region out. The
+/// region's counts leave the allocator's statistics.
+///
+/// VRAMP_ERROR_REGION for a tag that no region has, while the region has blocks, or memory that sleeps, is exported,
+/// pinned or kept for graphs, and while a call of another thread uses it; VRAMP_ERROR_CAPTURE while a stream
+/// captures a graph; VRAMP_ERROR_BUSY in a callback. The region is as before then.
+///
+/// # Safety
+/// `tag` is null or zero-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_region_remove(
+    allocator: vramp_allocator_t,
+    tag: *const c_char,
+) -> vramp_status_t {
+    status_of(|| {
+        check_fork()?;
+        // SAFETY: required by this function's contract.
+        let tag = unsafe { tag_of(tag, "tag") }?;
+        handles::with(allocator, |context| {
+            refuse_in_callback()?;
+            context.remove_region(tag)
+        })
     })
 }
 
@@ -446,8 +481,9 @@ pub unsafe extern "C" fn vramp_region_read_backup(
     })
 }
 
-/// Lets regions sleep by themselves, in this order and as far as needed, when a request outside of regions
-/// finds no memory. They have to be resumed before they are used. A null `tags` with a `count` of zero means
+/// Lets regions sleep by themselves, in this order and as far as needed, when a request finds no memory: one of
+/// the allocator or in any of its regions, or a resume. The region whose own request or resume it is stays as it
+/// is. They have to be resumed before they are used. A null `tags` with a `count` of zero means
 /// the regions that there are now. `*registration` receives the number for vramp_unobserve, which ends that.
 ///
 /// # Safety

@@ -120,7 +120,13 @@ impl From<Inconsistency> for Failure {
 
 impl From<Unusable> for Failure {
     fn from(why: Unusable) -> Failure {
-        Failure::new(status_of_unusable(&why), why.to_string())
+        match &why {
+            // Only regions sleep, and their pools have their tags.
+            Unusable::Asleep { pool: tag } => {
+                Failure::of_region(tag, format!("the region {tag:?} sleeps: resume it first"))
+            }
+            _ => Failure::new(status_of_unusable(&why), why.to_string()),
+        }
     }
 }
 
@@ -140,7 +146,7 @@ impl From<AllocError> for Failure {
             AllocError::HostMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
             AllocError::UnknownStream(_) => return unknown_stream(),
             AllocError::Driver(error) => return error.into(),
-            AllocError::Unusable(ref why) => status_of_unusable(why),
+            AllocError::Unusable(why) => return why.into(),
             AllocError::Fraction(_) => VRAMP_ERROR_RANGE,
             AllocError::Arena(_) if error.is_out_of_memory() => VRAMP_ERROR_OUT_OF_MEMORY,
             AllocError::Arena(_) => VRAMP_ERROR_CAPTURE,

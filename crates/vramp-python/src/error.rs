@@ -39,7 +39,12 @@ fn class_of(status: vramp_status_t) -> &'static str {
 /// Returns the exception of a failure.
 #[cold]
 pub fn raise(py: Python<'_>, error: Error) -> PyErr {
-    let exception = exception(py, class_of(error.status), &error.text);
+    let text = match error.status {
+        // The text of the C interface has numbers and functions that Python's has not.
+        VRAMP_ERROR_UNKNOWN_ALLOCATOR => "the pool is closed: open another one",
+        _ => &error.text,
+    };
+    let exception = exception(py, class_of(error.status), text);
     let with_numbers = exception.and_then(|exception| {
         if let Some(report) = &error.report {
             let short = &report.shortage;

@@ -27,8 +27,8 @@ mod _native {
     #[pymodule_export]
     use crate::regions::{
         opened_devices, region_backup, region_begin, region_default_disk, region_disk, region_end,
-        regions_clean, regions_on_pressure, regions_pause, regions_prefetch, regions_resume,
-        regions_status, regions_unregister,
+        region_remove, regions_clean, regions_known, regions_on_pressure, regions_pause,
+        regions_prefetch, regions_resume, regions_status, regions_unregister,
     };
     #[pymodule_export]
     use crate::shortage::Registration;

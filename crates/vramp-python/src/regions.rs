@@ -112,15 +112,17 @@ pub fn regions_prefetch(py: Python<'_>, pool: &Bound<'_, Pool>, tags: Vec<String
     call(py, pool, &tags, OpenAllocator::prefetch_regions)
 }
 
-/// Returns the bytes of a block in a sleeping region, from its copy.
+/// Returns the bytes of a block in a sleeping region, from its copy. Allocates nothing for bytes that it has not.
 #[pyfunction]
 pub fn region_backup<'py>(
     py: Python<'py>,
     pool: &Bound<'py, Pool>,
     address: u64,
-    size: usize,
+    size: u64,
 ) -> PyResult<Bound<'py, PyByteArray>> {
-    PyByteArray::new_with(py, size, |bytes| {
+    pool.get().call(py, |allocator| allocator.check_region_backup(address, size))?;
+    let too_large = |_| refuse(py, "RangeError", &format!("{size} bytes are too many"));
+    PyByteArray::new_with(py, usize::try_from(size).map_err(too_large)?, |bytes| {
         pool.get().call(py, |allocator| allocator.read_region_backup(address, bytes))
     })
 }
@@ -160,14 +162,35 @@ pub fn regions_unregister(py: Python<'_>, pool: &Bound<'_, Pool>, number: u64) -
     pool.get().call(py, |allocator| allocator.unregister(number))
 }
 
-/// Returns the states of the regions of a pool, by tag.
+/// Removes a region of a pool.
 #[pyfunction]
+pub fn region_remove(py: Python<'_>, pool: &Bound<'_, Pool>, tag: &str) -> PyResult<()> {
+    pool.get().call(py, |allocator| allocator.remove_region(tag))
+}
+
+/// Returns those of some tags that have a region in a pool.
+#[pyfunction]
+pub fn regions_known(
+    py: Python<'_>,
+    pool: &Bound<'_, Pool>,
+    tags: Vec<String>,
+) -> PyResult<Vec<String>> {
+    pool.get().call(py, |allocator| allocator.known_regions(tags))
+}
+
+/// Returns the states of the regions of a pool, by tag, or of those with some tags.
+#[pyfunction]
+#[pyo3(signature = (pool, device, tags = None))]
 pub fn regions_status<'py>(
     py: Python<'py>,
     pool: &Bound<'py, Pool>,
     device: Option<i64>,
+    tags: Option<Vec<String>>,
 ) -> PyResult<Bound<'py, PyList>> {
-    let found = pool.get().call(py, OpenAllocator::region_status)?;
+    let found = pool.get().call(py, |allocator| match &tags {
+        Some(tags) => allocator.region_status_of(tags),
+        None => allocator.region_status(),
+    })?;
     let list = PyList::empty(py);
     for status in &found {
         list.append(described(py, status, device)?)?;

@@ -196,6 +196,19 @@ def total(block: SimArray) -> float:
     return float(block.view.sum())
 
 
+def contains_itself() -> dict[str, Any]:
+    value: dict[str, Any] = {"x": 1}
+    value["self"] = value
+    return value
+
+
+def test_a_result_that_contains_itself_ends_the_task(client: Client) -> None:
+    result = client.submit(contains_itself)
+    wait(result, timeout=30)
+    assert result.status == "finished"
+    assert client.submit(lambda value: value["self"]["self"]["x"], result).result(timeout=30) == 1
+
+
 def test_a_worker_killed_in_the_middle_loses_what_dask_recomputes(tmp_path: Path) -> None:
     count = 40
     with cluster() as client:
@@ -217,6 +230,11 @@ def test_a_worker_killed_in_the_middle_loses_what_dask_recomputes(tmp_path: Path
         assert 0 < lost < count
         assert len(list(tmp_path.iterdir())) <= count + lost
         client.run(lambda: vramp.pool().audit())
+
+
+def test_a_limit_that_is_none_is_refused_before_a_worker_starts() -> None:
+    with pytest.raises(vramp.OptionError, match="device_memory_limit"), cluster(device_memory_limit=-1):
+        pass
 
 
 def test_a_cluster_has_a_worker_for_each_card_and_no_more() -> None:

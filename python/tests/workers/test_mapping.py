@@ -15,8 +15,10 @@ import pytest
 from sim_array import SimArray, full, on_card
 from support import CountingStore
 
+import vramp
 from vramp.dask import TieredMapping
-from vramp.dask._values import SMALLEST_BUFFER
+from vramp.dask._ledger import Place
+from vramp.dask._values import LOOKED_AT, LOOKED_AT_IN_ALL, SMALLEST_BUFFER, is_device_value
 
 CHUNK = 2 << 20
 
@@ -30,7 +32,7 @@ def store() -> CountingStore:
 
 @pytest.fixture
 def make(tmp_path: Path, store: CountingStore) -> Make:
-    def made(device: int | None = None, host: int | None = None, max_spill: int | None = None) -> TieredMapping:
+    def made(device: Any = None, host: int | None = None, max_spill: int | None = None) -> TieredMapping:
         return TieredMapping(
             tmp_path, device_memory_limit=device, memory_limit=host, max_spill=max_spill, store=store
         )
@@ -124,6 +126,69 @@ def test_a_collection_with_one_array_of_the_card_is_of_the_card(make: Make) -> N
     data["mixed"] = [1, {"x": (full(10, 2.0), "text")}]
     data["host"] = [1, {"x": (np.zeros(10), "text")}]
     assert places(data) == ({"mixed"}, {"host"}, set())
+
+
+def cyclic(*more: Any) -> list[Any]:
+    value: list[Any] = [1, {}, *more]
+    value[1].update(up=value, itself=value[1])
+    return value
+
+
+def test_a_value_that_contains_itself_is_kept(make: Make) -> None:
+    data = make()
+    data["host"] = cyclic()
+    data["mixed"] = cyclic((full(10, 2.0),))
+    deep: list[Any] = []
+    for _ in range(50_000):
+        deep = [deep]
+    data["deep"] = deep
+    assert places(data) == ({"mixed"}, {"host", "deep"}, set())
+    assert data["host"][1]["up"] is data["host"]
+    while deep:  # so that its end is no recursion
+        deep = deep.pop()
+
+
+@pytest.mark.parametrize("limit", ["device", "host"])
+def test_a_value_that_contains_itself_leaves_or_is_refused_with_an_exception(make: Make, limit: str) -> None:
+    data = make(**{limit: 1})
+    try:
+        data["k"] = cyclic(full(10, 2.0)) if limit == "device" else cyclic()
+    except (RecursionError, TypeError):
+        assert "k" not in data
+    else:
+        value = data["k"]
+        assert value[1]["itself"] is value[1] and value[1]["up"][0] == 1
+    data["next"] = 1
+    assert data["next"] == 1
+
+
+class Counted:
+    """Counts the looks at it."""
+
+    looks = 0
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        Counted.looks += 1
+        raise AttributeError
+
+
+@pytest.mark.parametrize("length", [10, 1000, 100_000])
+@pytest.mark.parametrize("collection", [list, tuple, set, dict])
+def test_the_elements_looked_at_are_bounded(collection: Any, length: int) -> None:
+    Counted.looks = 0
+    objects = [Counted() for _ in range(length)]
+    value = dict(enumerate(objects)) if collection is dict else collection(objects)
+    assert not is_device_value(value)
+    assert Counted.looks == min(length, LOOKED_AT)
+    Counted.looks = 0
+    # Each of the lists is looked at once.
+    assert not is_device_value([[value, value] for _ in range(500)])
+    assert Counted.looks == min(length, LOOKED_AT)
+    Counted.looks = 0
+    assert not is_device_value([[Counted()] * 1000 for _ in range(1000)])
+    assert LOOKED_AT_IN_ALL - 1000 < Counted.looks <= LOOKED_AT_IN_ALL
+    assert collection is not list or is_device_value([1] * (length - 1) + [full(1, 1.0)])
 
 
 def test_one_value_fits_on_the_card_and_each_use_sends_the_other_away(make: Make, store: CountingStore) -> None:
@@ -386,6 +451,38 @@ def test_a_mapping_is_a_mapping(make: Make) -> None:
 def test_text_limits_are_bytes(tmp_path: Path) -> None:
     data = TieredMapping(tmp_path, device_memory_limit="30GiB", memory_limit="1 MB", max_spill="5kB")
     assert list(data._moves.limits.values()) == [30 << 30, 10**6]
+
+
+def test_a_fraction_is_a_part_of_the_card(make: Make) -> None:
+    memory = vramp.pool().device_info.memory
+    for limit, expected in ((0.5, memory // 2), (1.0, memory), ("0.25", memory // 4), (1e-8, int(memory * 1e-8))):
+        data = make(limit)
+        data["a"] = full(10, 1.0)
+        assert data._moves.limits[Place.DEVICE] == expected
+    data["b"] = chunk(2.0)
+    assert places(data) == ({"a"}, {"b"}, set())
+    others: list[tuple[Any, int]] = [(1, 1), ("1", 1), (1.5, 1), (0.0, 0), (np.int64(7), 7), ("2 kB", 2000)]
+    for limit, expected in others:
+        assert make(limit)._moves.limits[Place.DEVICE] == expected
+
+
+@pytest.mark.parametrize("name", ["device_memory_limit", "memory_limit", "max_spill"])
+@pytest.mark.parametrize(
+    "limit", [-1, -0.5, float("nan"), float("inf"), "", " ", "nan", "-1GB", "50%", "much", b"1GB", True, []]
+)
+def test_a_limit_that_is_none_is_refused_at_once(tmp_path: Path, name: str, limit: Any) -> None:
+    with pytest.raises(vramp.OptionError, match=name):
+        TieredMapping(tmp_path, **{name: limit})
+
+
+@pytest.mark.parametrize("limit", [0, 1, 1 << 20, 5 << 20, 13 << 19])
+def test_a_small_memory_limit_holds_and_values_of_the_card_leave(tmp_path: Path, limit: int) -> None:
+    data = TieredMapping(tmp_path, device_memory_limit=CHUNK, memory_limit=limit)
+    for at in range(6):
+        data[at] = chunk(at)
+    assert data._ledger.bytes(Place.HOST) <= limit
+    assert all((data[at].view == at).all() for at in range(6))
+    data.clear()
 
 
 def test_the_smallest_buffer_is_half_a_page() -> None:

@@ -14,6 +14,7 @@ from distributed import LocalCluster as _LocalCluster
 from distributed.worker_memory import parse_memory_limit
 
 from .._errors import DeviceError
+from ._limits import Limit, parse_card_limit
 from ._mapping import TieredMapping
 from ._plugin import Plugin
 from ._preload import host_limit
@@ -41,7 +42,7 @@ class LocalCluster(_LocalCluster):
         *,
         n_workers: int | None = None,
         threads_per_worker: int = 1,
-        device_memory_limit: int | str | None = None,
+        device_memory_limit: Limit = None,
         memory_limit: int | float | str | None = "auto",
         pool_limit: int | str | None = None,
         allocators: Sequence[str] | None = None,
@@ -53,6 +54,7 @@ class LocalCluster(_LocalCluster):
             raise ValueError(f"n_workers={n_workers}: there are {len(self._environments)} cards, and each has one worker")
         if not kwargs.pop("processes", True):
             raise ValueError("processes=False: each card has a process of its own")
+        parse_card_limit("device_memory_limit", device_memory_limit)  # raises here, and not in each worker
         memory = parse_memory_limit(memory_limit, nthreads=1, total_cores=count, logger=logger)
         limits = {"device_memory_limit": device_memory_limit, "memory_limit": host_limit(memory)}
         kwargs.setdefault("data", (TieredMapping, limits))

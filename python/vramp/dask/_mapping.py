@@ -22,13 +22,15 @@ from collections import defaultdict
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
-from dask.utils import format_bytes, parse_bytes
+from dask.utils import format_bytes
 from distributed.sizeof import safe_sizeof
 from distributed.spill import SpilledSize
 from distributed.utils import RateLimiterFilter
 
+from .. import pool
 from ._files import Files, FilesFullError
 from ._ledger import ABSENT, Entry, Place
+from ._limits import Limit, parse_card_limit, parse_limit
 from ._moves import WAIT_S, Moves
 from ._reading import current
 from ._sending import Sent
@@ -46,11 +48,13 @@ class TieredMapping(MutableMapping[Any, Any]):
     """The data of a worker, over the card, the host and the disk.
 
     Pass it to a worker as `data=(TieredMapping, {"device_memory_limit": "30GiB"})`, or use
-    `vramp.dask.LocalCluster`. Limits are bytes, texts such as "30GiB", or None for none:
+    `vramp.dask.LocalCluster`. Limits are bytes, texts such as "30GiB", or None for none; others raise OptionError:
 
-    - `device_memory_limit`: most bytes of values on the card, by `dask.sizeof`. With or without one, values
-      leave when the card's pool runs short of memory.
-    - `memory_limit`: most bytes of values and contents on the host, before they go to the disk.
+    - `device_memory_limit`: most bytes of values on the card, by `dask.sizeof`, or a float above 0 and up to 1: a
+      part of the card's memory, as in dask-cuda. With or without one, values leave when the card's pool runs short
+      of memory. 0 keeps no idle value there; dask-cuda's 0 is None.
+    - `memory_limit`: most bytes of values and contents on the host, before they go to the disk. Pinned memory has
+      the same limit of its own, but at least 8 MiB.
     - `max_spill`: most bytes of files of host values.
     - `store`: where contents go that leave the card. By default deferrable buffers of `vramp.pool()`,
       opened with the first value on the card.
@@ -65,13 +69,18 @@ class TieredMapping(MutableMapping[Any, Any]):
         self,
         worker_local_directory: str | os.PathLike[str],
         *,
-        device_memory_limit: int | str | None = None,
-        memory_limit: int | str | None = None,
-        max_spill: int | str | None = None,
+        device_memory_limit: Limit = None,
+        memory_limit: Limit = None,
+        max_spill: Limit = None,
         store: Store | None = None,
     ) -> None:
-        files = Files(os.path.join(worker_local_directory, "storage"), _bytes(max_spill))
-        limits = {Place.DEVICE: _bytes(device_memory_limit), Place.HOST: _bytes(memory_limit)}
+        files = Files(os.path.join(worker_local_directory, "storage"), parse_limit("max_spill", max_spill))
+        on_card = parse_card_limit("device_memory_limit", device_memory_limit)
+        self._fraction = on_card if isinstance(on_card, float) else None
+        limits = {
+            Place.DEVICE: None if isinstance(on_card, float) else on_card,
+            Place.HOST: parse_limit("memory_limit", memory_limit),
+        }
         self._moves = Moves(files, limits)
         self._ledger = self._moves.ledger
         self._changed = self._moves.changed
@@ -98,6 +107,10 @@ class TieredMapping(MutableMapping[Any, Any]):
         place = Place.DEVICE if entry.is_device and entry.value is not ABSENT else Place.HOST
         if entry.is_device:
             self.store  # noqa: B018  opens it, and with it the pool's shortage handler
+            if self._fraction is not None:
+                # The card is known from its first value on.
+                self._moves.limits[Place.DEVICE] = int(self._fraction * pool().device_info.memory)
+                self._fraction = None
         with self._changed:
             replaced = self._entries.pop(key, None)
             self._entries[key] = entry
@@ -330,10 +343,6 @@ class TieredMapping(MutableMapping[Any, Any]):
             return self._ledger.count(place) if without is None else len(keys())
 
         return PlaceView(keys, count, self.__getitem__)
-
-
-def _bytes(limit: int | str | None) -> int | None:
-    return parse_bytes(limit) if isinstance(limit, str) else limit
 
 
 def _call(method: weakref.WeakMethod[Any], number: int) -> Any:

@@ -19,7 +19,7 @@ from ._plugin import Plugin
 
 
 @click.command()
-@click.option("--device-memory-limit", help="Most bytes of values on the card, such as 30GiB.")
+@click.option("--device-memory-limit", help="Most bytes of values on the card, such as 30GiB, or 0.8 of it.")
 @click.option("--pool-limit", help="Most bytes of the worker's pool, such as 70GiB or 90%.")
 @click.option("--allocators", help="Libraries that vramp allocates for, such as cupy,rmm. All by default.")
 def dask_setup(worker: Any, device_memory_limit: str | None, pool_limit: str | None, allocators: str | None) -> None:

@@ -12,6 +12,9 @@ from typing import Any, cast
 from .. import Buffer, Client, Controller, FreedBuffer, InUseError, Pool, Tiers, pool
 from ._values import Frame
 
+PINNED_MIN = 8 << 20
+"""Least bytes of pinned memory. It is moved in blocks of 1 MiB, and to the disk in steps of a tenth of it."""
+
 _stores: weakref.WeakSet[TierStore] = weakref.WeakSet()
 
 
@@ -138,9 +141,10 @@ class TierStore:
 
     @classmethod
     def open(cls, directory: str, host: int | None, deferred: Callable[[int], None]) -> TierStore:
-        """Opens tiers on the shared pool of device 0, with `host` bytes of pinned memory and files in a
-        directory."""
+        """Opens tiers on the shared pool of device 0, with `host` bytes of pinned memory, at least `PINNED_MIN`, and
+        files in a directory."""
         os.makedirs(directory, exist_ok=True)
+        host = None if host is None else max(host, PINNED_MIN)
         return cls(Tiers(pool(), host=host, disk=directory), deferred)
 
     @property

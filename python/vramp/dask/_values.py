@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import islice
 from pickle import PickleBuffer
 from typing import Any, Protocol, TypeAlias
 
@@ -28,6 +29,7 @@ logger = logging.getLogger("distributed.worker.memory.vramp")
 
 _HOST_FRAMES = (bytes, bytearray, memoryview, np.ndarray, PickleBuffer)
 _COLLECTIONS = (list, tuple, set, frozenset)
+_END = object()
 
 
 class Frame(Protocol):
@@ -75,17 +77,46 @@ class Store(Protocol):
         """
 
 
+LOOKED_AT = 1000
+"""Elements of one collection that `is_device_value` looks at."""
+
+LOOKED_AT_IN_ALL = 100_000
+"""Objects that one call of `is_device_value` looks at."""
+
+
 def is_device_value(value: object) -> bool:
     """Returns whether a value, or one inside a collection, has memory on the card.
 
     That is an object with `__cuda_array_interface__`, or of a type with a serializer in Dask's family
-    `cuda`. O(n) in the elements of collections.
+    `cuda`. A collection may contain itself. Of one with more than `LOOKED_AT` elements so many are looked at, of a
+    sequence evenly from its first to its last, and at most `LOOKED_AT_IN_ALL` objects in all. O(those).
     """
-    if isinstance(value, _COLLECTIONS):
-        return any(map(is_device_value, value))
-    if isinstance(value, dict):
-        return any(map(is_device_value, value.values()))
-    return _has_serializer(value) or _has_interface(value)
+    seen: set[int] = set()
+    left = [iter((value,))]
+    for _ in range(LOOKED_AT_IN_ALL):
+        each = next(left[-1], _END)
+        while each is _END:
+            left.pop()
+            if not left:
+                return False
+            each = next(left[-1], _END)
+        if not isinstance(each, (*_COLLECTIONS, dict)):
+            if _has_serializer(each) or _has_interface(each):
+                return True
+        elif id(each) not in seen:
+            # The value keeps it alive, so no other object has its number.
+            seen.add(id(each))
+            left.append(iter(_sample(each)))
+    return False
+
+
+def _sample(collection: Any) -> list[object]:
+    """Returns at most `LOOKED_AT` elements of a collection, or values of a dictionary."""
+    elements = collection.values() if isinstance(collection, dict) else collection
+    if len(collection) <= LOOKED_AT or not isinstance(collection, (list, tuple)):
+        return list(islice(elements, LOOKED_AT))
+    last = len(collection) - 1
+    return [collection[last * nth // (LOOKED_AT - 1)] for nth in range(LOOKED_AT)]
 
 
 def _has_interface(value: object) -> bool:

@@ -133,6 +133,37 @@ impl OpenAllocator {
         })
     }
 
+    /// Removes a region that has no memory. Waits for the work of the allocator's streams.
+    ///
+    /// # Errors
+    /// The region is unknown, has memory or is in use, or a stream captures a graph. It is as before.
+    pub fn remove_region(self, tag: &str) -> CallResult<()> {
+        self.with(|context| context.remove_region(tag))
+    }
+
+    /// Returns those of some tags that have a region. O(tags log regions).
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn known_regions(self, tags: Vec<String>) -> CallResult<Vec<String>> {
+        self.with(|context| {
+            let regions = context.regions_if_any();
+            let has = |tag: &String| regions.as_ref().is_some_and(|regions| regions.has(tag));
+            Ok(tags.into_iter().filter(has).collect())
+        })
+    }
+
+    /// Returns the states of the regions with these tags, as far as there are some. Waits for no move.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn region_status_of(self, tags: &[String]) -> CallResult<Vec<RegionStatus>> {
+        self.with(|context| {
+            let regions = context.regions_if_any();
+            Ok(regions.map_or_else(Vec::new, |regions| regions.status_of(&names(tags))))
+        })
+    }
+
     /// Puts regions to sleep until at most `keep` bytes of each are on the card.
     ///
     /// # Errors
@@ -175,12 +206,29 @@ impl OpenAllocator {
     /// # Errors
     /// As of [`Regions::read_backup`].
     pub fn read_region_backup(self, address: u64, out: &mut [u8]) -> CallResult<()> {
+        self.with_backups(|regions| regions.read_backup(DeviceAddr::new(address), out))
+    }
+
+    /// Fails where [`OpenAllocator::read_region_backup`] of so many bytes would, before memory for them is
+    /// allocated.
+    ///
+    /// # Errors
+    /// As of [`Regions::check_backup`].
+    pub fn check_region_backup(self, address: u64, bytes: u64) -> CallResult<()> {
+        let bytes = Bytes::new(bytes);
+        self.with_backups(|regions| regions.check_backup(DeviceAddr::new(address), bytes))
+    }
+
+    fn with_backups(
+        self,
+        call: impl FnOnce(&Regions) -> Result<(), RegionError>,
+    ) -> CallResult<()> {
         self.with(|context| {
             let Some(regions) = context.regions_if_any() else {
                 let text = "the allocator has no regions: only memory of a region has a backup";
                 return Err(Failure::new(VRAMP_ERROR_REGION, text));
             };
-            Ok(regions.read_backup(DeviceAddr::new(address), out)?)
+            Ok(call(&regions)?)
         })
     }
 
@@ -221,6 +269,8 @@ impl OpenAllocator {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use vramp_tiers::regions::Backup;
 
     use super::*;
@@ -268,6 +318,65 @@ mod tests {
         allocator.resume_regions(&["weights".to_owned()]).unwrap();
         allocator.audit().unwrap();
         assert_eq!(allocator.stats().unwrap().live.count(), 0);
+        allocator.close().unwrap();
+    }
+
+    #[test]
+    fn a_thousand_tags_that_were_removed_leave_no_entry() {
+        let allocator = OpenAllocator::open("sim:h200", "").unwrap();
+        let target = ScopeTarget::Allocator(allocator);
+        let count = || allocator.with(|context| Ok(context.all_regions().len())).unwrap();
+        for job in 0..1000 {
+            let tag = format!("job{job}");
+            let region = Some((tag.as_str(), RegionOptions::default()));
+            let scope = begin_scope_of_region(target, region).unwrap();
+            let addr = malloc(allocator, 3 << 20).unwrap();
+            end_scope_of_region(scope).unwrap();
+            let refused = allocator.remove_region(&tag).unwrap_err();
+            assert_eq!(refused.status, VRAMP_ERROR_REGION, "{refused:?}");
+            assert_eq!(refused.region.as_deref(), Some(tag.as_str()));
+            // SAFETY: as above.
+            unsafe { allocator.free(addr, DEFAULT) }.unwrap();
+            assert_eq!(count(), 1);
+            allocator.remove_region(&tag).unwrap();
+            assert_eq!(count(), 0);
+            assert!(allocator.known_regions(vec![tag]).unwrap().is_empty());
+        }
+        assert!(allocator.region_status().unwrap().is_empty());
+        assert_eq!(allocator.stats().unwrap().reserved.count(), 0);
+        allocator.audit().unwrap();
+        allocator.close().unwrap();
+    }
+
+    #[test]
+    fn no_block_outlives_its_region_where_threads_allocate_and_remove() {
+        let allocator = OpenAllocator::open("sim:h200", "").unwrap();
+        let target = ScopeTarget::Allocator(allocator);
+        let removed = AtomicUsize::new(0);
+        std::thread::scope(|threads| {
+            for thread in 0..4 {
+                let removed = &removed;
+                threads.spawn(move || {
+                    let region = Some(("job", RegionOptions::default()));
+                    let scope = begin_scope_of_region(target, region).unwrap();
+                    for round in 0..40_000 {
+                        let addr = malloc(allocator, 512 << ((thread + round) % 4)).unwrap();
+                        // SAFETY: as above.
+                        unsafe { allocator.free(addr, DEFAULT) }.unwrap();
+                        if round % 4 == thread {
+                            removed.fetch_add(
+                                usize::from(allocator.remove_region("job").is_ok()),
+                                Ordering::Relaxed,
+                            );
+                        }
+                    }
+                    end_scope_of_region(scope).unwrap();
+                });
+            }
+        });
+        assert!(removed.into_inner() > 0);
+        assert_eq!(allocator.stats().unwrap().live.count(), 0);
+        allocator.audit().unwrap();
         allocator.close().unwrap();
     }
 

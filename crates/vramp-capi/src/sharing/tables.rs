@@ -150,7 +150,7 @@ impl Context {
     /// Pins a range.
     pub fn pin(&self, addr: u64, len: u64) -> Result<PinnedRange> {
         let range = AddrRange::new(DeviceAddr::new(addr), Bytes::new(len));
-        Ok(self.in_any_pool(|pool| pool.pin_range(range))?)
+        Ok(self.in_pool_of(range, |pool| pool.pin_range(range))?)
     }
 
     /// Pins a range and returns the pin's id.
@@ -174,6 +174,6 @@ impl Context {
     /// Pins a range and exports it as a dma-buf.
     pub fn dma_buf(&self, addr: u64, len: u64) -> Result<DmaBuf> {
         let range = AddrRange::new(DeviceAddr::new(addr), Bytes::new(len));
-        Ok(self.in_any_pool(|pool| pool.export_dma_buf(range))?)
+        Ok(self.in_pool_of(range, |pool| pool.export_dma_buf(range))?)
     }
 }

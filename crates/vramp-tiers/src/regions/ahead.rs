@@ -81,12 +81,27 @@ impl Region {
         out: &mut [u8],
     ) -> Result<(), RegionError> {
         let state = self.state();
-        let State::Asleep(asleep) = &*state else {
+        let (copy, at) = self.find_backup(&state, range)?;
+        copy.read(below.mover.pool(), at, out).map_err(|error| self.copy_error(error))
+    }
+
+    /// Fails as a read of these bytes would that reads nothing.
+    pub(super) fn check_backup(&self, range: AddrRange) -> Result<(), RegionError> {
+        self.find_backup(&self.state(), range).map(drop)
+    }
+
+    /// Returns the copy of bytes of a block, and where they begin in it.
+    fn find_backup<'a>(
+        &self,
+        state: &'a State,
+        range: AddrRange,
+    ) -> Result<(&'a Copy, Bytes), RegionError> {
+        let State::Asleep(asleep) = state else {
             return Err(RegionError::Awake { tag: self.tag.clone() });
         };
         let at = asleep.contents.find(range).ok_or(RegionError::NotContents { range })?;
         let copy = asleep.copy.as_ref().filter(|copy| at + range.len <= copy.valid);
         let copy = copy.ok_or_else(|| RegionError::NoBackup { tag: self.tag.clone(), range })?;
-        copy.read(below.mover.pool(), at, out).map_err(|error| self.copy_error(error))
+        Ok((copy, at))
     }
 }

@@ -25,6 +25,30 @@ pub enum RegionError {
         /// The tag.
         tag: String,
     },
+    /// The region has memory, so it is not removed.
+    #[error(
+        "the region {tag:?} has {allocated} allocated, {on_card} on the card and {asleep} asleep: resume it if it \
+         sleeps, and free what is allocated, exported, pinned or kept for graphs before it is removed"
+    )]
+    HasMemory {
+        /// The tag.
+        tag: String,
+        /// Bytes of live blocks, as requested.
+        allocated: Bytes,
+        /// Bytes of the card.
+        on_card: Bytes,
+        /// Bytes that are its own but not on the card.
+        asleep: Bytes,
+    },
+    /// Something uses the region now, so it is not removed.
+    #[error(
+        "the region {tag:?} is in use, by a call of another thread or by a memory pool of graphs: let that end \
+         before it is removed"
+    )]
+    InUse {
+        /// The tag.
+        tag: String,
+    },
     /// Its pool could not be created.
     #[error(transparent)]
     Create(#[from] CreateError),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use vramp_alloc::Allocator;
 use vramp_core::{AddrRange, Bytes, DeviceAddr, Mixed};
@@ -135,6 +136,37 @@ impl Regions {
         Ok(found)
     }
 
+    /// Removes a region that has no memory and that no call uses. `owners` references to it may exist besides that of
+    /// this set; no thread may use or copy those during the call. Idle memory of the pool counts as memory:
+    /// [`Allocator::trim`] returns it. No driver call before the result is dropped. O(log regions).
+    ///
+    /// # Errors
+    /// [`RegionError::Unknown`]; [`RegionError::InUse`]; [`RegionError::HasMemory`]. The region is as before.
+    pub fn remove_unused(&self, tag: &str, owners: usize) -> Result<Arc<Region>, RegionError> {
+        let mut regions = lock(&self.shared.regions);
+        let Some(region) = regions.get(tag) else {
+            drop(regions);
+            return self.shared.find(tag);
+        };
+        // The lock lets no other reference be made here. Weak ones are only used to pause.
+        if Arc::strong_count(region) > 1 + owners {
+            return Err(RegionError::InUse { tag: tag.to_owned() });
+        }
+        // What was allocated by a reference that ended is seen.
+        fence(Ordering::Acquire);
+        let (allocated, status) = (region.allocator().live(), region.status());
+        let (on_card, asleep) = (status.on_card, status.asleep);
+        if !(allocated + on_card + asleep).is_zero() {
+            return Err(RegionError::HasMemory { tag: tag.to_owned(), allocated, on_card, asleep });
+        }
+        Ok(regions.remove(tag).expect("it was found"))
+    }
+
+    /// Returns true if there is a region with that tag.
+    pub fn has(&self, tag: &str) -> bool {
+        lock(&self.shared.regions).contains_key(tag)
+    }
+
     /// Puts regions to sleep, one after the other: their memory goes to the card until at most
     /// [`keep`](PauseOptions::keep) is left of each. Waits for the work of the card's streams. Does
     /// nothing about a region that sleeps as far already.
@@ -205,10 +237,35 @@ impl Regions {
     /// [`RegionError::Copy`]. Then `out` has undefined contents.
     pub fn read_backup(&self, address: DeviceAddr, out: &mut [u8]) -> Result<(), RegionError> {
         let range = AddrRange::new(address, Bytes::new(out.len() as u64));
-        let all = self.shared.all();
-        let owner = all.iter().find(|region| region.allocator().has_addresses(range));
-        let owner = owner.ok_or(RegionError::NotContents { range })?;
-        owner.read_backup(&self.shared.below(), range, out)
+        self.owner_of(range)?.read_backup(&self.shared.below(), range, out)
+    }
+
+    /// Fails where [`Regions::read_backup`] of so many bytes would, without a read: before memory for them is
+    /// allocated. No driver call. O(regions).
+    ///
+    /// # Errors
+    /// As of [`Regions::read_backup`], but no [`RegionError::Copy`].
+    pub fn check_backup(&self, address: DeviceAddr, len: Bytes) -> Result<(), RegionError> {
+        let range = AddrRange::new(address, len);
+        self.owner_of(range)?.check_backup(range)
+    }
+
+    fn owner_of(&self, range: AddrRange) -> Result<Arc<Region>, RegionError> {
+        let mut all = self.shared.all().into_iter();
+        let owner = range
+            .checked_end()
+            .and_then(|_| all.find(|region| region.allocator().has_addresses(range)));
+        owner.ok_or(RegionError::NotContents { range })
+    }
+
+    /// Returns the states of the regions with these tags, as far as there are some. Waits for no move.
+    /// O(tags log regions).
+    pub fn status_of(&self, tags: &[&str]) -> Vec<RegionStatus> {
+        let found: Vec<Arc<Region>> = {
+            let regions = lock(&self.shared.regions);
+            tags.iter().filter_map(|&tag| regions.get(tag).cloned()).collect()
+        };
+        found.iter().map(|region| region.status()).collect()
     }
 
     /// Returns the state of each region, by tag. Waits for no move.

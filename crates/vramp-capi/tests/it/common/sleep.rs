@@ -83,6 +83,12 @@ pub fn prefetch(allocator: vramp_allocator_t, tags: &[&str]) -> vramp_status_t {
     with_tags(tags, |tags, count| unsafe { vramp_region_prefetch(allocator, tags, count) })
 }
 
+pub fn remove(allocator: vramp_allocator_t, tag: &str) -> vramp_status_t {
+    let tag = CString::new(tag).unwrap();
+    // SAFETY: the text outlives the call.
+    unsafe { vramp_region_remove(allocator, tag.as_ptr()) }
+}
+
 pub fn on_pressure(allocator: vramp_allocator_t, tags: &[&str]) -> Outcome<u64> {
     let mut number = 0;
     // SAFETY: the texts and the result outlive the call.

@@ -239,3 +239,26 @@ fn tags_up_to_their_bound_are_kept_and_longer_ones_refused() {
     assert_eq!(states.iter().map(tag_of).collect::<Vec<_>>(), [longest]);
     assert_eq!(vramp_close(allocator), VRAMP_OK);
 }
+
+#[test]
+fn a_region_is_removed_once_its_blocks_are_freed() {
+    let allocator = open_mapped(256);
+    let stream = stream(allocator);
+    let before = stats(allocator).reserved;
+    let scope = begin(allocator, "job").unwrap();
+    let block = malloc(allocator, 3 << 20, stream).unwrap();
+    assert_eq!(remove(allocator, "other"), VRAMP_ERROR_REGION);
+    assert_eq!(remove(allocator, "job"), VRAMP_ERROR_REGION);
+    assert!(last_error().contains("3.00 MiB allocated"), "{}", last_error());
+    assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
+    assert_eq!(remove(allocator, "job"), VRAMP_OK, "{}", last_error());
+    assert_eq!((states(allocator).unwrap().len(), stats(allocator).reserved), (0, before));
+    assert_eq!(pause(allocator, &["job"]), VRAMP_ERROR_REGION);
+    // The scope creates it anew.
+    let block = malloc(allocator, 3 << 20, stream).unwrap();
+    assert_eq!(states(allocator).unwrap().len(), 1);
+    assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
+    assert_eq!(vramp_region_end(scope), VRAMP_OK);
+    assert_eq!(remove(allocator, "job"), VRAMP_OK, "{}", last_error());
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}

@@ -21,6 +21,7 @@ fn every_call(allocator: vramp_allocator_t) -> Vec<vramp_status_t> {
         clean(allocator, &["a"]),
         on_pressure(allocator, &["a"]).err().unwrap_or(VRAMP_OK),
         states(allocator).err().unwrap_or(VRAMP_OK),
+        remove(allocator, "a"),
     ]
 }
 
@@ -29,7 +30,7 @@ fn a_wrong_allocator_is_found_by_every_call() {
     let allocator = open("");
     assert_eq!(vramp_close(allocator), VRAMP_OK);
     for wrong in [allocator, vramp_allocator_t::default(), vramp_allocator_t { id: u64::MAX }] {
-        assert_eq!(every_call(wrong), [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 7]);
+        assert_eq!(every_call(wrong), [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 8]);
     }
 }
 
@@ -53,9 +54,10 @@ fn null_pointers_are_refused_and_change_nothing() {
             vramp_region_on_pressure(allocator, tags.as_ptr(), 1, null_mut()),
             vramp_region_status(allocator, null_mut(), 0, null_mut()),
             vramp_region_status(allocator, null_mut(), 1, &mut count),
+            vramp_region_remove(allocator, null()),
         ]
     };
-    assert_eq!(statuses, [VRAMP_ERROR_NULL; 12]);
+    assert_eq!(statuses, [VRAMP_ERROR_NULL; 13]);
     assert_eq!(states(allocator).unwrap(), []);
     assert_eq!(vramp_close(allocator), VRAMP_OK);
 }

@@ -376,7 +376,10 @@ fn bytes_of_a_sleeping_block_are_read_from_its_copy() {
     let [on_disk, on_host, nowhere] = regions.each_ref().map(|region| blocks(rig, region, 12));
     let read = |address: DeviceAddr, len: usize| {
         let mut bytes = vec![0; len];
-        rig.regions.read_backup(address, &mut bytes).map(|()| bytes)
+        let checked = rig.regions.check_backup(address, Bytes::new(len as u64));
+        let read = rig.regions.read_backup(address, &mut bytes).map(|()| bytes);
+        assert_eq!(format!("{:?}", checked.err()), format!("{:?}", read.as_ref().err()));
+        read
     };
     let refused = read(on_disk[0].addr(), 8);
     assert!(matches!(refused, Err(RegionError::Awake { .. })), "{refused:?}");
