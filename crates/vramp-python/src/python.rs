@@ -14,7 +14,8 @@ use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-// PyO3 declares them as functions that never unwind.
+// PyO3 declares them as functions that never unwind. A compiler has one declaration of a symbol, and where that
+// is PyO3's it leaves the frame out that stops the unwinding. So they are called by `hidden` addresses only.
 unsafe extern "C-unwind" {
     fn PyObject_Call(
         callable: *mut PyObject,
@@ -25,6 +26,18 @@ unsafe extern "C-unwind" {
     fn PyImport_Import(name: *mut PyObject) -> *mut PyObject;
     fn PyErr_WriteUnraisable(object: *mut PyObject);
     fn PyErr_CheckSignals() -> std::ffi::c_int;
+}
+
+type Object = *mut PyObject;
+type Call = unsafe extern "C-unwind" fn(Object, Object, Object) -> Object;
+type GetAttr = unsafe extern "C-unwind" fn(Object, Object) -> Object;
+type Import = unsafe extern "C-unwind" fn(Object) -> Object;
+type Report = unsafe extern "C-unwind" fn(Object);
+type CheckSignals = unsafe extern "C-unwind" fn() -> std::ffi::c_int;
+
+/// Returns the address of a function of the interpreter, about which the compiler knows nothing then.
+fn hidden<F: Copy>(function: F) -> F {
+    std::hint::black_box(function)
 }
 
 /// Sleeps until the process has ended when the stack is unwound.
@@ -54,8 +67,9 @@ pub fn call<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let (py, named) = (callable.py(), named.map_or(std::ptr::null_mut(), Bound::as_ptr));
     let (callable, arguments) = (callable.as_ptr(), arguments.as_ptr());
+    let function: Call = hidden(PyObject_Call);
     // SAFETY: the thread is attached, and the objects live until the call has returned.
-    let result = run(|| unsafe { PyObject_Call(callable, arguments, named) });
+    let result = run(|| unsafe { function(callable, arguments, named) });
     // SAFETY: the result is a new reference, or null with an exception.
     unsafe { Bound::from_owned_ptr_or_err(py, result) }
 }
@@ -66,8 +80,9 @@ pub fn attribute<'py>(
     name: &Bound<'py, PyString>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (py, object, name) = (object.py(), object.as_ptr(), name.as_ptr());
+    let function: GetAttr = hidden(PyObject_GetAttr);
     // SAFETY: as in `call`.
-    let result = run(|| unsafe { PyObject_GetAttr(object, name) });
+    let result = run(|| unsafe { function(object, name) });
     // SAFETY: as in `call`.
     unsafe { Bound::from_owned_ptr_or_err(py, result) }
 }
@@ -76,8 +91,9 @@ pub fn attribute<'py>(
 pub fn member<'py>(py: Python<'py>, name: &str, member: &str) -> PyResult<Bound<'py, PyAny>> {
     let (module, member) = (PyString::intern(py, name), PyString::intern(py, member));
     let name = module.as_ptr();
+    let function: Import = hidden(PyImport_Import);
     // SAFETY: as in `call`.
-    let module = run(|| unsafe { PyImport_Import(name) });
+    let module = run(|| unsafe { function(name) });
     // SAFETY: as in `call`.
     let module = unsafe { Bound::from_owned_ptr_or_err(py, module) }?;
     attribute(&module, &member)
@@ -87,8 +103,9 @@ pub fn member<'py>(py: Python<'py>, name: &str, member: &str) -> PyResult<Bound<
 pub fn report(error: PyErr, origin: &Bound<'_, PyAny>) {
     error.restore(origin.py());
     let origin = origin.as_ptr();
+    let function: Report = hidden(PyErr_WriteUnraisable);
     // SAFETY: as in `call`; an exception is set.
-    run(|| unsafe { PyErr_WriteUnraisable(origin) });
+    run(|| unsafe { function(origin) });
 }
 
 /// Returns the elements of a sequence or an iterable.
@@ -101,8 +118,9 @@ pub fn elements<'py>(iterable: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTupl
 
 /// Runs the handlers of signals that arrived, such as that of Ctrl-C. Returns the exception of one.
 pub fn handle_signals(py: Python<'_>) -> PyResult<()> {
+    let function: CheckSignals = hidden(PyErr_CheckSignals);
     // SAFETY: the thread is attached.
-    match run(|| unsafe { PyErr_CheckSignals() }) {
+    match run(|| unsafe { function() }) {
         0 => Ok(()),
         _ => Err(PyErr::fetch(py)),
     }
