@@ -380,12 +380,12 @@ impl Context {
             }
         }
         // As while one is created. What was freed until here is looked up; a free later finds no block.
-        let _host = table.host();
+        let host = table.host();
         let mut table = table.table.write().unwrap_or_else(PoisonError::into_inner);
         let removed = regions.remove_unused(tag, 1)?;
         let by_pool = table.by_pool.remove(&removed.allocator().number());
-        drop(table);
-        // Closes its pool, which waits.
+        drop((table, host));
+        // Closes its pool, which waits: outside of the locks.
         drop((by_pool, removed));
         Ok(())
     }
@@ -462,7 +462,8 @@ impl Context {
     }
 }
 
-fn no_region(tag: &str) -> Failure {
+/// Returns the failure of a call about a region that there is not.
+pub(crate) fn no_region(tag: &str) -> Failure {
     Failure::of_region(tag, format!("there is no region {tag:?}: allocate in it first"))
 }
 

@@ -81,9 +81,10 @@ impl Allocator {
     }
 
     /// Calls `handler` if a request of any pool of the group, also of one that is created later, finds no
-    /// memory and neither the pool's own handlers nor those registered here before freed some. It takes the [number](Allocator::number) of the pool
-    /// that is short. Otherwise it is as those of [`on_shortage`](Allocator::on_shortage): inside it a request
-    /// of any pool of the group runs no handlers and does not wait.
+    /// memory and neither the pool's own handlers nor those registered here before freed some. It takes the
+    /// [number](Allocator::number) of the pool that is short. Otherwise it is as those of
+    /// [`on_shortage`](Allocator::on_shortage): inside it a request of any pool of the group runs no handlers
+    /// and does not wait.
     pub fn on_shortage_in_group(
         &self,
         handler: impl Fn(u64, &Shortage) -> bool + Send + Sync + 'static,

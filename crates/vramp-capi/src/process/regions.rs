@@ -12,7 +12,7 @@ use super::{CallResult, OpenAllocator};
 use crate::abi::vramp_status_t::*;
 use crate::context::Context;
 use crate::region_disk;
-use crate::regions::{self, Tagged, Target};
+use crate::regions::{self, Tagged, Target, no_region};
 use crate::status::{Failure, catch_failure, check_fork};
 
 /// Allocators that a scope is about.
@@ -103,10 +103,6 @@ fn names(tags: &[String]) -> Vec<&str> {
     tags.iter().map(String::as_str).collect()
 }
 
-fn unknown(tag: &str) -> Failure {
-    Failure::of_region(tag, format!("there is no region {tag:?}: allocate in it first"))
-}
-
 impl OpenAllocator {
     /// Returns the allocators that all interfaces share and that are open, with the numbers of their
     /// devices.
@@ -128,7 +124,7 @@ impl OpenAllocator {
     ) -> CallResult<()> {
         self.with(|context| match (context.regions_if_any(), tags.first()) {
             (Some(regions), _) => context.with_disk(|| call(&regions, &names(tags))),
-            (None, Some(tag)) => Err(unknown(tag)),
+            (None, Some(tag)) => Err(no_region(tag)),
             (None, None) => Ok(()),
         })
     }
@@ -259,7 +255,7 @@ impl OpenAllocator {
                 let text = "the allocator has no regions: allocate in one first";
                 return Err(tags
                     .first()
-                    .map_or_else(|| Failure::new(VRAMP_ERROR_REGION, text), |tag| unknown(tag)));
+                    .map_or_else(|| Failure::new(VRAMP_ERROR_REGION, text), |tag| no_region(tag)));
             };
             let registered: Registration = regions.on_pressure(context.allocator(), &names)?;
             Ok(registered.number())

@@ -1,4 +1,4 @@
-//! Free space: of the card for other pools, of the host, the disk and other cards for copies.
+//! Free space of the host, the disk and other cards for copies.
 
 use crate::planner::{PeerTable, SpillRoom};
 use vramp_core::Bytes;
@@ -8,13 +8,6 @@ use vramp_tiers::movers::MoverConfig;
 use super::state::Shared;
 
 impl Shared {
-    /// Returns the bytes that pools of the allocator's group can create now. A driver call.
-    pub fn room_of_card(&self) -> Bytes {
-        let free = self.driver.memory_info().map_or(Bytes::ZERO, |info| info.free);
-        let together = self.allocator.reserved_together();
-        self.allocator.limit().map_or(free, |limit| free.min(limit.saturating_sub(together)))
-    }
-
     /// Returns the free space below the card and on other cards, promises included. A driver call for
     /// each of them.
     pub fn room(&self) -> SpillRoom {

@@ -91,7 +91,7 @@ fn answer_other(shared: &Weak<Shared>, pool: u64, shortage: &Shortage) -> bool {
         return false;
     }
     let page = shared.driver.info().limits.page;
-    let lacks = || other_pool_deficit(shortage, page, shared.room_of_card());
+    let lacks = || other_pool_deficit(shortage, page, allocator.room());
     let left = || {
         let missing = lacks();
         if missing.is_zero() {

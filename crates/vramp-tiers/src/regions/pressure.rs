@@ -65,10 +65,10 @@ impl Pressure {
             return true;
         }
         let others: Vec<_> = regions.iter().filter(|region| !is_own(region)).collect();
-        let below = shared.below();
-        let on_card = below.mover.driver().memory_info().map_or(Bytes::ZERO, |memory| memory.free);
-        could_serve(&others, shortage, on_card)
-            && make_room(&others, &below, deficit(shortage, on_card))
+        let Some(any) = others.first() else { return false };
+        let room = any.allocator().room();
+        could_serve(&others, shortage, room)
+            && make_room(&others, &shared.below(), deficit(shortage, room))
     }
 }
 
@@ -77,29 +77,17 @@ fn was_paused(region: &Region) -> bool {
     region.try_state().is_some_and(|state| matches!(*state, State::Asleep(_)))
 }
 
-/// Returns true if the request would be served with all of these regions asleep, `on_card` being free on the
-/// card. Otherwise they would sleep for nothing.
-fn could_serve(regions: &[&Arc<Region>], shortage: &Shortage, on_card: Bytes) -> bool {
+/// Returns true if the request would be served with all of these regions asleep, while pools can create `room`
+/// more. Otherwise they would sleep for nothing.
+fn could_serve(regions: &[&Arc<Region>], shortage: &Shortage, room: Bytes) -> bool {
     let asleep: Bytes = regions.iter().map(|region| region.allocator().reserved()).sum();
-    let room = match (shortage.limit, regions.first()) {
-        (Some(limit), Some(any)) => {
-            let others = any.allocator().reserved_together().saturating_sub(shortage.reserved);
-            limit.saturating_sub(shortage.used).saturating_add(asleep).saturating_sub(others)
-        }
-        _ => on_card + shortage.free + shortage.waiting + asleep,
-    };
-    shortage.requested <= room
+    shortage.requested <= room + shortage.free + shortage.waiting + asleep
 }
 
-/// Returns what a request lacks: what neither the free memory of its pool nor that of the card serves.
-fn deficit(shortage: &Shortage, on_card: Bytes) -> Bytes {
-    let free = match shortage.limit {
-        // How much of the limit is left is not known here.
-        Some(_) => shortage.largest,
-        None => shortage.largest + on_card,
-    };
+/// Returns what a request lacks: what neither the free memory of its pool nor new memory serves.
+fn deficit(shortage: &Shortage, room: Bytes) -> Bytes {
     // It failed, so it lacks something: at least one handle.
-    shortage.requested.saturating_sub(free).max(Bytes::new(1))
+    shortage.requested.saturating_sub(shortage.largest + room).max(Bytes::new(1))
 }
 
 /// Gives up `needed` bytes, as far as there are. Returns true if there were some.
