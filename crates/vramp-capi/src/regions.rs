@@ -70,8 +70,9 @@ struct Scope {
     target: Target,
     /// `None` sends requests to the pool itself.
     tagged: Option<Arc<Tagged>>,
-    /// Regions found so far, by the number of their allocator.
-    found: Vec<(u64, Weak<Region>)>,
+    /// Pools of the regions found so far, by the number of their allocator. A removed region is looked up
+    /// again.
+    found: Vec<(u64, u64)>,
 }
 
 impl Drop for Scope {
@@ -134,12 +135,12 @@ fn choose(context: &Context) -> Choice {
         let scope = scopes.iter().rev().find(|scope| scope.target.includes(context))?;
         let tagged = scope.tagged.as_ref()?;
         let own = context.allocator().number();
-        let mut found = scope.found.iter().filter(|(number, _)| *number == own);
-        // A removal of the region holds it for writing.
+        let found = scope.found.iter().find(|(number, _)| *number == own);
+        // A removal holds it for writing, and takes the region out of it before the region ends.
         let table = context.region_table_if_any()?;
-        let _table = table.table.read().unwrap_or_else(PoisonError::into_inner);
-        Some(match found.find_map(|(_, region)| region.upgrade()) {
-            Some(region) => Choice::Found(region),
+        let table = table.table.read().unwrap_or_else(PoisonError::into_inner);
+        Some(match found.and_then(|(_, pool)| table.by_pool.get(pool)) {
+            Some(region) => Choice::Found(Arc::clone(region)),
             None => Choice::New(scope.number, Arc::clone(tagged)),
         })
     });
@@ -292,7 +293,7 @@ impl Context {
             Choice::New(scope, tagged) => (scope, tagged),
         };
         let region = self.region(&tagged)?;
-        let found = (self.allocator().number(), Arc::downgrade(&region));
+        let found = (self.allocator().number(), region.allocator().number());
         SCOPES.with(|scopes| {
             let mut scopes = scopes.borrow_mut();
             if let Some(scope) = scopes.iter_mut().find(|other| other.number == scope) {
