@@ -273,6 +273,24 @@ impl Events {
         Ok(self.open.contains_key(&stream))
     }
 
+    /// Queries as [`Events::poll_of`] does after each `every` events that a stream got, for those that
+    /// nobody waits for.
+    pub(crate) fn poll_after(
+        &mut self,
+        driver: &dyn Driver,
+        pool: &mut impl Completions,
+        progress: &Progress,
+        stream: StreamId,
+        every: usize,
+    ) -> DriverResult<()> {
+        match self.open.get(&stream).map_or(0, VecDeque::len) {
+            open if open > 0 && open.is_multiple_of(every) => {
+                self.poll_of(driver, pool, progress, stream).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn poll_stream(
         &mut self,
         driver: &dyn Driver,

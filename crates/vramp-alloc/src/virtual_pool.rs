@@ -608,6 +608,15 @@ impl VirtualPool {
         self.poll_some()
     }
 
+    /// Records an event for `mark`, after each `every` of them with a query which work of its stream is
+    /// over.
+    pub(crate) fn poll_and_record(&mut self, mark: Mark, every: usize) -> Result<(), DriverError> {
+        let driver = Arc::clone(&self.exec.driver);
+        let Executor { events, .. } = &mut self.exec;
+        events.poll_after(&*driver, &mut self.pool, &self.progress, mark.stream, every)?;
+        self.record(mark)
+    }
+
     /// Unmaps retired mappings whose work is over. No driver call if there are none; else a query
     /// for each pending event and an unmap for each row of them.
     pub(crate) fn sweep_retired(&mut self) -> Result<(), DriverError> {

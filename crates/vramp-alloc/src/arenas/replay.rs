@@ -7,6 +7,9 @@ use super::NoLease;
 use crate::exec::captures;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
+/// Events of replays that are recorded before their completion is asked about.
+const EVENTS_BETWEEN_POLLS: usize = 8;
+
 impl VirtualPool {
     /// Takes a lease for a replay on `stream` that needs the first `upto` bytes, backs them, and
     /// orders the stream behind work that may still use them.
@@ -72,10 +75,23 @@ impl VirtualPool {
     }
 
     /// Ends a lease: the work queued on its stream so far uses the arena.
-    pub(crate) fn end_lease(&mut self, id: ArenaId, lease: ArenaLeaseId, stream: StreamId) {
+    ///
+    /// With [`Overlap::Refuse`] an event is recorded behind that work. One recorded at the next replay
+    /// would also cover what the stream got meanwhile, and refuse a replay that overlaps with nothing.
+    pub(crate) fn end_lease(
+        &mut self,
+        id: ArenaId,
+        lease: ArenaLeaseId,
+        stream: StreamId,
+        overlap: Overlap,
+    ) {
         let mark = self.pool.now(stream);
         let ended = self.arenas.get_mut(id).leases.end(lease, mark);
         ended.expect("a lease is held until it is dropped");
         self.arenas.list_to_lend(id);
+        if overlap == Overlap::Refuse && self.pool.is_open(stream) {
+            // Where it fails, the next replay records one.
+            let _ = self.poll_and_record(mark, EVENTS_BETWEEN_POLLS);
+        }
     }
 }

@@ -2,10 +2,12 @@
 //! captures and CUDA graphs, numr's arena. Replays are compared with the eager run byte by byte.
 
 use crate::common;
-use crate::common::graph_rig::{GraphRig, range};
+use crate::common::graph_rig::{GraphRig, LONG_NS, range};
 use crate::common::random::Random;
 use vramp_alloc::graph::{ArenaConfig, CapturedGraph, LaunchError};
-use vramp_alloc::{AllocError, Allocation, Bytes, StreamId};
+use vramp_alloc::{AllocError, Allocation, Bytes, Config, StreamId};
+use vramp_driver::Call;
+use vramp_driver::sim::{Contents, Simulator};
 
 const MIB: Bytes = Bytes::mib(1);
 
@@ -107,6 +109,64 @@ fn two_graphs_in_a_row_share_an_arena() {
 #[test]
 fn three_graphs_in_a_row_share_an_arena() {
     successive(3);
+}
+
+#[test]
+fn a_replay_is_refused_for_what_the_last_replay_uses_and_not_for_what_its_stream_got_since() {
+    let rig = GraphRig::new();
+    let arena = rig.arena();
+    let body = || {
+        let block = rig.malloc(MIB, rig.a);
+        rig.fill(rig.a, &block, 1);
+        rig.free(block, rig.a);
+    };
+    let (graph, ()) = rig.capture(rig.a, &arena, body);
+    rig.replay(&graph, rig.a);
+    rig.sync(rig.a);
+    // The program waited for the replay, and goes on with other work on its stream.
+    let other = rig.malloc(MIB, rig.a);
+    rig.write("other", rig.a, &other, LONG_NS);
+    rig.replay(&graph, rig.b);
+    rig.sync(rig.b);
+    rig.replay(&graph, rig.a);
+    let refused = graph.launch(rig.b).expect_err("it comes after the long write");
+    assert!(matches!(refused, LaunchError::Busy(_)), "{refused}");
+    rig.free(other, rig.a);
+    drop((graph, arena));
+    rig.close();
+}
+
+#[test]
+fn the_events_of_replays_are_used_again() {
+    for graphs_in_flight in [1, 100] {
+        let rig =
+            GraphRig::with(Simulator::builder().contents(Contents::Discarded), Config::default());
+        let arena = rig.arena();
+        let (graph, ()) = rig.capture(rig.a, &arena, || {
+            let block = rig.malloc(MIB, rig.a);
+            rig.write("step", rig.a, &block, 1000);
+            rig.free(block, rig.a);
+        });
+        let calls = |call| rig.base.sim.calls_of(call);
+        let replays = |count: u64| {
+            for number in 0..count {
+                drop(graph.launch(rig.a).expect("no other stream has the arena"));
+                if number % graphs_in_flight == 0 {
+                    rig.sync(rig.a);
+                }
+            }
+        };
+        replays(1_000);
+        let made = calls(Call::CreateEvent);
+        let (recorded, queried) = (calls(Call::Record), calls(Call::Query));
+        replays(10_000);
+        assert_eq!(calls(Call::CreateEvent), made, "{graphs_in_flight} in flight");
+        assert_eq!(calls(Call::Record) - recorded, 10_000);
+        let queries = calls(Call::Query) - queried;
+        assert!(queries <= 2_500, "{queries} with {graphs_in_flight} in flight");
+        drop((graph, arena));
+        rig.close();
+    }
 }
 
 #[test]
