@@ -273,8 +273,8 @@ impl Events {
         Ok(self.open.contains_key(&stream))
     }
 
-    /// Queries as [`Events::poll_of`] does after each `every` events that a stream got, for those that
-    /// nobody waits for.
+    /// Queries as [`Events::poll_of`] does after each `every` events that a stream got: for streams that
+    /// record events which no request asks about.
     pub(crate) fn poll_after(
         &mut self,
         driver: &dyn Driver,
