@@ -191,7 +191,7 @@ mod tests {
             );
             assert_eq!(pool.lend_idle().expect("no call fails"), LEN);
             assert!(pool.arenas.may_lend.is_empty(), "the lease will list its arena again");
-            pool.end_lease(ids[7], lease, stream);
+            pool.end_lease(ids[7], lease, stream, Overlap::Refuse);
             assert_eq!(pool.arenas.may_lend.len(), 1);
             pool.lend_idle().expect("no call fails");
             assert_eq!(pool.pool.arena_memory(ids[7]).lent, LEN);
