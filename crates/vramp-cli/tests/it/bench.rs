@@ -139,17 +139,17 @@ fn graphs_share_an_arena_and_replays_write_the_same_bytes_as_the_calls() {
     let phases: Vec<_> = phases.map(|(who, what)| (who.unwrap(), what.unwrap())).collect();
     let each = ["freed", "held"].map(|who| ["lend", "take", "bring back"].map(|what| (who, what)));
     assert_eq!(phases, each.concat());
+    let renewed = lent.last().unwrap()["creates"].as_u64().unwrap();
     for row in &lent {
         let (maps, creates) = (row["maps"].as_u64().unwrap(), row["creates"].as_u64().unwrap());
         assert_eq!(row["driver_ns_is"], "modelled");
         match (row["phase"].as_str().unwrap(), row["borrower"].as_str().unwrap()) {
             ("lend", _) => assert_eq!((maps, creates), (0, 0), "{row}"),
             ("bring back", "held") => assert!(creates > 0 && maps >= creates, "{row}"),
-            // The memory is at the addresses of the round before, except for a chunk at its end.
-            _ => {
-                assert_eq!(creates, 0, "{row}");
-                assert!(maps <= row["rounds"].as_u64().unwrap(), "{row}");
-            }
+            // The memory is at the addresses of the round before, except for what the arena got anew
+            // while blocks held its chunks.
+            ("take", "held") => assert!(creates == 0 && maps <= renewed, "{row}"),
+            _ => assert_eq!((maps, creates), (0, 0), "{row}"),
         }
         let [borrowed, arena] =
             ["borrowed_bytes", "arena_bytes"].map(|key| row[key].as_f64().unwrap());
@@ -164,7 +164,9 @@ fn graphs_share_an_arena_and_replays_write_the_same_bytes_as_the_calls() {
     let [(_, outside), (_, captured), plain, leased] = calls[..] else { panic!("{calls:?}") };
     assert_eq!((outside, plain), (0.0, ("launch", 1.0)));
     assert!((2.0..3.1).contains(&captured), "one for a malloc, two for a free: {captured}");
-    assert_eq!(leased, ("launch with a lease", 2.0), "it asks whether the stream captures");
+    let ("launch with a lease", leased) = leased else { panic!("{calls:?}") };
+    // It asks whether the stream captures, and records an event that one replay in eight asks about.
+    assert!((3.0..3.5).contains(&leased), "{leased}");
 }
 
 #[test]
