@@ -1,6 +1,7 @@
 //! What requests cost as the pool grows: what they look at (`Stats::looked_at`) and the driver calls
 //! they make, with few and with many of everything.
 
+use crate::common::random::Random;
 use crate::common::{Rig, pages};
 use vramp_alloc::{Allocation, Bytes, Config, Preset, StreamId};
 use vramp_driver::sim::{Contents, Gate, Kernel, Simulator};
@@ -268,4 +269,32 @@ fn a_request_asks_few_of_thousands_of_busy_streams() {
         asked
     });
     assert!(queries[1] <= queries[0] + 8, "queries with 16 and 2,048 busy streams: {queries:?}");
+}
+
+#[test]
+fn streams_that_use_no_memory_change_no_decision() {
+    let decisions = |others: u64| {
+        let rig = rig();
+        // As a process has them for copies, communication and captures.
+        for number in 0..others {
+            let other = rig.allocator.create_stream().expect("a stream can be made");
+            if number % 2 == 0 {
+                rig.allocator.destroy_stream(other).expect("it is open");
+            }
+        }
+        let (mut random, mut live, mut addresses) = (Random(1), Vec::new(), Vec::new());
+        for _ in 0..3_000 {
+            let size = Bytes::mib(1) * (1 + random.below(100));
+            let block = malloc(&rig, size);
+            addresses.push(block.addr());
+            live.push(block);
+            if live.len() > 60 {
+                free(&rig, live.swap_remove(random.below(60) as usize));
+            }
+        }
+        let moved = rig.allocator.stats().expect("no call fails").chunks_moved;
+        assert!(moved > 100, "the program is one that remaps: {moved}");
+        (addresses, moved)
+    };
+    assert_eq!(decisions(0), decisions(20));
 }

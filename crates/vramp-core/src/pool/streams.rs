@@ -46,6 +46,8 @@ pub(crate) struct Stream {
     pub last_freed: Bytes,
     /// How many of its last requests in a row found that other streams had taken what it freed.
     pub robbed: u32,
+    /// Memory was requested for it or freed on it, or its work used a block that was freed.
+    is_user: bool,
     /// No work will be queued any more: the last event covers all of it.
     pub ended: bool,
     /// No event can be recorded at present: the stream captured a graph when the shell last recorded
@@ -64,6 +66,7 @@ impl Stream {
             idle_after: BTreeMap::new(),
             last_freed: Bytes::ZERO,
             robbed: 0,
+            is_user: false,
             ended: false,
             held: false,
         }
@@ -104,6 +107,10 @@ pub(crate) struct Streams {
     held: BTreeSet<StreamId>,
     /// True once a stream has ended.
     any_ended: bool,
+    /// Number of streams that ever used the pool.
+    users: u64,
+    /// True once one of them has ended.
+    any_user_ended: bool,
     /// Number of streams whose memory others take again and again.
     robbed: u64,
 }
@@ -117,6 +124,8 @@ impl Streams {
             pending: BTreeSet::new(),
             held: BTreeSet::new(),
             any_ended: false,
+            users: 0,
+            any_user_ended: false,
             robbed: 0,
         }
     }
@@ -232,6 +241,26 @@ impl Streams {
         self.table.ids() > 1 || self.any_ended
     }
 
+    /// Notes that a stream uses the pool.
+    #[inline]
+    pub(crate) fn note_user(&mut self, id: StreamId) {
+        match self.get_mut(id) {
+            Some(stream) if stream.is_user => {}
+            Some(stream) => {
+                stream.is_user = true;
+                self.users += 1;
+            }
+            None => self.any_user_ended = true,
+        }
+    }
+
+    /// True if several streams ever used the pool, or one of them ended: what one has free may be of use
+    /// to others. Streams that the pool only knows do not count.
+    #[inline]
+    pub(crate) fn share(&self) -> bool {
+        self.users > 1 || self.any_user_ended
+    }
+
     /// The mark of the work queued on `stream` so far.
     pub(crate) fn now(&self, stream: StreamId) -> Mark {
         let known = self.get(stream);
@@ -303,6 +332,7 @@ impl Streams {
         let Some(ended) = self.get_mut(id) else { return };
         ended.ended = true;
         ended.waits_for = BTreeMap::new();
+        self.any_user_ended |= ended.is_user;
     }
 
     /// Notes that the work up to an epoch is over. Returns true if that was not known.

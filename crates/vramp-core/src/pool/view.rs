@@ -91,9 +91,9 @@ impl<'a> View<'a> {
         own.or_else(|| self.streams.idle().find(len, from))
     }
 
-    /// True if free memory becomes idle memory of no stream: several streams share the pool.
+    /// True if free memory becomes idle memory of no stream: several streams use the pool.
     pub(crate) fn shares_idle(self) -> bool {
-        self.streams.are_several() && matches!(self.config.policy, Policy::Mixed(_))
+        self.streams.share() && matches!(self.config.policy, Policy::Mixed(_))
     }
 
     /// True for free memory that the stream may use at once: its own, and idle memory.

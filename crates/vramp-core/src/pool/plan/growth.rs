@@ -175,7 +175,8 @@ mod tests {
             policy: Policy::Mixed(Mixed::default()),
         };
         let mut pool = Pool::new(config).expect("it is valid");
-        pool.add_stream();
+        let first = pool.add_stream();
+        pool.note_user(first);
         let mixed = Mixed::default();
         // A request in MiB, stranded MiB, and the longest chunk.
         let longest = |pool: &Pool, len: u64, stranded: u64| {
@@ -200,7 +201,10 @@ mod tests {
         };
         let lengths = |pool: &Pool| [20, 21, 30, 31, 41, 62].map(|n| longest(pool, n));
         assert_eq!(lengths(&pool), [16, 16, 16, 8, 8, 4].map(mib));
-        pool.add_stream();
+        // A stream that asks for nothing changes nothing.
+        let second = pool.add_stream();
+        assert_eq!(lengths(&pool), [16, 16, 16, 8, 8, 4].map(mib));
+        pool.note_user(second);
         assert_eq!(lengths(&pool), [16, 8, 8, 8, 4, 4].map(mib));
         // The usual chunk of a large pool is halved, too.
         let large = [0, 3, 7].map(|part| {

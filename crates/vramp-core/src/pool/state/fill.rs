@@ -20,6 +20,7 @@ struct Cut {
 impl Pool {
     /// Makes `at..` a free region of `stream`, filled in order.
     pub(super) fn settle_fill(&mut self, at: PoolAddr, fills: &[Fill], stream: StreamId) {
+        self.note_user(stream);
         let epochs: Vec<Epoch> = fills.iter().map(|&fill| self.epoch_for(fill, stream)).collect();
         let target = self.unmapped_region_at(at);
         self.take_sources(fills);

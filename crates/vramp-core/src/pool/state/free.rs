@@ -11,6 +11,8 @@ use crate::waiting::{Age, Waiting};
 impl Pool {
     /// Makes a used region free, or waiting if work of other streams may still touch it.
     pub(super) fn release_region(&mut self, key: RegionKey, stream: StreamId, uses: Vec<Mark>) {
+        self.note_user(stream);
+        uses.iter().for_each(|used| self.note_user(used.stream));
         self.regions.retire_id(key);
         self.used -= self.regions.get(key).len;
         let epoch = self.streams.now(stream).epoch;

@@ -8,8 +8,9 @@
 //!    What is listed later than that waits for the next request that finds no memory.
 //! 4. A request finds its stream's own memory first, then idle memory.
 //!
-//! A pool with one stream lists nothing: all free memory is that stream's. VPMM keeps owners, as its
-//! document does.
+//! A pool that one stream uses lists nothing: all free memory is that stream's, and layouts repeat where
+//! its requests do. Which streams the pool knows does not matter: a process has streams for captures,
+//! copies and communication that never ask for memory. VPMM keeps owners, as its document does.
 //!
 //! Growth: one entry for each slot of the region table and each epoch, added in O(log epochs) by the
 //! free and looked at once.
@@ -22,12 +23,23 @@ use crate::pool::regions::Parts;
 use crate::pool::streams::{IDLE, Stream};
 
 impl Pool {
-    /// True if free memory becomes idle memory of no stream: several streams share the pool.
+    /// True if free memory becomes idle memory of no stream: several streams use the pool.
     pub(crate) fn shares_idle(&self) -> bool {
         self.view().shares_idle()
     }
 
-    /// Lists all free memory, once there is a second stream. O(n).
+    /// Notes that a stream uses the pool: memory is requested for it or freed on it, or its work used a
+    /// block that is freed. O(1); O(free regions) for the second such stream.
+    #[inline]
+    pub(crate) fn note_user(&mut self, stream: StreamId) {
+        let shared = self.shares_idle();
+        self.streams.note_user(stream);
+        if !shared {
+            self.begin_sharing();
+        }
+    }
+
+    /// Lists all free memory, once a second stream uses the pool. O(n).
     pub(super) fn begin_sharing(&mut self) {
         if !self.shares_idle() {
             return;
@@ -35,7 +47,14 @@ impl Pool {
         let free = |known: &Stream| known.free.iter().map(|(_, _, key)| key).collect::<Vec<_>>();
         let free: Vec<RegionKey> =
             self.streams.iter().flat_map(|(_, stream)| free(stream)).collect();
-        free.into_iter().for_each(|key| self.list_to_become_idle(key));
+        for key in free {
+            let free = self.view().free_of(key);
+            let owner = free.owner;
+            if free.marks().any(|mark| self.streams.is_unrecorded(mark)) {
+                self.unrecorded.insert(owner);
+            }
+            self.list_to_become_idle(key);
+        }
     }
 
     /// Lists a free region under the first epoch after which a part of it is idle.

@@ -22,6 +22,7 @@ impl Pool {
     pub fn place(&mut self, attempt: &mut Attempt) -> Step {
         let stream = attempt.request.stream;
         assert!(self.streams.contains(stream), "{stream} is unknown to the pool");
+        self.note_user(stream);
         loop {
             if attempt.rung > Rung::Own {
                 // What the stream just took over for the request stays in one piece.
@@ -93,6 +94,7 @@ impl Pool {
     pub fn assemble(&mut self, request: Request) -> Option<Plan> {
         let stream = request.stream;
         assert!(self.streams.contains(stream), "{stream} is unknown to the pool");
+        self.note_user(stream);
         self.refresh_free_chunks();
         self.view().assemble(request)
     }

@@ -18,21 +18,13 @@ impl Pool {
     /// # Panics
     /// If the pool knows the id.
     pub fn add_stream_as(&mut self, id: StreamId) {
-        let was_one = !self.streams.are_several();
         self.streams.add(id);
-        if was_one {
-            self.begin_sharing();
-        }
     }
 
     /// Makes all ids below this number known: those that were not added are of streams that ended, whose
     /// work is over.
     pub fn skip_streams(&mut self, ids: usize) {
-        let was_one = !self.streams.are_several();
         self.streams.skip_to(ids);
-        if was_one {
-            self.begin_sharing();
-        }
     }
 
     /// The streams of which the pool keeps something: those that have not ended, and those that did
@@ -47,9 +39,9 @@ impl Pool {
     /// Once the event is [reached](Pool::reached) and the memory that was freed on it serves others,
     /// the pool keeps nothing of the stream.
     pub fn end_stream(&mut self, stream: StreamId) {
-        let was_one = !self.streams.are_several();
+        let shared = self.shares_idle();
         self.streams.end(stream);
-        if was_one {
+        if !shared {
             self.begin_sharing();
         }
         self.streams.leave_if_done(stream);
@@ -166,6 +158,7 @@ impl Pool {
 
     /// Lists a freed piece of the heap of `heap` that waits for `marks`.
     pub(crate) fn wait_in_heap(&mut self, heap: StreamId, piece: u32, marks: Vec<Mark>) {
+        marks.iter().for_each(|mark| self.note_user(mark.stream));
         if let Some(open) = self.streams.get_mut(heap) {
             // No stream took what waits.
             open.last_freed = Bytes::ZERO;
