@@ -4,8 +4,9 @@
 //! the card, handle by handle:
 //!
 //! 1. [`Allocator::begin_sleep`] refuses requests from then on, waits for the work of the card,
-//!    returns idle memory to the card, and returns a [`Sleep`]: which [chunks](Sleep::chunks) remain, and
-//!    which part of them has [contents](Sleep::contents).
+//!    returns idle memory to the card, unmaps old mappings of memory that was remapped, and returns a
+//!    [`Sleep`]: which [chunks](Sleep::chunks) remain, and which part of them has
+//!    [contents](Sleep::contents).
 //! 2. The owner copies contents away, and [releases](Sleep::release) chunks as their copies arrive.
 //! 3. [`Sleep::back`] backs chunks with new memory at their old addresses, and the owner copies the
 //!    contents there.
@@ -21,7 +22,7 @@
 //!
 //! | step | driver calls | host |
 //! |---|---|---|
-//! | `begin_sleep` | two queries, a record and a wait for each stream, a wait for the card, and those of a trim | O(regions + chunks) |
+//! | `begin_sleep` | two queries, a record and a wait for each stream, a wait for the card, those of a trim, and an unmap for each row of old mappings | O(regions + chunks) |
 //! | `release` | an unmap for each contiguous run, a release for each chunk | O(log chunks + run) |
 //! | `back` | a create and a map for each chunk, a set-access for each contiguous run | the same |
 //! | `wake` | none | O(1) |
@@ -66,6 +67,12 @@ pub enum SleepError {
         /// Bytes of the pinned chunks.
         bytes: Bytes,
     },
+    /// Work on memory that was remapped is not known to be over, because the program reports progress
+    /// itself.
+    #[error(
+        "work on memory that was remapped is not known to be over: report its progress before the pool sleeps"
+    )]
+    Unfinished,
     /// The preset has no memory that can leave its addresses.
     #[error(
         "a pool with the preset {preset} cannot sleep: use the preset vramp on a device with virtual \
@@ -218,10 +225,16 @@ impl Allocator {
 
     fn settle_before_sleep(&self) -> Result<Sleep, SleepError> {
         let shared = self.shared();
+        // What these events cover is over after the wait. No request moves memory from now on.
+        let mut inner = shared.lock_asleep()?;
+        inner.manager.virtual_pool_mut().expect("it was checked above").find_idle()?;
+        drop(inner);
         self.wait_for_work()?;
         let mut inner = shared.lock_asleep()?;
         let trimmed = inner.manager.trim(Bytes::ZERO);
         let pool = inner.manager.virtual_pool_mut().expect("it was checked above");
+        // Memory stays on the card as long as it is mapped anywhere.
+        let unmapped = pool.unmap_retired();
         let pinned = pool.pool.homes().filter(|&(_, is_pinned)| is_pinned);
         let pinned: Bytes = pinned.map(|(at, _)| at.len).sum();
         let homes = pool.pool.homes().map(|(at, _)| Sleeper { at, backed: true });
@@ -233,6 +246,9 @@ impl Allocator {
         let ranges: Vec<AddrRange> = ranges.collect();
         shared.note_reserved(&inner);
         trimmed?;
+        if !unmapped? {
+            return Err(SleepError::Unfinished);
+        }
         if !pinned.is_zero() {
             return Err(SleepError::Pinned { bytes: pinned });
         }

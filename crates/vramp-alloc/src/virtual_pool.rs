@@ -620,16 +620,22 @@ impl VirtualPool {
     /// Unmaps retired mappings whose work is over. No driver call if there are none; else a query
     /// for each pending event and an unmap for each row of them.
     pub(crate) fn sweep_retired(&mut self) -> Result<(), DriverError> {
-        if !self.pool.has_retired() {
-            return Ok(());
-        }
-        self.poll()?;
-        let Some(plan) = self.pool.unmap() else { return Ok(()) };
-        match self.exec.perform(&mut self.pool, plan) {
+        match self.unmap_retired() {
             Err(error) if error.kind == ErrorKind::DeviceLost => Err(error),
             // The request does not depend on it.
             _ => Ok(()),
         }
+    }
+
+    /// Unmaps retired mappings whose work is over, and returns true if none are left.
+    pub(crate) fn unmap_retired(&mut self) -> Result<bool, DriverError> {
+        if self.pool.has_retired() {
+            self.poll()?;
+            if let Some(plan) = self.pool.unmap() {
+                self.exec.perform(&mut self.pool, plan)?;
+            }
+        }
+        Ok(!self.pool.has_retired())
     }
 
     /// Reserves memory ahead of demand. `Ok(false)` if the limit forbids it.

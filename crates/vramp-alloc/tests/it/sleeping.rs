@@ -10,6 +10,7 @@ use vramp_driver::sim::{FaultPlan, Kernel, Simulator};
 use vramp_driver::wrapper::{Wrapped, Wrapper};
 use vramp_driver::{Call, CaptureMode, Driver, DriverResult, Event, Stream};
 
+use crate::common::random::Random;
 use crate::common::range;
 use crate::common::range_rig::{MIB, RangeRig};
 
@@ -271,4 +272,41 @@ fn work_on_streams_that_the_group_does_not_know_is_waited_for() {
     let refused = other.begin_sleep().unwrap_err();
     assert!(matches!(refused, SleepError::Driver(_)), "{refused}");
     assert!(!other.is_asleep());
+}
+
+/// Memory that was remapped is mapped at old addresses too until work there is over, and stays on the card as
+/// long as that.
+#[test]
+fn memory_that_moved_leaves_the_card_too() {
+    let rig = rig();
+    let pool = rig.allocator.create_pool("nap").unwrap();
+    let (before, mut random) = (on_card(&rig), Random(1));
+    let mut blocks: Vec<Allocation> = Vec::new();
+    for round in 0..200 {
+        blocks.push(pool.malloc(MIB(1 + random.below(60)), rig.stream).unwrap());
+        rig.fill(range(&blocks[blocks.len() - 1]), round);
+        if blocks.len() > 5 {
+            let block = blocks.swap_remove(random.below(6) as usize);
+            pool.free(block, rig.stream).unwrap();
+        }
+    }
+    let moved = pool.stats().unwrap().chunks_moved;
+    assert!(moved > 20, "the program is one that remaps: {moved}");
+    for _ in 0..2 {
+        let sleep = pool.begin_sleep().unwrap();
+        let bytes = read(&rig, &sleep);
+        sleep.release(0..sleep.chunks().len()).unwrap();
+        assert_eq!(on_card(&rig), before, "{moved} chunks moved");
+        sleep.back(0..sleep.chunks().len()).unwrap();
+        write(&rig, &sleep, &bytes);
+        sleep.wake().unwrap();
+        assert_eq!(on_card(&rig), before + pool.reserved());
+        pool.audit().unwrap();
+    }
+    for block in blocks {
+        pool.free(block, rig.stream).unwrap();
+    }
+    pool.close().unwrap();
+    assert_eq!(on_card(&rig), before);
+    assert!(rig.sim.hazards().is_empty());
 }

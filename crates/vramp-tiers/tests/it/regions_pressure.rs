@@ -222,7 +222,9 @@ fn threads_that_press_each_other_end_and_leave_every_pool_consistent() {
     assert!(slept.into_inner() > 0, "no region slept: the test tests nothing");
     for (region, (tag, block)) in regions.iter().zip(tags.iter().zip(kept)) {
         // Of those before only this much is left, and others sleep for this one.
-        rig.regions.resume(&[tag]).unwrap();
+        if let Err(error) = rig.regions.resume(&[tag]) {
+            panic!("{tag}: {error}\n{:#?}", rig.regions.status());
+        }
         rig.holds(&block, tag.as_bytes()[1] - b'0' + 1);
         region.allocator().free(block, rig.stream).unwrap();
         region.allocator().audit().unwrap();
