@@ -269,3 +269,11 @@ def test_regions_use_the_host_memory_of_tiers_while_they_are_open(pool: vramp.Po
     vramp.resume("weights", device=pool)
     assert holds(block, 7)
     block.free()
+
+
+def test_a_wrong_size_is_refused_where_there_is_no_region_too() -> None:
+    with vramp.open("sim:h200") as pool:
+        for keep in ("lots", "-1", -1, "1GiB extra", "1e40GiB", ""):
+            with pytest.raises(vramp.OptionError, match="keep is a size"):
+                vramp.pause(keep=keep, device=pool)
+        assert vramp.pause(keep=1 << 20, device=pool) is None

@@ -70,6 +70,7 @@ __all__ = [
     "regions_resume",
     "regions_status",
     "regions_unregister",
+    "size_argument",
 ]
 
 class _HasCudaStream(Protocol):
@@ -1096,7 +1097,10 @@ def region_end(scope: int) -> None:
 def opened_devices() -> list[int]:
     """Returns the numbers of the devices whose shared pools are open."""
 
-def regions_pause(pool: Pool, tags: list[str], keep: str, discard: bool) -> None:
+def size_argument(name: str, text: str) -> int:
+    """Returns the bytes that a size such as `2GiB` stands for, in the argument `name`."""
+
+def regions_pause(pool: Pool, tags: list[str], keep: int, discard: bool) -> None:
     """Puts regions of a pool to sleep, and with `discard` gives their contents up."""
 
 def regions_prefetch(pool: Pool, tags: list[str]) -> None:

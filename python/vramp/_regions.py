@@ -264,8 +264,9 @@ def pause(
     With `wait=False` a thread does it, and the result is a handle. Raises RegionError; the regions are as
     before then, of the device that failed.
     """
-    text = str(keep)
-    return _move(lambda pool, tags: _native.regions_pause(pool, tags, text, discard), tag, device, wait)
+    # Also where there is no region: a mistake shows at the call that has it.
+    most = _native.size_argument("keep", str(keep))
+    return _move(lambda pool, tags: _native.regions_pause(pool, tags, most, discard), tag, device, wait)
 
 
 def resume(

@@ -28,7 +28,7 @@ mod _native {
     use crate::regions::{
         opened_devices, region_backup, region_begin, region_default_disk, region_disk, region_end,
         region_remove, regions_clean, regions_known, regions_on_pressure, regions_pause,
-        regions_prefetch, regions_resume, regions_status, regions_unregister,
+        regions_prefetch, regions_resume, regions_status, regions_unregister, size_argument,
     };
     #[pymodule_export]
     use crate::shortage::Registration;

@@ -90,16 +90,21 @@ fn size(py: Python<'_>, name: &str, text: &str) -> PyResult<Bytes> {
     })
 }
 
+/// Returns the bytes that a size such as `2GiB` stands for, in the argument `name`.
+#[pyfunction]
+pub fn size_argument(py: Python<'_>, name: &str, text: &str) -> PyResult<u64> {
+    size(py, name, text).map(Bytes::count)
+}
+
 /// Puts regions of a pool to sleep, and with `discard` gives their contents up.
 #[pyfunction]
 pub fn regions_pause(
     py: Python<'_>,
     pool: &Bound<'_, Pool>,
     tags: Vec<String>,
-    keep: &str,
+    keep: u64,
     discard: bool,
 ) -> PyResult<()> {
-    let keep = size(py, "keep", keep)?.count();
     call(py, pool, &tags, |allocator, tags| match discard {
         true => allocator.discard_regions(tags, keep),
         false => allocator.pause_regions(tags, keep),
