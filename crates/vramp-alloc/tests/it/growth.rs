@@ -3,6 +3,7 @@
 
 use crate::common::random::Random;
 use crate::common::{Rig, pages};
+use vramp_alloc::config::{Mixed, SharedFrom};
 use vramp_alloc::{Allocation, Bytes, Config, Preset, StreamId};
 use vramp_driver::sim::{Contents, Gate, Kernel, Simulator};
 use vramp_driver::{Call, Driver};
@@ -272,9 +273,11 @@ fn a_request_asks_few_of_thousands_of_busy_streams() {
 }
 
 #[test]
-fn streams_that_use_no_memory_change_no_decision() {
+fn streams_that_do_not_use_a_pool_change_no_decision_where_only_users_count() {
     let decisions = |others: u64| {
         let rig = rig();
+        let placement = |mixed: &mut Mixed| mixed.shared_from = SharedFrom::SecondUser;
+        let pool = rig.allocator.create_pool_with("part", placement).expect("it can be made");
         // As a process has them for copies, communication and captures.
         for number in 0..others {
             let other = rig.allocator.create_stream().expect("a stream can be made");
@@ -285,14 +288,15 @@ fn streams_that_use_no_memory_change_no_decision() {
         let (mut random, mut live, mut addresses) = (Random(1), Vec::new(), Vec::new());
         for _ in 0..3_000 {
             let size = Bytes::mib(1) * (1 + random.below(100));
-            let block = malloc(&rig, size);
+            let block = pool.malloc(size, rig.stream).expect("there is memory");
             addresses.push(block.addr());
             live.push(block);
             if live.len() > 60 {
-                free(&rig, live.swap_remove(random.below(60) as usize));
+                let block = live.swap_remove(random.below(60) as usize);
+                pool.free(block, rig.stream).expect("it is the pool's");
             }
         }
-        let moved = rig.allocator.stats().expect("no call fails").chunks_moved;
+        let moved = pool.stats().expect("no call fails").chunks_moved;
         assert!(moved > 100, "the program is one that remaps: {moved}");
         (addresses, moved)
     };

@@ -255,9 +255,9 @@ impl Streams {
     }
 
     /// True if several streams ever used the pool, or one of them ended: what one has free may be of use
-    /// to others. Streams that the pool only knows do not count.
+    /// to others.
     #[inline]
-    pub(crate) fn share(&self) -> bool {
+    pub(crate) fn are_several_users(&self) -> bool {
         self.users > 1 || self.any_user_ended
     }
 

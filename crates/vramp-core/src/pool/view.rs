@@ -6,7 +6,7 @@ use crate::Bytes;
 use crate::ids::{ArenaId, ChunkId, Mark, PoolAddr, StreamId};
 use crate::pool::arenas::{ArenaMemory, ArenaRanges};
 use crate::pool::chunks::{Chunks, Mapped};
-use crate::pool::config::{Policy, PoolConfig};
+use crate::pool::config::{Policy, PoolConfig, SharedFrom};
 use crate::pool::counters::{Counters, LookedAt};
 use crate::pool::free_chunks::FreeChunks;
 use crate::pool::heap_waits::HeapWaits;
@@ -91,9 +91,15 @@ impl<'a> View<'a> {
         own.or_else(|| self.streams.idle().find(len, from))
     }
 
-    /// True if free memory becomes idle memory of no stream: several streams use the pool.
+    /// True if free memory becomes idle memory of no stream: several streams share the pool.
     pub(crate) fn shares_idle(self) -> bool {
-        self.streams.share() && matches!(self.config.policy, Policy::Mixed(_))
+        match &self.config.policy {
+            Policy::Mixed(mixed) => match mixed.shared_from {
+                SharedFrom::SecondKnown => self.streams.are_several(),
+                SharedFrom::SecondUser => self.streams.are_several_users(),
+            },
+            Policy::Vpmm => false,
+        }
     }
 
     /// True for free memory that the stream may use at once: its own, and idle memory.

@@ -175,8 +175,7 @@ mod tests {
             policy: Policy::Mixed(Mixed::default()),
         };
         let mut pool = Pool::new(config).expect("it is valid");
-        let first = pool.add_stream();
-        pool.note_user(first);
+        pool.add_stream();
         let mixed = Mixed::default();
         // A request in MiB, stranded MiB, and the longest chunk.
         let longest = |pool: &Pool, len: u64, stranded: u64| {
@@ -201,10 +200,7 @@ mod tests {
         };
         let lengths = |pool: &Pool| [20, 21, 30, 31, 41, 62].map(|n| longest(pool, n));
         assert_eq!(lengths(&pool), [16, 16, 16, 8, 8, 4].map(mib));
-        // A stream that asks for nothing changes nothing.
-        let second = pool.add_stream();
-        assert_eq!(lengths(&pool), [16, 16, 16, 8, 8, 4].map(mib));
-        pool.note_user(second);
+        pool.add_stream();
         assert_eq!(lengths(&pool), [16, 8, 8, 8, 4, 4].map(mib));
         // The usual chunk of a large pool is halved, too.
         let large = [0, 3, 7].map(|part| {

@@ -8,9 +8,10 @@
 //!    What is listed later than that waits for the next request that finds no memory.
 //! 4. A request finds its stream's own memory first, then idle memory.
 //!
-//! A pool that one stream uses lists nothing: all free memory is that stream's, and layouts repeat where
-//! its requests do. Which streams the pool knows does not matter: a process has streams for captures,
-//! copies and communication that never ask for memory. VPMM keeps owners, as its document does.
+//! A pool with one stream lists nothing: all free memory is that stream's, and layouts repeat where its
+//! requests do. Where the configuration says so, streams that the pool only knows do not count: a process
+//! has some for captures, copies and communication that never ask a region for memory. VPMM keeps owners,
+//! as its document does.
 //!
 //! Growth: one entry for each slot of the region table and each epoch, added in O(log epochs) by the
 //! free and looked at once.
@@ -23,7 +24,7 @@ use crate::pool::regions::Parts;
 use crate::pool::streams::{IDLE, Stream};
 
 impl Pool {
-    /// True if free memory becomes idle memory of no stream: several streams use the pool.
+    /// True if free memory becomes idle memory of no stream: several streams share the pool.
     pub(crate) fn shares_idle(&self) -> bool {
         self.view().shares_idle()
     }
@@ -31,7 +32,7 @@ impl Pool {
     /// Notes that a stream uses the pool: memory is requested for it or freed on it, or its work used a
     /// block that is freed. O(1); O(free regions) for the second such stream.
     #[inline]
-    pub(crate) fn note_user(&mut self, stream: StreamId) {
+    pub(super) fn note_user(&mut self, stream: StreamId) {
         let shared = self.shares_idle();
         self.streams.note_user(stream);
         if !shared {
@@ -39,7 +40,7 @@ impl Pool {
         }
     }
 
-    /// Lists all free memory, once a second stream uses the pool. O(n).
+    /// Lists all free memory, once several streams share the pool. O(n).
     pub(super) fn begin_sharing(&mut self) {
         if !self.shares_idle() {
             return;

@@ -18,13 +18,21 @@ impl Pool {
     /// # Panics
     /// If the pool knows the id.
     pub fn add_stream_as(&mut self, id: StreamId) {
+        let shared = self.shares_idle();
         self.streams.add(id);
+        if !shared {
+            self.begin_sharing();
+        }
     }
 
     /// Makes all ids below this number known: those that were not added are of streams that ended, whose
     /// work is over.
     pub fn skip_streams(&mut self, ids: usize) {
+        let shared = self.shares_idle();
         self.streams.skip_to(ids);
+        if !shared {
+            self.begin_sharing();
+        }
     }
 
     /// The streams of which the pool keeps something: those that have not ended, and those that did
