@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import resource
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from conftest import GIB, MIB
@@ -277,3 +279,34 @@ def test_a_wrong_size_is_refused_where_there_is_no_region_too() -> None:
             with pytest.raises(vramp.OptionError, match="keep is a size"):
                 vramp.pause(keep=keep, device=pool)
         assert vramp.pause(keep=1 << 20, device=pool) is None
+
+
+def test_snapshots_and_histories_have_what_is_in_regions(pool: vramp.Pool, tmp_path: Path) -> None:
+    def saved() -> tuple[list[int], list[int]]:
+        pool.snapshot(tmp_path / "s.pickle")
+        with (tmp_path / "s.pickle").open("rb") as file:
+            found = pickle.load(file)
+        blocks = [block for segment in found["segments"] for block in segment["blocks"]]
+        live = sorted(block["requested_size"] // MIB for block in blocks if block["state"] == "active_allocated")
+        events = [event for trace in found["device_traces"] for event in trace]
+        return live, [event["size"] // MIB for event in events if event["action"] == "alloc"]
+
+    with vramp.region("early", device=pool):
+        early = pool.malloc(3 * MIB)
+    pool.record_history(100)
+    own = pool.malloc(4 * MIB)
+    with vramp.region("late", device=pool):
+        late = pool.malloc(5 * MIB)
+    with vramp.region("early", device=pool):
+        more = pool.malloc(6 * MIB)
+    assert saved() == ([3, 4, 5, 6], [4, 5, 6])
+    vramp.pause(device=pool)
+    late.free()
+    assert saved() == ([3, 4, 6], [4, 5, 6])
+    vramp.resume(device=pool)
+    pool.record_history(0)
+    with vramp.region("late", device=pool):
+        pool.malloc(7 * MIB).free()
+    assert saved() == ([3, 4, 6], [])
+    for block in (early, own, more):
+        block.free()

@@ -16,7 +16,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use vramp_core::{Bytes, DeviceAddr, PartKind, StreamId, Stretch, StretchPart};
@@ -28,7 +28,7 @@ pub use vramp_trace::{BlockState, HistorySize, Trace};
 
 use crate::Allocator;
 use crate::observe::{Event, Observers, Recorder, Registration};
-use crate::shared::Inner;
+use crate::shared::{Inner, Shared};
 use crate::virtual_pool::VirtualPool;
 
 /// A call stack, innermost frame first: function, file and line of each frame.
@@ -39,7 +39,14 @@ pub type StackSource = Arc<dyn Fn() -> OwnedFrames + Send + Sync>;
 
 /// A recording of events: see [`Allocator::record_history`].
 pub struct HistoryRecording {
-    history: Arc<Mutex<History>>,
+    recorder: Arc<HistoryRecorder>,
+    registration: Registration,
+    /// Other pools that are recorded.
+    joined: Mutex<Vec<Joined>>,
+}
+
+struct Joined {
+    pool: Weak<Shared>,
     registration: Registration,
 }
 
@@ -60,13 +67,33 @@ impl Allocator {
         let history = Arc::new(Mutex::new(History::new(size)));
         let (sink, driver) = (Arc::clone(&history), Arc::clone(self.driver()));
         let recorder = Arc::new(HistoryRecorder { sink, driver, stacks });
-        let registration = self.shared().observers.add_recorder(recorder);
-        HistoryRecording { history, registration }
+        let registration = self.shared().observers.add_recorder(Arc::clone(&recorder) as _);
+        HistoryRecording { recorder, registration, joined: Mutex::default() }
+    }
+
+    /// Adds the events of this pool from now on to a recording of another pool of its group, until that
+    /// ends. Does nothing if they are part of it. O(pools of the recording).
+    pub fn join_history(&self, recording: &HistoryRecording) {
+        let shared = self.shared();
+        let mut joined = recording.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        joined.retain(|other| other.pool.strong_count() > 0);
+        if joined.iter().any(|other| other.pool.as_ptr() == Arc::as_ptr(shared)) {
+            return;
+        }
+        let registration = shared.observers.add_recorder(Arc::clone(&recording.recorder) as _);
+        joined.push(Joined { pool: Arc::downgrade(shared), registration });
     }
 
     /// Ends a recording. Its events can still be written. Returns false if it was ended before.
     /// Waits for the stack source as [`Allocator::unregister`] does for a callback.
     pub fn stop_history(&self, recording: &HistoryRecording) -> bool {
+        let joined =
+            std::mem::take(&mut *recording.joined.lock().unwrap_or_else(PoisonError::into_inner));
+        for Joined { pool, registration } in joined {
+            if let Some(shared) = pool.upgrade() {
+                shared.observers.remove_recorder(registration);
+            }
+        }
         self.shared().observers.remove_recorder(recording.registration)
     }
 
@@ -81,7 +108,7 @@ impl Allocator {
         let mut trace = match recording {
             // In a forked child a thread of the parent may hold the history's lock.
             Some(recording) if !is_forked() => {
-                recording.history.lock().unwrap_or_else(PoisonError::into_inner).to_trace()
+                recording.recorder.sink.lock().unwrap_or_else(PoisonError::into_inner).to_trace()
             }
             _ => Trace::default(),
         };
@@ -92,6 +119,20 @@ impl Allocator {
         drop(inner);
         trace.move_to_device(device_number(&self.driver().info().id));
         trace
+    }
+
+    /// Adds the memory of this pool to a snapshot of another pool of its group, whose events it
+    /// [joined](Allocator::join_history) or not. Its settings get the pool's name in front. O(n log n).
+    pub fn add_to_snapshot(&self, trace: &mut Trace) {
+        let (known, settings) = (trace.segments.len(), trace.allocator_settings.len());
+        let mut inner = self.shared().lock_anyway();
+        segments(&mut inner, trace);
+        drop(inner);
+        let device = device_number(&self.driver().info().id);
+        trace.segments[known..].iter_mut().for_each(|segment| segment.device = device);
+        for (name, _) in &mut trace.allocator_settings[settings..] {
+            *name = format!("{}.{name}", self.name());
+        }
     }
 }
 
@@ -164,7 +205,9 @@ fn record_of(event: &Event<'_>) -> Option<Record> {
 /// Adds the manager's memory: one segment for each slab, of small blocks, and for each stretch of other
 /// memory without a gap.
 fn segments(inner: &mut Inner, trace: &mut Trace) {
-    if let Some(pool) = inner.manager.virtual_pool() {
+    if let Some(pool) = inner.manager.virtual_pool_mut() {
+        // What threads have freed and keep for their next requests is free.
+        pool.gather();
         segments_of_pool(pool, trace);
     }
     if let Some(caching) = inner.manager.caching() {
@@ -276,6 +319,48 @@ fn stream_index(trace: &mut Trace, raw: u64) -> StreamIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Config;
+
+    #[test]
+    fn a_recording_has_the_pools_that_joined_it_and_a_snapshot_those_that_were_added() {
+        let device = crate::open("sim:h200").expect("it is simulated").driver;
+        let allocator = Allocator::new(device, Config::default()).expect("it is possible");
+        let part = allocator.create_pool("part").expect("it can be made");
+        let stream = allocator.create_stream().expect("a stream can be made");
+        let recording = allocator.record_history(HistorySize::default(), None);
+        let malloc =
+            |pool: &Allocator, mib| pool.malloc(Bytes::mib(mib), stream).expect("there is memory");
+        let free = |pool: &Allocator, block| pool.free(block, stream).expect("it is the pool's");
+        let before = malloc(&part, 3);
+        part.join_history(&recording);
+        part.join_history(&recording);
+        let (own, of_part) = (malloc(&allocator, 4), malloc(&part, 5));
+        // A pool that is gone leaves nothing.
+        let gone = allocator.create_pool("gone").expect("it can be made");
+        gone.join_history(&recording);
+        gone.close().expect("it is empty");
+        let sizes = |trace: &Trace| {
+            let events = trace.events.iter().filter(|event| event.kind == EventKind::Alloc);
+            let events: Vec<u64> = events.map(|event| event.size.count() >> 20).collect();
+            let blocks = trace.segments.iter().flat_map(|segment| &segment.blocks);
+            let live = blocks.filter(|block| block.state == BlockState::Active);
+            let mut live: Vec<u64> = live.map(|block| block.size.count() >> 20).collect();
+            live.sort_unstable();
+            (events, live)
+        };
+        let mut trace = allocator.snapshot(Some(&recording));
+        assert_eq!(sizes(&trace), (vec![4, 5], vec![4]));
+        part.add_to_snapshot(&mut trace);
+        assert_eq!(sizes(&trace), (vec![4, 5], vec![3, 4, 5]));
+        assert!(trace.allocator_settings.iter().any(|(name, _)| name == "part.reserved"));
+        assert_eq!(trace.devices(), [0]);
+        assert!(allocator.stop_history(&recording));
+        free(&part, before);
+        free(&part, of_part);
+        free(&allocator, own);
+        assert_eq!(allocator.snapshot(Some(&recording)).events.len(), trace.events.len());
+        assert!(!allocator.stop_history(&recording));
+    }
 
     #[test]
     fn a_card_has_its_number_and_any_other_device_is_the_first() {

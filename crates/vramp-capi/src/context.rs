@@ -774,7 +774,17 @@ impl Context {
             let size = HistorySize { events, ..HistorySize::default() };
             *recording = Some(self.allocator.record_history(size, None));
         }
+        drop(recording);
+        self.all_regions().iter().for_each(|region| self.record_region(region));
         Ok(())
+    }
+
+    /// Records the events of a region too, if a history is recorded.
+    pub fn record_region(&self, region: &Region) {
+        let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(recording) = &*recording {
+            region.allocator().join_history(recording);
+        }
     }
 
     /// Writes all blocks and segments, and the history if one is recorded, to a file: a PyTorch
@@ -794,6 +804,9 @@ impl Context {
             let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
             self.allocator.snapshot(recording.as_ref())
         };
+        for region in self.all_regions() {
+            region.allocator().add_to_snapshot(&mut trace);
+        }
         if let Some(number) = self.number {
             trace.move_to_device(number);
         }

@@ -360,6 +360,8 @@ impl Context {
         let mut table = table.write().unwrap_or_else(PoisonError::into_inner);
         table.regions = Some(regions);
         table.by_pool.insert(number, Arc::clone(&region));
+        drop((table, host));
+        self.record_region(&region);
         Ok(region)
     }
 
