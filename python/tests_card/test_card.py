@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -98,3 +99,32 @@ def test_a_consumers_stream_waits_for_the_allocations(
         block.array().__dlpack__(stream=2)
     block.free()
     copy.free()
+
+
+def test_memory_that_was_remapped_leaves_the_card_while_it_sleeps(pool: vramp.Pool, cuda: ctypes.CDLL) -> None:
+    def free() -> int:
+        left, total = ctypes.c_size_t(), ctypes.c_size_t()
+        assert cuda.cuMemGetInfo_v2(ctypes.byref(left), ctypes.byref(total)) == 0
+        return left.value
+
+    with vramp.region("first", device=pool):
+        pool.malloc(MIB).free()
+    # What the first pause needs stays: streams, and memory of the driver.
+    vramp.pause(device=pool)
+    before, pseudo, live = free(), random.Random(1), []
+    with vramp.region("remapped", device=pool):
+        for byte in range(250):
+            block = pool.malloc(pseudo.randint(1, 75) * MIB)
+            _fill(cuda, block.ptr, byte, block.size, 0)
+            live.append((block, byte))
+            if len(live) > 6:
+                live.pop(pseudo.randrange(7))[0].free()
+    assert pool.stats().chunks_moved > 10
+    assert free() < before
+    for _ in range(3):
+        vramp.pause("remapped", device=pool)
+        assert free() == before
+        vramp.resume("remapped", device=pool)
+    for block, byte in live:
+        assert _read(cuda, block.ptr, block.size) == bytes([byte]) * block.size
+        block.free()

@@ -16,6 +16,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -41,13 +42,16 @@ pub type StackSource = Arc<dyn Fn() -> OwnedFrames + Send + Sync>;
 pub struct HistoryRecording {
     recorder: Arc<HistoryRecorder>,
     registration: Registration,
-    /// Other pools that are recorded.
-    joined: Mutex<Vec<Joined>>,
+    joined: Mutex<Joined>,
 }
 
+/// Other pools of a recording.
+#[derive(Default)]
 struct Joined {
-    pool: Weak<Shared>,
-    registration: Registration,
+    /// By their numbers.
+    pools: BTreeMap<u64, (Weak<Shared>, Registration)>,
+    /// Number of these at which those that are gone are removed: twice what was left the last time.
+    prune_at: usize,
 }
 
 impl Allocator {
@@ -72,16 +76,19 @@ impl Allocator {
     }
 
     /// Adds the events of this pool from now on to a recording of another pool of its group, until that
-    /// ends. Does nothing if they are part of it. O(pools of the recording).
+    /// ends. Does nothing if they are part of it. O(log pools of the recording).
     pub fn join_history(&self, recording: &HistoryRecording) {
         let shared = self.shared();
         let mut joined = recording.joined.lock().unwrap_or_else(PoisonError::into_inner);
-        joined.retain(|other| other.pool.strong_count() > 0);
-        if joined.iter().any(|other| other.pool.as_ptr() == Arc::as_ptr(shared)) {
-            return;
+        let Joined { pools, prune_at } = &mut *joined;
+        pools.entry(self.number()).or_insert_with(|| {
+            let recorder = Arc::clone(&recording.recorder);
+            (Arc::downgrade(shared), shared.observers.add_recorder(recorder))
+        });
+        if pools.len() >= *prune_at {
+            pools.retain(|_, (pool, _)| pool.strong_count() > 0);
+            *prune_at = (pools.len() * 2).max(16);
         }
-        let registration = shared.observers.add_recorder(Arc::clone(&recording.recorder) as _);
-        joined.push(Joined { pool: Arc::downgrade(shared), registration });
     }
 
     /// Ends a recording. Its events can still be written. Returns false if it was ended before.
@@ -89,7 +96,7 @@ impl Allocator {
     pub fn stop_history(&self, recording: &HistoryRecording) -> bool {
         let joined =
             std::mem::take(&mut *recording.joined.lock().unwrap_or_else(PoisonError::into_inner));
-        for Joined { pool, registration } in joined {
+        for (pool, registration) in joined.pools.into_values() {
             if let Some(shared) = pool.upgrade() {
                 shared.observers.remove_recorder(registration);
             }
@@ -335,10 +342,13 @@ mod tests {
         part.join_history(&recording);
         part.join_history(&recording);
         let (own, of_part) = (malloc(&allocator, 4), malloc(&part, 5));
-        // A pool that is gone leaves nothing.
-        let gone = allocator.create_pool("gone").expect("it can be made");
-        gone.join_history(&recording);
-        gone.close().expect("it is empty");
+        // Pools that are gone leave nothing.
+        for _ in 0..100 {
+            let gone = allocator.create_pool("gone").expect("it can be made");
+            gone.join_history(&recording);
+            gone.close().expect("it is empty");
+            assert!(recording.joined.lock().expect("no thread panics").pools.len() <= 16);
+        }
         let sizes = |trace: &Trace| {
             let events = trace.events.iter().filter(|event| event.kind == EventKind::Alloc);
             let events: Vec<u64> = events.map(|event| event.size.count() >> 20).collect();

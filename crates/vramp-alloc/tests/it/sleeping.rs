@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use vramp_alloc::config::{Epoch, ExternalProgress, Progress};
 use vramp_alloc::error::Unusable;
 use vramp_alloc::sleep::{Sleep, SleepError};
 use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config};
@@ -274,17 +275,13 @@ fn work_on_streams_that_the_group_does_not_know_is_waited_for() {
     assert!(!other.is_asleep());
 }
 
-/// Memory that was remapped is mapped at old addresses too until work there is over, and stays on the card as
-/// long as that.
-#[test]
-fn memory_that_moved_leaves_the_card_too() {
-    let rig = rig();
-    let pool = rig.allocator.create_pool("nap").unwrap();
-    let (before, mut random) = (on_card(&rig), Random(1));
-    let mut blocks: Vec<Allocation> = Vec::new();
+/// Six blocks of a pool that moved memory to build them.
+fn remapped(rig: &RangeRig, pool: &Allocator) -> Vec<Allocation> {
+    let (mut random, mut blocks) = (Random(1), Vec::new());
     for round in 0..200 {
-        blocks.push(pool.malloc(MIB(1 + random.below(60)), rig.stream).unwrap());
-        rig.fill(range(&blocks[blocks.len() - 1]), round);
+        let block = pool.malloc(MIB(1 + random.below(60)), rig.stream).unwrap();
+        rig.fill(range(&block), round);
+        blocks.push(block);
         if blocks.len() > 5 {
             let block = blocks.swap_remove(random.below(6) as usize);
             pool.free(block, rig.stream).unwrap();
@@ -292,6 +289,18 @@ fn memory_that_moved_leaves_the_card_too() {
     }
     let moved = pool.stats().unwrap().chunks_moved;
     assert!(moved > 20, "the program is one that remaps: {moved}");
+    blocks
+}
+
+/// Memory that was remapped is mapped at old addresses too until work there is over, and stays on the card as
+/// long as that.
+#[test]
+fn memory_that_moved_leaves_the_card_too() {
+    let rig = rig();
+    let pool = rig.allocator.create_pool("nap").unwrap();
+    let before = on_card(&rig);
+    let blocks = remapped(&rig, &pool);
+    let moved = pool.stats().unwrap().chunks_moved;
     for _ in 0..2 {
         let sleep = pool.begin_sleep().unwrap();
         let bytes = read(&rig, &sleep);
@@ -309,4 +318,28 @@ fn memory_that_moved_leaves_the_card_too() {
     pool.close().unwrap();
     assert_eq!(on_card(&rig), before);
     assert!(rig.sim.hazards().is_empty());
+}
+
+#[test]
+fn a_pool_whose_program_reports_progress_sleeps_once_the_work_on_old_mappings_is_reported() {
+    let table = Arc::new(ExternalProgress::default());
+    let progress = Progress::External(Arc::clone(&table));
+    let rig = RangeRig::with(Config { limit: Some(MIB(512)), progress, ..Config::default() });
+    let pool = rig.allocator.create_pool("nap").unwrap();
+    let before = on_card(&rig);
+    let blocks = remapped(&rig, &pool);
+    table.set(rig.stream, Some(Epoch::START));
+    let more = remapped(&rig, &pool);
+    let refused = pool.begin_sleep().unwrap_err();
+    assert!(matches!(refused, SleepError::Unfinished), "{refused}");
+    assert!(!pool.is_asleep());
+    table.set(rig.stream, None);
+    let sleep = pool.begin_sleep().unwrap();
+    sleep.release(0..sleep.chunks().len()).unwrap();
+    assert_eq!(on_card(&rig), before);
+    sleep.back(0..sleep.chunks().len()).unwrap();
+    sleep.wake().unwrap();
+    for block in blocks.into_iter().chain(more) {
+        pool.free(block, rig.stream).unwrap();
+    }
 }

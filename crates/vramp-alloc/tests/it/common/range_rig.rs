@@ -22,8 +22,11 @@ pub struct RangeRig {
 impl RangeRig {
     /// A card of which the allocator may have so much.
     pub fn limited(limit: Bytes) -> RangeRig {
+        RangeRig::with(Config { limit: Some(limit), ..Config::preset(Preset::Vramp) })
+    }
+
+    pub fn with(config: Config) -> RangeRig {
         let card = Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored).checked();
-        let config = Config { limit: Some(limit), ..Config::preset(Preset::Vramp) };
         let rig = common::Rig::on(card, config);
         let queue = rig.raw(rig.stream);
         RangeRig { sim: rig.sim, allocator: rig.allocator, stream: rig.stream, queue }

@@ -21,7 +21,7 @@ use crate::Bytes;
 use crate::ids::{Epoch, Mark, StreamId};
 use crate::pool::index::RegionKey;
 use crate::pool::regions::Parts;
-use crate::pool::streams::{IDLE, Stream};
+use crate::pool::streams::{IDLE, Stream, Streams};
 
 impl Pool {
     /// True if free memory becomes idle memory of no stream: several streams share the pool.
@@ -33,18 +33,20 @@ impl Pool {
     /// block that is freed. O(1); O(free regions) for the second such stream.
     #[inline]
     pub(super) fn note_user(&mut self, stream: StreamId) {
+        self.change_streams(|streams| streams.note_user(stream));
+    }
+
+    /// Changes the streams. If several share the pool from then on, lists all free memory: O(n).
+    #[inline]
+    pub(super) fn change_streams(&mut self, change: impl FnOnce(&mut Streams)) {
         let shared = self.shares_idle();
-        self.streams.note_user(stream);
-        if !shared {
+        change(&mut self.streams);
+        if !shared && self.shares_idle() {
             self.begin_sharing();
         }
     }
 
-    /// Lists all free memory, once several streams share the pool. O(n).
-    pub(super) fn begin_sharing(&mut self) {
-        if !self.shares_idle() {
-            return;
-        }
+    fn begin_sharing(&mut self) {
         let free = |known: &Stream| known.free.iter().map(|(_, _, key)| key).collect::<Vec<_>>();
         let free: Vec<RegionKey> =
             self.streams.iter().flat_map(|(_, stream)| free(stream)).collect();

@@ -18,21 +18,13 @@ impl Pool {
     /// # Panics
     /// If the pool knows the id.
     pub fn add_stream_as(&mut self, id: StreamId) {
-        let shared = self.shares_idle();
-        self.streams.add(id);
-        if !shared {
-            self.begin_sharing();
-        }
+        self.change_streams(|streams| streams.add(id));
     }
 
     /// Makes all ids below this number known: those that were not added are of streams that ended, whose
     /// work is over.
     pub fn skip_streams(&mut self, ids: usize) {
-        let shared = self.shares_idle();
-        self.streams.skip_to(ids);
-        if !shared {
-            self.begin_sharing();
-        }
+        self.change_streams(|streams| streams.skip_to(ids));
     }
 
     /// The streams of which the pool keeps something: those that have not ended, and those that did
@@ -47,11 +39,7 @@ impl Pool {
     /// Once the event is [reached](Pool::reached) and the memory that was freed on it serves others,
     /// the pool keeps nothing of the stream.
     pub fn end_stream(&mut self, stream: StreamId) {
-        let shared = self.shares_idle();
-        self.streams.end(stream);
-        if !shared {
-            self.begin_sharing();
-        }
+        self.change_streams(|streams| streams.end(stream));
         self.streams.leave_if_done(stream);
     }
 
