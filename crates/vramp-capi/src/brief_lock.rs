@@ -52,7 +52,8 @@ impl<T> BriefLock<T> {
     #[inline]
     pub fn lock_at_once(&self) -> Option<BriefGuard<'_, T>> {
         let is_locked = self.try_lock() || self.spin();
-        is_locked.then_some(BriefGuard { lock: self })
+        // Made only with the lock: dropping a guard unlocks, also what another thread locked.
+        is_locked.then(|| BriefGuard { lock: self })
     }
 
     #[inline]
@@ -158,6 +159,18 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_does_not_get_the_lock_leaves_it_locked() {
+        let lock = BriefLock::new(1);
+        let held = lock.lock();
+        for _ in 0..3 {
+            assert!(lock.lock_at_once().is_none());
+        }
+        drop(held);
+        assert_eq!(lock.lock_at_once().as_deref(), Some(&1));
+        assert!(lock.lock_at_once().is_some(), "its guard unlocked");
+    }
+
+    #[test]
     fn a_panic_unlocks() {
         let lock = BriefLock::new(1);
         let panicked = thread::scope(|scope| {
@@ -195,6 +208,26 @@ mod models {
                 other.join().unwrap();
             }
             assert_eq!(*lock.lock(), 3);
+        });
+    }
+
+    #[test]
+    fn a_lock_that_is_not_waited_for_excludes_others_too() {
+        loom::model(|| {
+            let lock = Arc::new(BriefLock::new(0));
+            let others: Vec<_> = (0..2)
+                .map(|_| {
+                    let lock = Arc::clone(&lock);
+                    thread::spawn(move || {
+                        // The second attempt comes while another thread may hold the lock.
+                        let steps = (0..2).filter_map(|_| lock.lock_at_once());
+                        steps.map(|mut count| *count += 1).count()
+                    })
+                })
+                .collect();
+            *lock.lock() += 1;
+            let steps: usize = others.into_iter().map(|other| other.join().unwrap()).sum();
+            assert_eq!(*lock.lock(), 1 + steps);
         });
     }
 }
