@@ -129,15 +129,15 @@ fn card() -> SimulatorBuilder {
     Simulator::builder().memory(Bytes::gib(1))
 }
 
-/// One run without failures, then one for every `stride`-th call, which fails: out of memory, not
+/// One run without failures, then one for each of a sample of its calls, which fails: out of memory, not
 /// supported, an invalid value in turn.
-fn fail_each_call(card: fn() -> SimulatorBuilder, preset: Preset, stride: u64, program: Program) {
+fn fail_each_call(card: fn() -> SimulatorBuilder, preset: Preset, program: Program) {
     let whole = Rig::on(card(), Config::preset(preset));
     let before = whole.sim.calls();
     program(&whole, true);
     let calls = whole.sim.calls() - before;
     whole.close();
-    for (turn, n) in (1..=calls).step_by(stride as usize).enumerate() {
+    for (turn, n) in vramp_testing::failing_calls(calls).enumerate() {
         let rig = Rig::on(card(), Config::preset(preset));
         rig.sim.set_faults(FaultPlan::nth(n).with_code([2, 801, 1][turn % 3]));
         program(&rig, false);
@@ -146,31 +146,26 @@ fn fail_each_call(card: fn() -> SimulatorBuilder, preset: Preset, stride: u64, p
     }
 }
 
-/// In a debug build every seventh call, so that the suite stays short; in release every one.
-const STRIDE: u64 = if cfg!(debug_assertions) { 7 } else { 1 };
-
 #[test]
 fn the_default_preset_survives_a_failure_of_each_call() {
-    fail_each_call(card, Preset::Vramp, STRIDE, &program);
+    fail_each_call(card, Preset::Vramp, &program);
 }
 
 #[test]
 fn vpmm_survives_a_failure_of_each_call() {
-    fail_each_call(card, Preset::Vpmm, STRIDE * 17, &program);
+    fail_each_call(card, Preset::Vpmm, &program);
 }
 
 #[test]
 fn the_drivers_pool_survives_a_failure_of_each_call() {
-    fail_each_call(card, Preset::StreamOrdered, STRIDE, &program);
+    fail_each_call(card, Preset::StreamOrdered, &program);
 }
 
 #[test]
 fn a_recorded_job_survives_a_failure_of_each_call_on_every_preset() {
     let workload = recorded();
-    for (preset, stride) in
-        [(Preset::Vramp, STRIDE), (Preset::Vpmm, STRIDE * 23), (Preset::StreamOrdered, STRIDE)]
-    {
-        fail_each_call(Simulator::builder, preset, stride, &|rig, audit| {
+    for preset in [Preset::Vramp, Preset::Vpmm, Preset::StreamOrdered] {
+        fail_each_call(Simulator::builder, preset, &|rig, audit| {
             let failed = replay(&workload, rig, audit);
             let chunks = |pool: &vramp_core::Pool| {
                 pool.counters().chunks_created - pool.counters().chunks_released
@@ -184,8 +179,8 @@ fn a_recorded_job_survives_a_failure_of_each_call_on_every_preset() {
 
 #[test]
 fn pytorchs_allocator_survives_a_failure_of_each_call() {
-    fail_each_call(card, Preset::Torch, STRIDE, &program);
-    fail_each_call(card, Preset::TorchExpandable, STRIDE * 3, &program);
+    fail_each_call(card, Preset::Torch, &program);
+    fail_each_call(card, Preset::TorchExpandable, &program);
 }
 
 #[test]

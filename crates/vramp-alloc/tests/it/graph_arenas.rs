@@ -44,7 +44,7 @@ fn program(rig: &GraphRig, seed: u64, input: &Allocation, output: &Allocation) {
 #[test]
 fn replays_equal_the_eager_run_byte_by_byte() {
     let rig = GraphRig::new();
-    for seed in 0..10 {
+    for seed in vramp_testing::seeds(5) {
         let arena = rig.arena_of(ArenaConfig { replan: false, ..ArenaConfig::default() });
         let [input, eager, output] = [0; 3].map(|_| rig.malloc(MIB, rig.a));
         rig.fill(rig.a, &input, 42);

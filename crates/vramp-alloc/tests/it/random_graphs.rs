@@ -28,18 +28,19 @@ fn run(contents: Contents, seed: u64, steps: u64) -> Summary {
 #[test]
 fn random_captures_and_replays_are_ordered() {
     let mut sum = Summary::default();
-    for seed in 0..40 {
+    for seed in vramp_testing::seeds(8) {
         let summary = run(Contents::Discarded, seed, 1000);
         sum.captures += summary.captures;
         sum.replays += summary.replays;
     }
-    assert!(sum.captures > 400 && sum.replays > 1000, "{sum:?}");
+    assert!(sum.captures > 80 && sum.replays > 200, "{sum:?}");
 }
 
 #[test]
 fn random_replays_leave_what_was_captured() {
-    let looks: u64 = (0..8).map(|seed| run(Contents::Stored, 1000 + seed, 600).looks).sum();
-    assert!(looks > 50, "{looks}");
+    let looks: u64 =
+        vramp_testing::seeds(3).map(|seed| run(Contents::Stored, 1000 + seed, 600).looks).sum();
+    assert!(looks > 15, "{looks}");
 }
 
 /// How many of some programs find something once a bug is planted.

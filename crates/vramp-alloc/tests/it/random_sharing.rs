@@ -239,9 +239,9 @@ impl Program {
 fn fixed_memory_stays_and_access_is_whole() {
     for preset in [Preset::Vramp, Preset::Vpmm, Preset::TorchExpandable] {
         let mut fixed = 0;
-        for seed in 0..12 {
+        for seed in vramp_testing::seeds(6) {
             fixed += Program::new(preset, seed).run(250);
         }
-        assert!(fixed > 120, "{preset:?}: {fixed}");
+        assert!(fixed > 60, "{preset:?}: {fixed}");
     }
 }

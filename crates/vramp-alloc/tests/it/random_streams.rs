@@ -169,7 +169,7 @@ impl Program {
 }
 
 fn run_programs(preset: Preset) {
-    for seed in 0..300 {
+    for seed in vramp_testing::seeds(30) {
         println!("{} seed {seed}", preset.name());
         Program::new(preset, seed).run(400);
     }

@@ -14,6 +14,7 @@ use vramp_driver::{Call, CaptureMode, Driver, DriverResult, Event, Stream};
 use crate::common::random::Random;
 use crate::common::range;
 use crate::common::range_rig::{MIB, RangeRig};
+use vramp_testing::fail_each_call;
 
 /// A card of which the allocator may have 512 MiB.
 fn rig() -> RangeRig {
@@ -141,26 +142,27 @@ fn captures_and_pins_keep_a_pool_awake() {
 #[test]
 fn whichever_driver_call_fails_the_contents_are_there_or_the_pool_closes() {
     let mut failed = 0;
-    for nth in 1.. {
+    fail_each_call(|nth| {
         let rig = rig();
         let pool = rig.allocator.create_pool("nap").unwrap();
         let blocks = blocks(&rig, &pool);
-        let calls = rig.sim.calls();
+        let before = rig.sim.calls();
         rig.sim.set_faults(FaultPlan::nth(nth));
         let slept = pool.begin_sleep();
         let Ok(sleep) = slept else {
             rig.sim.set_faults(FaultPlan::none());
+            let calls = rig.sim.calls() - before;
             assert!(!pool.is_asleep());
             (1..).zip(&blocks).for_each(|(byte, block)| rig.holds(range(block), byte));
             pool.audit().unwrap();
             failed += 1;
-            continue;
+            return calls;
         };
         let bytes = read(&rig, &sleep);
         let all = 0..sleep.chunks().len();
         let done = sleep.release(all.clone()).and_then(|()| sleep.back(all.clone()));
         rig.sim.set_faults(FaultPlan::none());
-        let all_passed = nth > rig.sim.calls() - calls;
+        let calls = rig.sim.calls() - before;
         failed += u32::from(done.is_err());
         sleep.back(all).unwrap();
         write(&rig, &sleep, &bytes);
@@ -172,10 +174,8 @@ fn whichever_driver_call_fails_the_contents_are_there_or_the_pool_closes() {
         }
         pool.close().unwrap();
         assert!(rig.sim.hazards().is_empty());
-        if all_passed {
-            break;
-        }
-    }
+        calls
+    });
     assert!(failed > 5, "{failed} calls failed");
 }
 

@@ -8,6 +8,7 @@ use vramp::Bytes;
 use vramp::device::sim::{CardModel, CostSpec, CostTable, FaultPlan, LiveObjects, Simulator};
 use vramp::device::{Call, Capabilities, Driver};
 use vramp_bench::calibrate::{Calibration, Options, run};
+use vramp_testing::failing_calls;
 
 fn calibrated(device: &Simulator) -> Calibration {
     let options = Options { duration: Duration::from_secs(120), date: "2030-01-02".to_owned() };
@@ -172,14 +173,11 @@ fn what_a_device_lacks_is_not_measured() {
 fn a_failed_call_leaves_nothing_behind() {
     let probe = device(&made());
     calibrated(&probe);
-    let calls = probe.calls();
-    let mut n = 2;
-    while n <= calls {
+    // The first call has failed before `calibrated`.
+    for n in failing_calls(probe.calls() - 1) {
         let device = Arc::new(device(&made()));
-        device.set_faults(FaultPlan::nth(n).with_code(2));
+        device.set_faults(FaultPlan::nth(n + 1).with_code(2));
         calibrated(&device);
-        // All of the short measurements, and samples of the long runs.
-        n += 1 + calls / 300;
     }
 }
 

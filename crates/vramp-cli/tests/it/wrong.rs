@@ -108,12 +108,12 @@ fn strange(folder: &Path) {
     let mut devices = trace(vec![Event { device: u16::MAX - 1, ..alloc(MIB, MIB) }]);
     devices.device_count = 65_535;
     write("devices.pickle", &devices);
-    let streams = (0..10_000).map(|at| {
+    let streams = (0..2_000).map(|at| {
         let stream = StreamIndex(u32::try_from(at).unwrap());
         Event { stream, ..alloc((at + 1) * 4 * MIB, MIB) }
     });
     let mut many = trace(streams.collect());
-    many.streams = (0..10_000).collect();
+    many.streams = (0..2_000).collect();
     write("streams.pickle", &many);
     let mut control = small();
     let mut stacks = Stacks::default();
@@ -471,10 +471,10 @@ fn recordings_that_no_job_leaves_are_explained_without_a_panic() {
 }
 
 #[test]
-fn ten_thousand_streams_are_explained() {
+fn thousands_of_streams_are_explained() {
     check_all(&[
-        (&["explain", "streams.pickle"], 0, &["10,000 events on 10,000 streams"]),
-        (&["diff", "streams.pickle", "streams.pickle"], 0, &["9.77 GiB"]),
+        (&["explain", "streams.pickle"], 0, &["2,000 events on 2,000 streams"]),
+        (&["diff", "streams.pickle", "streams.pickle"], 0, &["1.95 GiB"]),
     ]);
 }
 

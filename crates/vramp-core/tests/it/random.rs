@@ -534,7 +534,7 @@ fn more_memory_ahead_of_demand_than_a_span_holds_is_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(150)))]
 
     #[test]
     fn arenas_keep_their_addresses_and_live_memory_on_random_programs(
@@ -555,7 +555,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(50)))]
 
     #[test]
     fn the_default_policy_keeps_every_promise_on_random_programs(

@@ -31,7 +31,7 @@ fn contents_on_the_host_are_read_there_while_the_card_has_no_room() {
     let mut bytes = vec![0; 4 << 20];
     buffer.read(MIB(30), &mut bytes).unwrap();
     let (before, after) = bytes.split_at(1 << 20);
-    assert!(before.iter().all(|&byte| byte == 0x5A) && after.iter().all(|&byte| byte == 7));
+    assert!(vramp_testing::is_filled(before, 0x5A) && vramp_testing::is_filled(after, 7));
     let outside = buffer.read(MIB(39), &mut bytes);
     assert!(matches!(outside, Err(vramp_defer::SpillError::Outside { .. })), "{outside:?}");
     assert!(!buffer.is_resident());
@@ -41,7 +41,7 @@ fn contents_on_the_host_are_read_there_while_the_card_has_no_room() {
     // A later write is read, and not the older copy.
     buffer.write(MIB(30), &[9; 4 << 20]).unwrap();
     buffer.read(MIB(30), &mut bytes).unwrap();
-    assert!(bytes.iter().all(|&byte| byte == 9));
+    assert!(vramp_testing::is_filled(&bytes, 9));
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn what_nobody_needs_is_not_copied() {
     buffer.discard().unwrap();
     rig.manager.spill(MIB(32));
     assert_eq!(rig.manager.stats().to_host_bytes, 0);
-    assert!(buffer.states().iter().all(|state| *state == PieceState::Empty));
+    assert!(buffer.states().iter().all(|found| *found == PieceState::Empty));
     rig.fill(&buffer, 2);
     rig.expect(&buffer, 2);
     rig.check();

@@ -211,7 +211,7 @@ impl Program {
 #[test]
 fn streams_that_end_under_leases_and_events_that_fail_corrupt_nothing() {
     let mut ended = 0;
-    for seed in 0..60 {
+    for seed in vramp_testing::seeds(12) {
         let mut program = Program::new(seed);
         println!("seed {seed}");
         for step in 0..150 {
@@ -220,5 +220,5 @@ fn streams_that_end_under_leases_and_events_that_fail_corrupt_nothing() {
         ended += program.ended;
         program.finish();
     }
-    assert!(ended > 200, "only {ended} streams ended");
+    assert!(ended > 100, "only {ended} streams ended");
 }

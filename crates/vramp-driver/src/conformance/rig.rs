@@ -256,19 +256,15 @@ impl<'a> Rig<'a> {
 
     /// Fails unless every byte of `range` is `byte`, read in order of `stream`.
     pub fn expect_filled(&self, stream: Stream, range: AddrRange, byte: u8) -> Checked {
-        let bytes = self.read(stream, range)?;
-        match bytes.iter().position(|seen| *seen != byte) {
-            None => Ok(()),
-            Some(at) => Err(Failure(format!(
-                "byte {at} of {range} is {:#04x} instead of {byte:#04x}",
-                bytes[at]
-            ))),
-        }
+        self.expect_bytes(stream, range, &vec![byte; range.len.count() as usize])
     }
 
     /// Fails unless `range` contains `expected`, read in order of `stream`.
     pub fn expect_bytes(&self, stream: Stream, range: AddrRange, expected: &[u8]) -> Checked {
         let bytes = self.read(stream, range)?;
+        if bytes == expected {
+            return Ok(());
+        }
         match bytes.iter().zip(expected).position(|(seen, wanted)| seen != wanted) {
             None => Ok(()),
             Some(at) => Err(Failure(format!(

@@ -224,7 +224,7 @@ mod tests {
         let mut filled = vec![0; 200_002];
         content.read(299_999, &mut filled);
         assert_eq!((filled[0], filled[200_001]), (UNWRITTEN, UNWRITTEN));
-        assert!(filled[1..=200_000].iter().all(|byte| *byte == 9));
+        assert!(vramp_testing::is_filled(&filled[1..=200_000], 9));
         let mut back = vec![0; pattern.len() + 2];
         content.read(59_999, &mut back);
         assert_eq!(back[0], UNWRITTEN);

@@ -122,7 +122,7 @@ impl Rig {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(200)))]
 
     #[test]
     fn a_launch_has_the_captured_order_and_no_other(steps in prop::collection::vec(step(), 1..60)) {

@@ -374,7 +374,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(40)))]
 
     #[test]
     fn two_devices_that_share_memory_behave_like_two_rows_of_slots(

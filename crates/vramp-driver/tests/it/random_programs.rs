@@ -324,7 +324,7 @@ fn checker_finds_conflict(steps: &[OrderStep]) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(50)))]
 
     #[test]
     fn memory_behaves_like_a_row_of_slots(steps in prop::collection::vec(memory_step(), 1..120)) {

@@ -48,7 +48,7 @@ impl Rig {
         let queue = self.allocator.stream(self.stream).unwrap();
         self.card.synchronize_stream(queue).unwrap();
         let bytes = self.card.peek(AddrRange::new(block.addr(), block.len())).unwrap();
-        assert!(bytes.iter().all(|&other| other == byte), "{block:?} is not all {byte}");
+        assert!(vramp_testing::is_filled(&bytes, byte), "{block:?} is not all {byte}");
     }
 
     fn phases(&self) -> Vec<(String, Phase)> {

@@ -343,10 +343,11 @@ fn sixty_four_threads_at_random_leave_nothing_behind() {
     let counted = Arc::clone(&crossings);
     let gpu = manager.space(GPU).unwrap();
     let subscription = gpu.subscribe(move |_, _| _ = counted.fetch_add(1, Ordering::Relaxed));
+    let operations = vramp_testing::cases(2_000);
     thread::scope(|scope| {
         for seed in 0..64 {
             let manager = &manager;
-            scope.spawn(move || one_of_many(manager, seed, 16_000));
+            scope.spawn(move || one_of_many(manager, seed, operations));
         }
     });
     manager.audit().unwrap();
@@ -362,7 +363,7 @@ fn sixty_four_threads_at_random_leave_nothing_behind() {
     drop(subscription);
 }
 
-fn one_of_many(manager: &ReservationManager, seed: u64, operations: usize) {
+fn one_of_many(manager: &ReservationManager, seed: u64, operations: u32) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut held: Vec<(Reservation, Vec<Charge>)> = Vec::new();
     for _ in 0..operations {

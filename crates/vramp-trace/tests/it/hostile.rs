@@ -246,8 +246,9 @@ fn a_bomb_is_stopped_by_the_limit_it_hits() {
     // Pushed and popped again, it needs no memory, only time.
     let mut bomb = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
     bomb.write_all(&pickle(&[])).unwrap();
-    for _ in 0..(40 << 20) {
-        bomb.write_all(b"N0").unwrap();
+    let many = b"N0".repeat(1 << 20);
+    for _ in 0..40 {
+        bomb.write_all(&many).unwrap();
     }
     let message = error(&bomb.finish().unwrap());
     assert!(message.contains("raise ReadLimits::contents"), "{message}");
@@ -295,7 +296,9 @@ fn a_compressed_snapshot_cut_off_anywhere_is_an_error() {
 fn a_flipped_bit_anywhere_is_read_or_refused() {
     for name in ["excerpt.pickle", "protocol5.pickle"] {
         let mut bytes = fixture(name);
-        for at in 0..bytes.len() {
+        // Each bit of some bytes, other ones each day.
+        for number in vramp_testing::sampled(bytes.len() as u64, 400) {
+            let at = number as usize - 1;
             for bit in 0..8 {
                 bytes[at] ^= 1 << bit;
                 let _ = read(&bytes[..], &tight()).map(|trace| {

@@ -131,7 +131,7 @@ impl GraphRig {
     pub fn byte(&self, block: &Allocation) -> u8 {
         let bytes = self.bytes(block);
         let first = bytes[0];
-        assert!(bytes.iter().all(|&byte| byte == first), "{block:?} is filled with one byte");
+        assert!(vramp_testing::is_filled(&bytes, first), "{block:?} is filled with one byte");
         first
     }
 

@@ -12,6 +12,7 @@ use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
 
 use super::*;
+use vramp_testing::fail_each_call;
 
 #[test]
 fn imported_memory_is_the_exporters() {
@@ -175,14 +176,15 @@ fn an_import_of_which_any_call_fails_leaves_nothing() {
     let before = machine.cards[0].live();
     let mut failures = 0;
     for call in [Call::Reserve, Call::Export, Call::Import, Call::Map, Call::SetAccess] {
-        for nth in 1.. {
+        fail_each_call(|nth| {
+            let calls = machine.cards[0].calls_of(call);
             machine.cards[0].set_faults(FaultPlan::nth_of(call, nth).with_code(800));
             let imported = owner.import(export.description(), fetch(&export));
             machine.cards[0].set_faults(FaultPlan::none());
             owner.audit().unwrap();
             if let Ok(imported) = imported {
                 imported.close().unwrap();
-                break;
+                return machine.cards[0].calls_of(call) - calls;
             }
             failures += 1;
             let after = machine.cards[0].live();
@@ -192,7 +194,8 @@ fn an_import_of_which_any_call_fails_leaves_nothing() {
                 "{call} {nth}"
             );
             machine.holds(0, range_of(&block), 3);
-        }
+            machine.cards[0].calls_of(call) - calls
+        });
     }
     assert!(failures > 8, "there are several handles: {failures} failures");
     drop(export);

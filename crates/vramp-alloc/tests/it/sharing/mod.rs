@@ -62,7 +62,7 @@ impl Machine {
 
     pub fn holds(&self, card: usize, range: AddrRange, byte: u8) {
         let bytes = self.cards[card].peek(range).unwrap();
-        assert!(bytes.iter().all(|&other| other == byte), "{range} is not all {byte}");
+        assert!(vramp_testing::is_filled(&bytes, byte), "{range} is not all {byte}");
     }
 
     pub fn calls(&self, card: usize, call: Call) -> u64 {

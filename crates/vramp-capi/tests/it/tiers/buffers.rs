@@ -49,7 +49,7 @@ fn contents_leave_the_card_and_come_back_at_the_same_address() {
     assert_eq!(vramp_buffer_lease_end(allocator, held), VRAMP_OK);
     for (nth, &buffer) in buffers.iter().enumerate() {
         let back = read(allocator, buffer, 24 * MIB as usize).unwrap();
-        assert!(back.iter().all(|&byte| byte == nth as u8 + 1), "buffer {nth}");
+        assert!(vramp_testing::is_filled(&back, nth as u8 + 1), "buffer {nth}");
     }
     assert_eq!(vramp_audit(allocator), VRAMP_OK);
     assert_eq!(vramp_close(allocator), VRAMP_OK);
@@ -145,7 +145,7 @@ fn one_buffer_is_spilled_by_its_handle_and_to_a_tier() {
         assert_eq!((state.host_bytes, state.disk_bytes), (0, 8 * MIB));
     }
     let back = read(allocator, one, 8 * MIB as usize).unwrap();
-    assert!(back.iter().all(|&byte| byte == 3));
+    assert!(vramp_testing::is_filled(&back, 3));
     assert_eq!(vramp_close(allocator), VRAMP_OK);
 }
 
@@ -159,7 +159,7 @@ fn a_malloc_that_finds_too_little_memory_evicts_buffers() {
     assert_eq!(info(allocator, spilled).unwrap().state, VRAMP_BUFFER_DEFERRED);
     assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
     let back = read(allocator, spilled, 40 * MIB as usize).unwrap();
-    assert!(back.iter().all(|&byte| byte == 9));
+    assert!(vramp_testing::is_filled(&back, 9));
     assert_eq!(vramp_close(allocator), VRAMP_OK);
 }
 
@@ -303,7 +303,7 @@ fn an_adopted_block_is_released_once_its_contents_left_the_card() {
     assert!(evict(allocator, 8 * MIB) > 0);
     assert_eq!(block.released.get(), 1);
     let back = read(allocator, made, 8 * MIB as usize).unwrap();
-    assert!(back.iter().all(|&byte| byte == 7));
+    assert!(vramp_testing::is_filled(&back, 7));
     assert_eq!(vramp_buffer_destroy(allocator, made), VRAMP_OK);
     assert_eq!(vramp_close(allocator), VRAMP_OK);
     assert_eq!(block.released.get(), 1);

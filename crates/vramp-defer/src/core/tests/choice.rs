@@ -70,7 +70,7 @@ fn buffers(lens: impl Strategy<Value = u64>) -> impl Strategy<Value = Vec<(u64, 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(60)))]
 
     #[test]
     fn pieces_of_one_length_are_chosen_at_the_least_cost(
@@ -139,7 +139,7 @@ fn state_delay(state: u8) -> u64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(30)))]
 
     #[test]
     fn buckets_choose_what_a_full_scan_chooses_however_many_are_alike(

@@ -827,7 +827,7 @@ fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Step {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(200)))]
 
     #[test]
     fn random_programs_lose_no_contents_and_take_no_memory_that_is_needed(

@@ -81,11 +81,11 @@ fn a_read_in_the_middle_of_its_copy_keeps_no_other_call_waiting_and_has_its_byte
     other.spill().unwrap();
     let mut into = vec![0; 2 << 20];
     copies.read(&mut into);
-    assert!(into.iter().all(|&byte| byte == 1), "as at the start of the read");
+    assert!(vramp_testing::is_filled(&into, 1), "as at the start of the read");
     rig.manager.census();
     assert_eq!(rig.host_total(), MIB(8), "its blocks are free after the read");
     buffer.read(part.0, &mut into).unwrap();
-    assert!(into.iter().all(|&byte| byte == 3));
+    assert!(vramp_testing::is_filled(&into, 3));
     rig.manager.audit().unwrap();
     rig.pool.audit().unwrap();
 }

@@ -162,7 +162,7 @@ fn fewest(map: &Map, len: u64) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(100)))]
     #[test]
     fn extents_agree_with_a_map_of_every_unit(acts in prop::collection::vec(act(), 1..80)) {
         let mut extents = ExtentAllocator::new(b(1));

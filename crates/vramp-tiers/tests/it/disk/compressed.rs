@@ -371,7 +371,7 @@ fn thousandths_beyond_a_thousand_are_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(12)))]
 
     /// Writes of any mixture, from any spans, on a disk that fails at random.
     #[test]

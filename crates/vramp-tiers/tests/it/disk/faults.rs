@@ -30,7 +30,7 @@ fn short_interrupted_and_deferred_calls_are_made_again() {
         let faulty = Faulty::on(choice);
         let world = world_with(SMALL, Arc::<Faulty>::clone(&faulty));
         faulty.set(stumbling());
-        for seed in 0..20 {
+        for seed in vramp_testing::seeds(8) {
             let data = pattern(seed, 300_001);
             let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
             assert!(world.read(&stored).unwrap() == data);
@@ -166,7 +166,7 @@ fn random_failures_never_lose_what_was_acknowledged() {
     });
     let mut kept = Vec::new();
     let mut failed = 0;
-    for seed in 0..120 {
+    for seed in vramp_testing::seeds(30) {
         let data = pattern(seed, 200_000 + seed * 31);
         match world.store.write(&[span(&data)], ChargeTo::Space) {
             Ok(stored) => kept.push((stored, data)),

@@ -47,7 +47,7 @@ fn a_copy_runs_after_its_dependencies_and_a_missing_one_is_a_hazard() {
         transfer.wait().unwrap();
         let arrived = read(&transfer.into_host(), Bytes::ZERO, range.len);
         let (ones, twos) = arrived.split_at(10 << 20);
-        let whole = ones.iter().all(|byte| *byte == 1) && twos.iter().all(|byte| *byte == 2);
+        let whole = vramp_testing::is_filled(ones, 1) && vramp_testing::is_filled(twos, 2);
         assert_eq!(whole, ordered);
         assert_eq!(bench.device.hazards().is_empty(), ordered);
     }

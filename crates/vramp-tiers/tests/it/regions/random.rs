@@ -40,7 +40,7 @@ impl Tagged {
         {
             let mut bytes = vec![0; block.len().count() as usize];
             rig.regions.read_backup(block.addr(), &mut bytes).unwrap();
-            assert!(bytes.iter().all(|&other| other == byte), "{block:?} is not all {byte}");
+            assert!(vramp_testing::is_filled(&bytes, byte), "{block:?} is not all {byte}");
         }
     }
 

@@ -141,7 +141,7 @@ fn spaces_of(bits: u8) -> Vec<SpaceId> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(100)))]
 
     /// The search is exponential: few owners, few requests.
     #[test]

@@ -340,7 +340,7 @@ fn compare(ledger: &Ledger, naive: &Naive) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(100)))]
 
     #[test]
     fn random_programs_account_like_a_list_that_is_summed_anew(

@@ -297,7 +297,7 @@ fn run(config: QueueConfig, acts: Vec<Act>) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(ProptestConfig::with_cases(vramp_testing::cases(100)))]
 
     #[test]
     fn exactly_those_are_served_whom_the_naive_twin_serves_and_nobody_starves(
