@@ -2,11 +2,13 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
+use crate::budget::Budgets;
+use crate::cost::{Cost, Watch};
+use crate::suite::{self, Program, Suite};
 use crate::{install, models, page, python, shell, site, tidy, torch};
 
 /// Examples that need no card. Each runs to its end and must succeed.
@@ -23,57 +25,104 @@ const EXAMPLES: [&str; 10] = [
     "sleep_soak",
 ];
 
-/// Runs every step; the first failure ends it and says what to do.
+/// The longest that a test may take in CI, on a machine as fast as that of the budgets. Far above what
+/// any takes: it ends tests that hang.
+const TEST_LIMIT: Duration = Duration::from_secs(180);
+
+/// Runs every step; the first failure ends it and says what to do. What cost too much is said at the end.
 pub fn run(root: &Path) -> Result<()> {
-    let start = Instant::now();
-    step("format", "run `cargo fmt --all`", || {
-        shell::run(cargo(root).args(["fmt", "--all", "--check"]))
-    })?;
-    step("tidy", "mend what is printed above; `cargo xtask tidy` checks again", || {
+    let budgets = Budgets::read(root)?;
+    let slowness = budgets.slowness()?;
+    let mut steps = Steps::default();
+    steps.run("format", "run `cargo fmt --all`", || format(root))?;
+    steps.run("tidy", "mend what is printed above; `cargo xtask tidy` checks again", || {
         tidy::run(root)
     })?;
-    step("clippy", "mend the lints; `cargo clippy --workspace --all-targets` shows them", || {
-        let args = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
-        shell::run(cargo(root).args(args))
+    // One build: the lints are found while the tests are compiled.
+    shell::lint_builds();
+    let hint = "mend the errors and the lints; `cargo clippy --workspace --all-targets` shows them";
+    let built = steps.run("build and lints", hint, || {
+        let built = suite::build(root, &["--workspace".to_owned()])?;
+        ensure!(built.warnings == 0, "{} warnings", built.warnings);
+        Ok(built)
     })?;
-    step("documentation", "mend the links: `cargo doc --workspace --no-deps`", || {
+    let programs =
+        steps.run("tests", "run the failed test alone: `cargo test -p CRATE NAME`", || {
+            Suite::of(built.tests)?.run(root, TEST_LIMIT.mul_f64(slowness))
+        })?;
+    steps.run("models", "explore them alone: `cargo xtask loom`", || {
+        models::run(root, models::SHORT)
+    })?;
+    let hint = "mend the links, `cargo doc -p CRATE`, or the examples, `cargo test --doc -p CRATE`";
+    steps.run("documentation", hint, || {
         let mut doc = cargo(root);
-        doc.env("RUSTDOCFLAGS", "-D warnings");
-        let args = ["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"];
-        shell::run(doc.args(args))
+        doc.env("RUSTDOC", root.join("xtask/src/rustdoc.sh"));
+        shell::run(doc.args(["test", "--workspace", "--doc", "--locked"]))
     })?;
-    step("tests", "run the failed test alone: `cargo test -p CRATE NAME`", || tests(root))?;
-    step("models", "explore them alone: `cargo xtask loom`", || models::run(root, models::SHORT))?;
-    step("doc tests", "run them alone: `cargo test --doc -p CRATE`", || {
-        shell::run(cargo(root).args(["test", "--workspace", "--doc", "--locked"]))
+    steps.run("python", "check the package alone: `cargo xtask python`", || {
+        python::check(root, false)
     })?;
-    step("python", "check the package alone: `cargo xtask python`", || python::check(root, false))?;
-    step("torch headers", "compile alone: `cargo xtask torch --headers`", || {
-        torch::headers(root, &[])
+    steps.run("torch headers", "compile alone: `cargo xtask torch --headers`", || {
+        torch::headers(root, &[torch::TESTED.to_owned()])
     })?;
-    step("site", "mend the links: `cargo xtask site`", || site::run(root))?;
-    step("page", "open the pages alone: `cargo xtask page`; they are in `target/page`", || {
-        page::run(root)
+    steps.run("site", "mend the links: `cargo xtask site`", || site::run(root))?;
+    steps.run(
+        "page",
+        "open the pages alone: `cargo xtask page`; they are in `target/page`",
+        || page::run(root, page::Scope::Smoke),
+    )?;
+    steps.run("examples", "run the failed one: `cargo run -p CRATE --example NAME`", || {
+        examples(root, &built.examples)
     })?;
-    step("examples", "run the failed one: `cargo run -p CRATE --example NAME`", || examples(root))?;
-    step("install", "install alone: `cargo xtask install-check`", || install::check::run(root))?;
-    step("features", "build it alone: `cargo check -p vramp --no-default-features`", || {
-        shell::run(cargo(root).args(["check", "-p", "vramp", "--no-default-features", "--locked"]))
+    steps.run("install", "install alone: `cargo xtask install-check`", || {
+        install::check::run(root)
     })?;
-    step("packages", "see `cargo publish --workspace --dry-run`", || {
+    steps.run(
+        "features",
+        "build it alone: `cargo check -p vramp --no-default-features`",
+        || {
+            shell::run(cargo(root).args([
+                "check",
+                "-p",
+                "vramp",
+                "--no-default-features",
+                "--locked",
+            ]))
+        },
+    )?;
+    steps.run("packages", "see `cargo publish --workspace --dry-run`", || {
         let args = ["--workspace", "--dry-run", "--no-verify", "--allow-dirty", "--quiet"];
         shell::run(cargo(root).arg("publish").args(args))
     })?;
-    step(
+    steps.run(
         "oldest Rust",
         "check with it alone: `rustup run VERSION cargo check -p vramp --lib`",
         || oldest(root),
     )?;
-    println!("ci: everything passed in {:.0} s", start.elapsed().as_secs_f64());
+    budgets.check(slowness, &steps.finish(), &programs)?;
+    println!("ci: everything passed");
     Ok(())
 }
 
-fn cargo(root: &Path) -> Command {
+/// Builds what `cargo test` builds with these arguments, and runs the tests.
+pub fn tests(root: &Path, limit: Duration, arguments: &[String]) -> Result<()> {
+    shell::lint_builds();
+    let workspace = ["--workspace".to_owned()];
+    let built = suite::build(root, if arguments.is_empty() { &workspace } else { arguments })?;
+    let programs = Suite::of(built.tests)?.run(root, limit)?;
+    for (name, cost) in &programs {
+        println!("  {cost}  {name}");
+    }
+    Ok(())
+}
+
+/// Checks the format of every crate.
+pub fn format(root: &Path) -> Result<()> {
+    shell::run(cargo(root).args(["fmt", "--all", "--check"]))
+}
+
+/// A command of cargo in the workspace.
+pub fn cargo(root: &Path) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root);
     command
@@ -96,40 +145,46 @@ fn oldest(root: &Path) -> Result<()> {
     shell::run(check.args(crates))
 }
 
-/// Builds the examples with the features of the whole workspace, as the tests are, and runs them.
-fn examples(root: &Path) -> Result<()> {
-    let mut build = cargo(root);
-    build.args(["build", "--workspace", "--locked", "--message-format=json-render-diagnostics"]);
-    EXAMPLES.iter().for_each(|name| {
-        build.args(["--example", name]);
-    });
-    let messages = shell::output(&mut build)?;
-    let mut ran = 0;
-    for line in messages.lines() {
-        let message: Value = serde_json::from_str(line)?;
-        if let Some(program) = message["executable"].as_str() {
-            println!("ci: example {}", message["target"]["name"]);
-            shell::run(Command::new(program).current_dir(root))?;
-            ran += 1;
-        }
+/// Runs the examples that need no card.
+fn examples(root: &Path, built: &[Program]) -> Result<()> {
+    for name in EXAMPLES {
+        let program = built.iter().find(|program| program.target() == name);
+        println!("ci: example {name}");
+        program.with_context(|| format!("there is no example {name}"))?.run(root)?;
     }
-    ensure!(ran == EXAMPLES.len(), "{ran} examples ran of {}", EXAMPLES.len());
     Ok(())
 }
 
-/// Unit and integration tests, one program after the other.
-fn tests(root: &Path) -> Result<()> {
-    let args = ["test", "--workspace", "--lib", "--bins", "--tests", "--locked", "--no-fail-fast"];
-    shell::run(cargo(root).args(args))
+/// The steps that ran, with their costs.
+#[derive(Default)]
+pub struct Steps {
+    done: Vec<(String, Cost)>,
 }
 
-/// Runs one step between two lines that name it and its time.
-fn step(name: &str, hint: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
-    println!("ci: {name} ...");
-    let start = Instant::now();
-    work().with_context(|| format!("ci: {name} failed; {hint}"))?;
-    println!("ci: {name} passed in {:.1} s", start.elapsed().as_secs_f64());
-    Ok(())
+impl Steps {
+    /// Runs one step between two lines that name it and its cost.
+    pub fn run<T>(
+        &mut self,
+        name: &str,
+        hint: &str,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        println!("step {name} ...");
+        let watch = Watch::start()?;
+        let made = work().with_context(|| format!("{name} failed; {hint}"))?;
+        let cost = watch.read()?;
+        println!("step {name} passed: {cost}");
+        self.done.push((name.to_owned(), cost));
+        Ok(made)
+    }
+
+    /// All steps and their sum, which is called `all`.
+    pub fn finish(mut self) -> Vec<(String, Cost)> {
+        let mut all = Cost::default();
+        self.done.iter().for_each(|(_, cost)| all += *cost);
+        self.done.push(("all".to_owned(), all));
+        self.done
+    }
 }
 
 #[cfg(test)]
@@ -138,9 +193,9 @@ mod tests {
 
     #[test]
     fn a_failed_step_says_what_to_do() {
-        let error =
-            step("format", "run `cargo fmt`", || anyhow::bail!("it is crooked")).unwrap_err();
-        assert_eq!(error.to_string(), "ci: format failed; run `cargo fmt`");
+        let crooked = || -> Result<()> { anyhow::bail!("it is crooked") };
+        let error = Steps::default().run("format", "run `cargo fmt`", crooked).unwrap_err();
+        assert_eq!(error.to_string(), "format failed; run `cargo fmt`");
         assert_eq!(error.root_cause().to_string(), "it is crooked");
     }
 }

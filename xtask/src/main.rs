@@ -3,29 +3,38 @@
 
 mod adversary;
 mod bindings;
+mod budget;
 mod bundle;
 mod charts;
 mod ci;
 mod compare;
+mod cost;
 mod header;
 mod install;
 mod library;
 mod models;
 mod mutants;
+mod nightly;
 mod page;
 mod plant;
 mod python;
+mod quick;
 mod shell;
 mod site;
+mod suite;
 mod tidy;
 mod torch;
 mod tree;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use mutants::Extent;
+use nightly::Shard;
+use plant::Finder;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The project's own commands")]
@@ -38,6 +47,28 @@ struct Args {
 enum Task {
     /// Everything a change must pass: format, tidy, lints, tests, documentation, examples.
     Ci,
+    /// Everything at length: long random programs, every call that can fail, all models, planted bugs,
+    /// mutants. Takes hours; the cost of each part is printed.
+    Nightly {
+        /// A part of the work, such as 1/4 for the first of four machines.
+        #[arg(long, value_name = "K/N", value_parser = Shard::parse)]
+        shard: Option<Shard>,
+    },
+    /// What a change breaks most often: format, tidy, and lints and tests of the crates that changed.
+    Quick {
+        /// The revision that they changed against. The default is the last commit.
+        #[arg(value_name = "REVISION", default_value = "HEAD")]
+        base: String,
+    },
+    /// Builds the tests and runs each in a process of its own, with its cost.
+    Tests {
+        /// Seconds after which a test fails.
+        #[arg(long, value_name = "SECONDS", default_value = "180")]
+        limit: u64,
+        /// What to build, as for `cargo test`; without it, the workspace.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
     /// The project rules that no compiler checks.
     Tidy,
     /// Explores every order in which threads can meet on the fast path.
@@ -49,6 +80,9 @@ enum Task {
     /// Plants one bug at a time and lets the life-cycle program find it. Builds each, in
     /// `target/plant`.
     Plant {
+        /// Let the tests find it, as CI runs them, instead of the long life-cycle program.
+        #[arg(long)]
+        tests: bool,
         /// Number of one planted bug; without it, all.
         #[arg(value_name = "NUMBER")]
         number: Option<usize>,
@@ -56,8 +90,11 @@ enum Task {
     /// Changes one place of the planners at a time and lets their tests find it; needs cargo-mutants.
     Mutants {
         /// Only the files that take minutes.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "sample")]
         short: bool,
+        /// Only a sample, such as 0/10 for every tenth mutant.
+        #[arg(long, value_name = "K/N")]
+        sample: Option<String>,
     },
     /// Compares the decisions and driver calls of two builds on every trace.
     Compare {
@@ -155,17 +192,27 @@ fn main() -> ExitCode {
 fn perform(task: &Task, root: &Path) -> Result<()> {
     match task {
         Task::Ci => ci::run(root),
+        Task::Nightly { shard } => nightly::run(root, shard.unwrap_or(Shard::WHOLE)),
+        Task::Quick { base } => quick::run(root, base),
+        Task::Tests { limit, arguments } => ci::tests(root, Duration::from_secs(*limit), arguments),
         Task::Tidy => tidy::run(root),
         Task::Loom { preemptions } => models::run(root, *preemptions),
-        Task::Plant { number } => plant::run(root, *number),
-        Task::Mutants { short } => mutants::run(root, *short),
+        Task::Plant { number, tests } => {
+            let finder = if *tests { Finder::Tests } else { Finder::LifeCycles };
+            plant::run(root, *number, finder)
+        }
+        Task::Mutants { short: true, .. } => mutants::run(root, &Extent::Short),
+        Task::Mutants { sample: Some(shard), .. } => {
+            mutants::run(root, &Extent::Sample(shard.clone()))
+        }
+        Task::Mutants { .. } => mutants::run(root, &Extent::All),
         Task::Compare { base, new, traces } => compare::run(root, base, new.as_deref(), traces),
         Task::Bindings => bindings::run(root),
         Task::Deny => shell::run(
             std::process::Command::new("cargo").current_dir(root).args(["deny", "check"]),
         ),
         Task::Site => site::run(root),
-        Task::Page { measure: None } => page::run(root),
+        Task::Page { measure: None } => page::run(root, page::Scope::Whole),
         Task::Page { measure: Some(page) } => page::measure(root, page),
         Task::Charts => charts::write(root),
         Task::Adversary => adversary::run(root),

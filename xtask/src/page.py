@@ -1,10 +1,11 @@
 """Opens pages of `vramp report` in a headless Chromium and uses them: `cargo xtask page`.
 
-    page.py VRAMP FOLDER [TRACE...]
+    page.py [--smoke] VRAMP FOLDER [TRACE...]
     page.py --measure PAGE
 
 VRAMP is the program, FOLDER holds what is written. The first page is made from a recording whose
-names are hostile, and which this script computes on its own. --measure prints how long a page takes
+names are hostile, and which this script computes on its own. --smoke opens that page alone, as
+continuous integration does: its moments are right, and no name becomes an element or runs. --measure prints how long a page takes
 to open, to zoom from the whole run to one event, and to show another moment.
 """
 
@@ -384,13 +385,28 @@ def measure(browser, path):
     print(f"another moment after {moment:.0f} ms")
 
 
+@contextmanager
+def browser_checks(folder):
+    """Starts the browser, and says at the end how many checks passed."""
+    chromium = next((path for path in CHROMIUM if Path(path).exists()), None)
+    if chromium is None:
+        sys.exit("no Chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        checks = Checks(browser, folder)
+        yield checks
+        print(f"page: {checks.done} checks passed with Chromium {browser.version}")
+        browser.close()
+
+
 def main():
     if sys.argv[1] == "--measure":
         chromium = next((path for path in CHROMIUM if Path(path).exists()), None)
         with sync_playwright() as playwright:
             measure(playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"]), Path(sys.argv[2]))
         return
-    vramp, folder, *traces = sys.argv[1:]
+    smoke = sys.argv[1] == "--smoke"
+    vramp, folder, *traces = sys.argv[1 + smoke :]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     snapshot = folder / "hostile.pickle"
@@ -399,16 +415,16 @@ def main():
     states = hostile_snapshot(snapshot, 1)
     hostile_snapshot(named, 2)
     hostile = report(vramp, folder / "hostile.html", snapshot)
+    if smoke:
+        with browser_checks(folder) as checks:
+            checks.moments(hostile, states)
+            checks.hostile(hostile)
+        return
     ranks = report(vramp, folder / "ranks.html", snapshot, named)
     devices = report(vramp, folder / "devices.html", two_devices(folder / "devices.pickle"))
     bins = report(vramp, folder / "bins.html", snapshot, options=["--budget", "1kB"])
     pages = [report(vramp, folder / f"{Path(t).name.split('.')[0]}.html", t) for t in traces]
-    chromium = next((path for path in CHROMIUM if Path(path).exists()), None)
-    if chromium is None:
-        sys.exit("no Chromium: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        checks = Checks(browser, folder)
+    with browser_checks(folder) as checks:
         checks.moments(hostile, states)
         checks.zooming(hostile, states)
         checks.flame(hostile)
@@ -426,8 +442,6 @@ def main():
             checks.addresses(page, reserved_at_end(trace))
         for page in [hostile, ranks, *pages]:
             checks.layout(page)
-        print(f"page: {checks.done} checks passed with Chromium {browser.version}")
-        browser.close()
 
 
 if __name__ == "__main__":

@@ -18,14 +18,26 @@ const CHROMIUM: [&str; 3] =
 /// Recordings of which pages are opened too.
 const TRACES: [&str; 2] = ["llama_varlen_oom", "resnet_multires_stacks"];
 
+/// How many of the pages are opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// One page whose names are hostile, and its moments.
+    Smoke,
+    /// All of them, in several widths and colours.
+    Whole,
+}
+
 /// Writes pages, opens them and uses them. Pages and pictures of them are left in `target/page`.
-pub fn run(root: &Path) -> Result<()> {
+pub fn run(root: &Path, scope: Scope) -> Result<()> {
     let python = install(root)?;
     let build = ["build", "--quiet", "--locked", "-p", "vramp-cli"];
     shell::run(Command::new("cargo").current_dir(root).args(build))?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
     let mut page = Command::new(python);
     page.current_dir(root).arg("xtask/src/page.py");
+    if scope == Scope::Smoke {
+        page.arg("--smoke");
+    }
     page.arg(target.join("debug/vramp")).arg(root.join("target/page"));
     page.args(TRACES.map(|name| format!("examples/traces/{name}.pickle.gz")));
     shell::run(&mut page)

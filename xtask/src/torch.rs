@@ -15,7 +15,7 @@ use crate::shell;
 /// Versions of PyTorch whose allocator class is supported, oldest first.
 const VERSIONS: [&str; 7] = ["2.9", "2.10", "2.11", "2.12", "2.13", "2.14", "2.15"];
 /// The version that the tests run with.
-const TESTED: &str = "2.11";
+pub const TESTED: &str = "2.11";
 /// The wheels of PyTorch for this system have 140 MB, those with CUDA 900. Their headers are the same.
 const SMALL: [&str; 2] = ["macosx_14_0_arm64", "macosx_11_0_arm64"];
 /// The headers of the CUDA runtime.

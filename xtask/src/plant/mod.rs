@@ -6,23 +6,43 @@ mod table;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::shell;
+use crate::suite::{self, Suite};
 use table::{PLANTS, Plant};
+
+/// The longest that a test may take; a planted bug may make it hang.
+const TEST_LIMIT: Duration = Duration::from_secs(60);
 
 /// Operations for each preset, at most.
 const STEPS: &str = "100000";
 
+/// What has to find a planted bug.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Finder {
+    /// The life-cycle program, with many operations.
+    LifeCycles,
+    /// The tests, as continuous integration runs them.
+    Tests,
+}
+
+/// The crates whose tests are tried, one after the other until one finds the bug.
+const TRIED: [&str; 2] = ["vramp-bench", "vramp-alloc"];
+
 /// Plants the bug of this number, from 1, or all of them.
 ///
 /// The copy and its build are kept in `target/plant`, so each bug builds what it changes.
-pub fn run(root: &Path, only: Option<usize>) -> Result<()> {
+pub fn run(root: &Path, only: Option<usize>, finder: Finder) -> Result<()> {
     let copy = root.join("target/plant/tree");
     let mut missed = Vec::new();
     sources(root, &copy)?;
-    let known = survey(&copy)?;
+    let known = match finder {
+        Finder::LifeCycles => survey(&copy)?,
+        Finder::Tests => PathBuf::new(),
+    };
     for (number, plant) in (1..).zip(&PLANTS) {
         if only.is_some_and(|only| only != number) {
             continue;
@@ -30,7 +50,10 @@ pub fn run(root: &Path, only: Option<usize>) -> Result<()> {
         let path = copy.join(plant.file);
         let text = std::fs::read_to_string(&path).with_context(|| plant.file)?;
         std::fs::write(&path, planted(plant, &text)?)?;
-        let found = finds(&copy, &known);
+        let found = match finder {
+            Finder::LifeCycles => finds(&copy, &known),
+            Finder::Tests => fails(&copy),
+        };
         std::fs::write(&path, text)?;
         match found? {
             Some(finding) => println!("{number:2} found: {}\n   {finding}", plant.breaks),
@@ -127,6 +150,18 @@ fn finds(copy: &Path, known: &Path) -> Result<Option<String>> {
     }
     let text = String::from_utf8_lossy(&ran.stderr).into_owned();
     Ok(Some(text.lines().next().unwrap_or_default().chars().take(160).collect()))
+}
+
+/// Returns the first test that fails, if any.
+fn fails(copy: &Path) -> Result<Option<String>> {
+    for name in TRIED {
+        let arguments = ["-p", name, "--target-dir", "../build"].map(str::to_owned);
+        let tests = suite::build(copy, &arguments)?.tests;
+        if let Some(failure) = Suite::of(tests)?.first_failure(copy, TEST_LIMIT)? {
+            return Ok(Some(failure));
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -19,7 +19,8 @@ use crate::{charts, header};
 use scan::Sources;
 
 /// The crates, each of which may name only those before it.
-const LAYERS: [&str; 16] = [
+const LAYERS: [&str; 17] = [
+    "vramp-testing",
     "vramp-core",
     "vramp-model",
     "vramp-host",
