@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::budget::Budgets;
 use crate::cost::{Cost, Watch};
-use crate::suite::{self, Program, Suite};
+use crate::suite::{self, Built, Suite};
 use crate::{install, models, page, python, shell, site, tidy, torch};
 
 /// Examples that need no card. Each runs to its end and must succeed.
@@ -48,7 +48,7 @@ pub fn run(root: &Path) -> Result<()> {
     })?;
     let programs =
         steps.run("tests", "run the failed test alone: `cargo test -p CRATE NAME`", || {
-            Suite::of(built.tests)?.run(root, TEST_LIMIT.mul_f64(slowness))
+            Suite::of(&built.tests)?.run(root, TEST_LIMIT.mul_f64(slowness))
         })?;
     steps.run("models", "explore them alone: `cargo xtask loom`", || {
         models::run(root, models::SHORT)
@@ -69,10 +69,10 @@ pub fn run(root: &Path) -> Result<()> {
     steps.run(
         "page",
         "open the pages alone: `cargo xtask page`; they are in `target/page`",
-        || page::run(root, page::Scope::Smoke),
+        || page::run(root, &built.program("vramp")?.file, page::Scope::Smoke),
     )?;
     steps.run("examples", "run the failed one: `cargo run -p CRATE --example NAME`", || {
-        examples(root, &built.examples)
+        examples(root, &built)
     })?;
     steps.run("install", "install alone: `cargo xtask install-check`", || {
         install::check::run(root)
@@ -109,7 +109,7 @@ pub fn tests(root: &Path, limit: Duration, arguments: &[String]) -> Result<()> {
     shell::lint_builds();
     let workspace = ["--workspace".to_owned()];
     let built = suite::build(root, if arguments.is_empty() { &workspace } else { arguments })?;
-    let programs = Suite::of(built.tests)?.run(root, limit)?;
+    let programs = Suite::of(&built.tests)?.run(root, limit)?;
     for (name, cost) in &programs {
         println!("  {cost}  {name}");
     }
@@ -146,11 +146,10 @@ fn oldest(root: &Path) -> Result<()> {
 }
 
 /// Runs the examples that need no card.
-fn examples(root: &Path, built: &[Program]) -> Result<()> {
+fn examples(root: &Path, built: &Built) -> Result<()> {
     for name in EXAMPLES {
-        let program = built.iter().find(|program| program.target() == name);
         println!("ci: example {name}");
-        program.with_context(|| format!("there is no example {name}"))?.run(root)?;
+        built.program(name)?.run(root)?;
     }
     Ok(())
 }

@@ -212,7 +212,9 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
             std::process::Command::new("cargo").current_dir(root).args(["deny", "check"]),
         ),
         Task::Site => site::run(root),
-        Task::Page { measure: None } => page::run(root, page::Scope::Whole),
+        Task::Page { measure: None } => {
+            page::build(root).and_then(|program| page::run(root, &program, page::Scope::Whole))
+        }
         Task::Page { measure: Some(page) } => page::measure(root, page),
         Task::Charts => charts::write(root),
         Task::Adversary => adversary::run(root),

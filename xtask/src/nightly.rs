@@ -75,7 +75,7 @@ const PARTS: [Part; 14] = [
         shell::run(doc.args(args))
     }),
     ("torch headers", |root| torch::headers(root, &["all".to_owned()])),
-    ("page", |root| page::run(root, page::Scope::Whole)),
+    ("page", |root| page::run(root, &page::build(root)?, page::Scope::Whole)),
 ];
 
 /// Runs a shard of everything. A part that fails ends it last: the others run first.
@@ -88,7 +88,7 @@ pub fn run(root: &Path, shard: Shard) -> Result<()> {
             suite::build(root, &kinds.map(str::to_owned))
         })?;
     let tests = steps.run("tests at length", "repeat a test with the variables it prints", || {
-        let suite = Suite::of(built.tests)?.shard(|place| shard.has(place));
+        let suite = Suite::of(&built.tests)?.shard(|place| shard.has(place));
         suite.with(vramp_testing::LENGTH, &LENGTH.to_string()).run(root, TEST_LIMIT)
     });
     failed.extend(tests.err());

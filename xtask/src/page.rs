@@ -27,18 +27,23 @@ pub enum Scope {
     Whole,
 }
 
-/// Writes pages, opens them and uses them. Pages and pictures of them are left in `target/page`.
-pub fn run(root: &Path, scope: Scope) -> Result<()> {
-    let python = install(root)?;
+/// Builds the program that writes the pages, and returns its path.
+pub fn build(root: &Path) -> Result<PathBuf> {
     let build = ["build", "--quiet", "--locked", "-p", "vramp-cli"];
     shell::run(Command::new("cargo").current_dir(root).args(build))?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
-    let mut page = Command::new(python);
+    Ok(target.join("debug/vramp"))
+}
+
+/// Lets the program write pages, opens them and uses them. Pages and pictures of them are left in
+/// `target/page`.
+pub fn run(root: &Path, program: &Path, scope: Scope) -> Result<()> {
+    let mut page = Command::new(install(root)?);
     page.current_dir(root).arg("xtask/src/page.py");
     if scope == Scope::Smoke {
         page.arg("--smoke");
     }
-    page.arg(target.join("debug/vramp")).arg(root.join("target/page"));
+    page.arg(program).arg(root.join("target/page"));
     page.args(TRACES.map(|name| format!("examples/traces/{name}.pickle.gz")));
     shell::run(&mut page)
 }

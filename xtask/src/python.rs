@@ -33,7 +33,7 @@ const MAX_BYTES: u64 = 6 << 20;
 pub enum Kind {
     /// For users: optimized, stripped, for old systems too.
     Release,
-    /// For the checks on this machine: with all assertions, and optimized a little.
+    /// For the checks on this machine: with all assertions.
     Local,
 }
 
@@ -172,9 +172,7 @@ pub fn build(root: &Path, kind: Kind) -> Result<PathBuf> {
             command.arg("--").arg(format!("-Clink-arg={}", unwinder()?.display()));
         }
         Kind::Local => {
-            command.args(["--profile", "dev", "--compatibility", "linux"]);
-            // Threads of these tests move contents for minutes if that is not optimized.
-            command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");
+            command.args(["--profile", "dev", "--compatibility", "linux", "--features", "checks"]);
         }
     }
     shell::run(&mut command)?;

@@ -36,7 +36,7 @@ pub fn run(root: &Path, base: &str) -> Result<()> {
         if built.tests.is_empty() {
             println!("quick: they have no tests");
         } else {
-            Suite::of(built.tests)?.run(root, TEST_LIMIT)?;
+            Suite::of(&built.tests)?.run(root, TEST_LIMIT)?;
         }
     }
     for (folder, command) in [("python/", "cargo xtask python"), ("docs/", "cargo xtask site")] {

@@ -32,14 +32,15 @@ pub struct Program {
     pub name: String,
     /// The folder of the crate, in which its tests run.
     folder: PathBuf,
-    file: PathBuf,
+    pub file: PathBuf,
 }
 
 /// What a build made.
 #[derive(Debug, Default)]
 pub struct Built {
     pub tests: Vec<Program>,
-    pub examples: Vec<Program>,
+    /// Those that users run, and the examples.
+    pub programs: Vec<Program>,
     /// How many warnings were printed.
     pub warnings: usize,
 }
@@ -58,13 +59,19 @@ pub fn build(root: &Path, arguments: &[String]) -> Result<Built> {
         }
         match program(&message) {
             Some((program, true)) => built.tests.push(program),
-            Some((program, false)) if message["target"]["kind"][0] == "example" => {
-                built.examples.push(program);
-            }
-            _ => {}
+            Some((program, false)) => built.programs.push(program),
+            None => {}
         }
     }
     ended.map(|()| built)
+}
+
+impl Built {
+    /// The program or the example of this name.
+    pub fn program(&self, name: &str) -> Result<&Program> {
+        let program = self.programs.iter().find(|program| program.target() == name);
+        program.with_context(|| format!("there is no program {name}"))
+    }
 }
 
 /// The program that one of cargo's messages names, if any, and whether it is one of tests.
@@ -99,7 +106,7 @@ struct Ran<'a> {
 
 impl Suite {
     /// The tests of programs.
-    pub fn of(programs: Vec<Program>) -> Result<Suite> {
+    pub fn of(programs: &[Program]) -> Result<Suite> {
         let mut tests = Vec::new();
         for program in programs {
             let mut list = program.command();

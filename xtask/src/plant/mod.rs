@@ -157,7 +157,7 @@ fn fails(copy: &Path) -> Result<Option<String>> {
     for name in TRIED {
         let arguments = ["-p", name, "--target-dir", "../build"].map(str::to_owned);
         let tests = suite::build(copy, &arguments)?.tests;
-        if let Some(failure) = Suite::of(tests)?.first_failure(copy, TEST_LIMIT)? {
+        if let Some(failure) = Suite::of(&tests)?.first_failure(copy, TEST_LIMIT)? {
             return Ok(Some(failure));
         }
     }
