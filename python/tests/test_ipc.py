@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from length import LONG
 
 import vramp
 
@@ -39,9 +40,9 @@ def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 SECONDS = 60
 """How long a step of another process may take."""
 
-CYCLES = 10_000
+CYCLES = 10_000 if LONG else 1000
 
-KILLS = 200
+KILLS = 200 if LONG else 40
 
 
 @pytest.fixture

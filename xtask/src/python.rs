@@ -112,7 +112,7 @@ fn unwinder() -> Result<PathBuf> {
 }
 
 /// Builds the package, installs it into a fresh environment, and runs its tests and type checks there.
-/// With `libraries` the adaptors are tested with the libraries that they adapt.
+/// With `libraries` the adaptors are tested with the libraries that they adapt, and all tests at length.
 pub fn check(root: &Path, libraries: bool) -> Result<()> {
     let wheel = build(root, Kind::Local)?;
     let environment = root.join("target/python-check");
@@ -128,7 +128,11 @@ pub fn check(root: &Path, libraries: bool) -> Result<()> {
     let libraries = if libraries { &LIBRARIES[..] } else { &[] };
     shell::run(install(&environment).args(CHECKERS).args(libraries).arg(&wheel))?;
     let tests = ["-m", "pytest", "--quiet", "-rs", "-p", "no:cacheprovider", "python/tests"];
-    shell::run(program("python").args(tests))?;
+    let mut tests_in_python = program("python");
+    if libraries {
+        tests_in_python.env(vramp_testing::LENGTH, "20");
+    }
+    shell::run(tests_in_python.args(tests))?;
     // The stub says what the native module has, and mypy takes its word.
     shell::run(program("stubtest").arg("vramp._native"))?;
     shell::run(program("mypy").args(["--no-incremental", "-p", "vramp"]))?;

@@ -23,7 +23,7 @@ pub const LENGTH: &str = "VRAMP_TEST_LENGTH";
 pub const DAY: &str = "VRAMP_TEST_DAY";
 
 /// How many calls of a scenario fail in a short run, at most, one at a time.
-pub const SAMPLE: u64 = 24;
+pub const SAMPLE: u64 = 12;
 
 const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
 
