@@ -125,14 +125,14 @@ pub fn check(root: &Path, libraries: bool) -> Result<()> {
         command.current_dir(root);
         command
     };
-    let libraries = if libraries { &LIBRARIES[..] } else { &[] };
-    shell::run(install(&environment).args(CHECKERS).args(libraries).arg(&wheel))?;
-    let tests = ["-m", "pytest", "--quiet", "-rs", "-p", "no:cacheprovider", "python/tests"];
-    let mut tests_in_python = program("python");
+    let adapted = if libraries { &LIBRARIES[..] } else { &[] };
+    shell::run(install(&environment).args(CHECKERS).args(adapted).arg(&wheel))?;
+    let mut tests = program("python");
+    tests.args(["-m", "pytest", "--quiet", "-rs", "-p", "no:cacheprovider", "python/tests"]);
     if libraries {
-        tests_in_python.env(vramp_testing::LENGTH, "20");
+        tests.env(vramp_testing::LENGTH, "20");
     }
-    shell::run(tests_in_python.args(tests))?;
+    shell::run(&mut tests)?;
     // The stub says what the native module has, and mypy takes its word.
     shell::run(program("stubtest").arg("vramp._native"))?;
     shell::run(program("mypy").args(["--no-incremental", "-p", "vramp"]))?;
