@@ -11,7 +11,7 @@ use crate::suite::{self, Suite};
 use crate::{models, mutants, page, python, shell, torch};
 
 /// How many times as many random programs are run as in CI.
-const LENGTH: u32 = 20;
+pub const LENGTH: u32 = 20;
 /// Tests run optimized, with all their assertions.
 const PROFILE: &str = "nightly";
 /// The longest that a test may take.
@@ -82,10 +82,10 @@ const PARTS: [Part; 14] = [
 pub fn run(root: &Path, shard: Shard) -> Result<()> {
     let mut steps = Steps::default();
     let mut failed = Vec::new();
-    let kinds = ["--workspace", "--lib", "--bins", "--tests", "--profile", PROFILE];
+    let arguments = ["--workspace", "--profile", PROFILE];
     let built =
         steps.run("build", "build alone: `cargo test --no-run --profile nightly`", || {
-            suite::build(root, &kinds.map(str::to_owned))
+            suite::build(root, &arguments.map(str::to_owned))
         })?;
     let tests = steps.run("tests at length", "repeat a test with the variables it prints", || {
         let suite = Suite::of(&built.tests)?.shard(|place| shard.has(place));

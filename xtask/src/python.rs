@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::shell;
+use crate::{nightly, shell};
 
 /// Builds wheels; zig links them against an old C library.
 const BUILDERS: [&str; 2] = ["maturin==1.16.0", "ziglang==0.17.1"];
@@ -130,7 +130,7 @@ pub fn check(root: &Path, libraries: bool) -> Result<()> {
     let mut tests = program("python");
     tests.args(["-m", "pytest", "--quiet", "-rs", "-p", "no:cacheprovider", "python/tests"]);
     if libraries {
-        tests.env(vramp_testing::LENGTH, "20");
+        tests.env(vramp_testing::LENGTH, nightly::LENGTH.to_string());
     }
     shell::run(&mut tests)?;
     // The stub says what the native module has, and mypy takes its word.

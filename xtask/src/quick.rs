@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::cost::Watch;
 use crate::suite::{self, Suite};
@@ -28,11 +28,9 @@ pub fn run(root: &Path, base: &str) -> Result<()> {
         println!("quick: {} differ from {base}", Vec::from_iter(crates.iter().copied()).join(", "));
         let packages: Vec<String> =
             crates.iter().flat_map(|name| ["-p", name]).map(str::to_owned).collect();
-        let mut clippy = ci::cargo(root);
-        clippy.args(["clippy", "--all-targets", "--locked"]).args(&packages);
-        shell::run(clippy.args(["--", "-D", "warnings"]))?;
-        let kinds = ["--lib", "--bins", "--tests"].map(str::to_owned);
-        let built = suite::build(root, &[packages, kinds.to_vec()].concat())?;
+        shell::lint_builds();
+        let built = suite::build(root, &packages)?;
+        ensure!(built.warnings == 0, "{} warnings; mend what is printed above", built.warnings);
         if built.tests.is_empty() {
             println!("quick: they have no tests");
         } else {

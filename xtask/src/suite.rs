@@ -2,7 +2,7 @@
 //! processors. So a test that crashes or does not end fails alone and is named, and the cost of each is
 //! known.
 //!
-//! 1. [`build`] compiles the test programs and the examples and returns the programs.
+//! 1. [`build`] compiles all targets and returns the tests and the other programs.
 //! 2. [`Suite::shard`] keeps a part of the tests.
 //! 3. [`Suite::run`] runs them and prints what failed, and which tests cost most.
 
@@ -32,6 +32,7 @@ pub struct Program {
     pub name: String,
     /// The folder of the crate, in which its tests run.
     folder: PathBuf,
+    /// The executable file.
     pub file: PathBuf,
 }
 
