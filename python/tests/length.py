@@ -4,7 +4,7 @@
 
 import os
 
-LONG = os.environ.get("VRAMP_TEST_LENGTH", "1") != "1"
+LONG = int(os.environ.get("VRAMP_TEST_LENGTH", "1")) > 1
 
 CYCLES = 100_000 if LONG else 10_000
 """How many objects live and end, one after the other, before a test looks at what they left."""

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::cost::Watch;
 use crate::suite::{self, Suite};
@@ -18,9 +18,9 @@ const TEST_LIMIT: Duration = Duration::from_secs(60);
 /// differ from the revision `base`.
 pub fn run(root: &Path, base: &str) -> Result<()> {
     let watch = Watch::start()?;
+    let files = changed(root, base)?;
     ci::format(root)?;
     tidy::run(root)?;
-    let files = changed(root, base)?;
     let crates = crates(files.iter().map(String::as_str));
     if crates.is_empty() {
         println!("quick: no crate differs from {base}");
@@ -50,7 +50,9 @@ pub fn run(root: &Path, base: &str) -> Result<()> {
 fn changed(root: &Path, base: &str) -> Result<Vec<String>> {
     let git =
         |arguments: &[&str]| shell::output(Command::new("git").current_dir(root).args(arguments));
-    let tracked = git(&["diff", "--name-only", base, "--"])?;
+    let tracked = git(&["diff", "--name-only", base, "--"]).with_context(|| {
+        format!("git cannot compare with '{base}'; give a branch, a tag or a commit")
+    })?;
     let new = git(&["ls-files", "--others", "--exclude-standard"])?;
     Ok(tracked.lines().chain(new.lines()).map(str::to_owned).collect())
 }
