@@ -18,14 +18,15 @@ struct Rig {
     stream: StreamId,
 }
 
-/// A card of 256 MiB above a host of twice that.
+/// A card of 256 MiB above a host that holds copies of four regions as large as the card: what is freed while
+/// its region sleeps stays in the copy until the region is resumed.
 fn rig(config: Config) -> Rig {
     let builder = Simulator::builder().memory(Bytes::mib(256)).contents(Contents::Stored);
     let card = Arc::new(builder.checked().build());
     let driver: Arc<dyn Driver> = card.clone();
     let allocator = Allocator::new(driver.clone(), config).unwrap();
     let stream = allocator.create_stream().unwrap();
-    let host = HostPool::new(&space(Bytes::mib(512)), BLOCKS, [driver.clone()]).unwrap();
+    let host = HostPool::new(&space(Bytes::gib(1)), BLOCKS, [driver.clone()]).unwrap();
     let config = MoverConfig { step: MIB * 4, steps_in_flight: 4, staging_pieces: 4 };
     let regions = Regions::new(Mover::new(driver, &host, config).unwrap());
     Rig { card, allocator, regions, stream }
