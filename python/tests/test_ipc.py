@@ -42,7 +42,7 @@ SECONDS = 60
 
 CYCLES = 10_000 if LONG else 1000
 
-KILLS = 200 if LONG else 40
+KILLS = 200 if LONG else 20
 
 
 @pytest.fixture

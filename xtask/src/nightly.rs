@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use crate::ci::{self, Steps};
 use crate::plant::{self, Finder};
 use crate::suite::{self, Suite};
-use crate::{models, mutants, page, python, shell, torch};
+use crate::{install, models, mutants, page, python, shell, torch};
 
 /// How many times as many random programs are run as in CI.
 pub const LENGTH: u32 = 20;
@@ -49,7 +49,7 @@ impl Shard {
 type Part = (&'static str, fn(&Path) -> Result<()>);
 
 /// What runs beside the tests, the longest first.
-const PARTS: [Part; 14] = [
+const PARTS: [Part; 16] = [
     ("mutants", |root| mutants::run(root, &mutants::Extent::All)),
     ("planted bugs", |root| plant::run(root, None, Finder::LifeCycles)),
     ("planted bugs by tests", |root| plant::run(root, None, Finder::Tests)),
@@ -75,6 +75,8 @@ const PARTS: [Part; 14] = [
         shell::run(doc.args(args))
     }),
     ("torch headers", |root| torch::headers(root, &["all".to_owned()])),
+    ("install", install::check::run),
+    ("oldest Rust", ci::oldest),
     ("page", |root| page::run(root, &page::build(root)?, page::Scope::Whole)),
 ];
 

@@ -101,7 +101,7 @@ impl Sorter {
         if driver.info().simulated {
             // One that keeps what is written.
             let card = Simulator::builder().memory(Bytes::mib(256)).contents(Contents::Stored);
-            (driver, each) = (Arc::new(card.build()), Bytes::mib(4));
+            (driver, each) = (Arc::new(card.build()), Bytes::mib(2));
         }
         let limit = Config { limit: Some(each * FIT), ..Config::default() };
         let allocator = Arc::new(Allocator::new(Arc::clone(&driver), limit)?);

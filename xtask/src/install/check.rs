@@ -28,14 +28,14 @@ pub fn run(root: &Path) -> Result<()> {
     let version = Version::read(root)?;
     check_shared(&moved.join("lib").join(format!("{}.{version}", library::NAME)))?;
     let place = Place { root, prefix: &moved, work: &work, version };
-    // CMake and pkg-config may be missing where CI may not install them.
+    // CMake and pkg-config may be missing.
     match has("pkg-config") && has("make") {
         true => place.check_pkg_config()?,
-        false => println!("ci: no pkg-config or make here, so pkg-config is not tried"),
+        false => println!("no pkg-config or make here, so pkg-config is not tried"),
     }
     match has("cmake") {
         true => place.check_cmake()?,
-        false => println!("ci: no cmake here, so find_package is not tried"),
+        false => println!("no cmake here, so find_package is not tried"),
     }
     uninstall(&to(&moved))?;
     let left = fs::read_dir(&moved)?.count();
@@ -131,7 +131,7 @@ impl Place<'_> {
     }
 
     fn check_program(&self, program: &Path, is_shared: bool) -> Result<()> {
-        println!("ci: {}", program.strip_prefix(self.work).unwrap_or(program).display());
+        println!("{}", program.strip_prefix(self.work).unwrap_or(program).display());
         let dynamic = shell::output(Command::new("readelf").args(["-W", "-d"]).arg(program))?;
         let needed = dynamic.contains(&format!("[{}]", library::soname(self.version)));
         ensure!(

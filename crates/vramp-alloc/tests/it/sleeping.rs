@@ -47,6 +47,10 @@ fn read(rig: &RangeRig, sleep: &Sleep) -> Vec<Vec<u8>> {
 fn write(rig: &RangeRig, sleep: &Sleep, bytes: &[Vec<u8>]) {
     for (part, bytes) in sleep.contents().iter().zip(bytes) {
         let mut at = part.start;
+        if vramp_testing::is_filled(bytes, bytes[0]) {
+            rig.fill(*part, bytes[0]);
+            continue;
+        }
         for run in bytes.chunk_by(|left, right| left == right) {
             let len = Bytes::new(run.len() as u64);
             rig.fill(AddrRange::new(at, len), run[0]);

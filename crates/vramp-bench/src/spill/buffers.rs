@@ -10,8 +10,6 @@ use vramp::defer::Access;
 use super::rig::{Rig, RigConfig};
 use crate::Bench;
 
-/// Numbers of buffers.
-const COUNTS: [u64; 4] = [100, 1_000, 10_000, 100_000];
 /// Length of each.
 const LEN: Bytes = Bytes::mib(2);
 /// Most of them that are on the card, and at most half of it. The others have no contents.
@@ -34,8 +32,8 @@ pub struct BuffersRow {
     pub looked_at: f64,
 }
 
-pub(super) fn measure(bench: &Bench) -> Result<Vec<BuffersRow>> {
-    COUNTS.into_iter().map(|count| of_count(bench, count)).collect()
+pub(super) fn measure(bench: &Bench, counts: &[u32]) -> Result<Vec<BuffersRow>> {
+    counts.iter().map(|&count| of_count(bench, count.into())).collect()
 }
 
 fn of_count(bench: &Bench, count: u64) -> Result<BuffersRow> {

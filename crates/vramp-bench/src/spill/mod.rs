@@ -65,6 +65,8 @@ pub struct Options {
     pub accesses: u32,
     /// Percentage of accesses that write.
     pub writes: u8,
+    /// Numbers of buffers beside which a lease spills one.
+    pub counts: Vec<u32>,
     /// Seed of the random choices.
     pub seed: u64,
 }
@@ -149,7 +151,7 @@ impl<'a> Spill<'a> {
     /// # Errors
     /// Memory lacks, or the driver fails.
     pub fn buffers(&self) -> Result<Vec<BuffersRow>> {
-        buffers::measure(self.bench)
+        buffers::measure(self.bench, &self.options.counts)
     }
 
     /// Measures the host's time of a lease of a resident buffer, by the number of waiting requests, for

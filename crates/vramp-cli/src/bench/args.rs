@@ -358,6 +358,15 @@ pub struct Spill {
         value_parser = clap::value_parser!(u8).range(0..=100)
     )]
     pub writes: u8,
+    /// Numbers of buffers beside which a lease evicts one
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "COUNT",
+        default_value = "100,1000,10000,100000",
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+    )]
+    pub counts: Vec<u32>,
     /// Seed of the random choices
     #[arg(long, default_value = "1")]
     pub seed: u64,

@@ -125,6 +125,7 @@ fn spill(args: &args::Spill, out: &mut dyn Write) -> Result<()> {
         card: args.card,
         buffer: args.buffer,
         accesses: args.accesses,
+        counts: args.counts.clone(),
         writes: args.writes,
         seed: args.seed,
     };

@@ -220,9 +220,9 @@ fn reservations_are_timed_alone_and_beside_waiters_and_mallocs_with_their_extra_
 
 #[test]
 fn buffers_are_spilled_and_restored_without_a_device_wait_or_a_needless_copy() {
-    let small =
-        ["--piece", "4MiB", "--sizes", "8MiB,32MiB", "--card", "64MiB", "--accesses", "400"];
-    let rows = rows(&[&["spill"], &small[..]].concat());
+    let small = ["--piece", "4MiB", "--sizes", "8MiB,32MiB", "--card", "64MiB"];
+    let few = ["--accesses", "400", "--counts", "100,4000"];
+    let rows = rows(&[&["spill"], &small[..], &few].concat());
     let of = |measure: &str| {
         rows.iter().filter(|row| row["measure"] == measure).cloned().collect::<Vec<_>>()
     };
@@ -258,6 +258,9 @@ fn buffers_are_spilled_and_restored_without_a_device_wait_or_a_needless_copy() {
         assert!(number(row, "lease_ns") > 0.0 && number(row, "ratio") > 0.0, "{row}");
         assert_eq!(row["queue_steps"], 0.0, "a waiter was looked at: {row}");
     }
+    let buffers = of("buffers");
+    let looked_at: Vec<f64> = buffers.iter().map(|row| number(row, "looked_at")).collect();
+    assert!(looked_at[1] <= looked_at[0] + 2.0, "a lease looks at many buffers: {buffers:?}");
     let overshoot = of("overshoot");
     assert!(number(&overshoot[0], "largest_overshoot_pieces") <= 1.0, "{overshoot:?}");
 }
@@ -283,8 +286,9 @@ fn tables_name_the_device_and_what_is_modelled() {
     let copy = &["copy", "--sizes", "1MiB"][..];
     let reserve = &["reserve", "--waiters", "1"][..];
     let spill = &["spill", "--measure", "rate,calls", "--sizes", "32MiB"][..];
-    let others = [["hit"], ["threads"], ["grow"], ["remap"], ["graphs"]];
-    for measure in others.iter().map(|name| &name[..]).chain([copy, reserve, spill]) {
+    let graphs = &["graphs", "--graphs", "12", "--block", "16MiB", "--arena", "720MiB"][..];
+    let others = [["hit"], ["threads"], ["grow"], ["remap"]];
+    for measure in others.iter().map(|name| &name[..]).chain([graphs, copy, reserve, spill]) {
         let table = short(measure);
         let measure = measure[0];
         assert!(table.contains("vramp") && table.contains("sim:h200 (NVIDIA H200"), "{table}");

@@ -33,7 +33,7 @@ pub fn until(so: impl Fn() -> bool) {
     let begin = std::time::Instant::now();
     while !so() {
         assert!(begin.elapsed() < Duration::from_secs(60), "the condition never held");
-        std::thread::yield_now();
+        vramp_testing::moment();
     }
 }
 

@@ -27,7 +27,7 @@ fn now() -> Deadline {
 /// Waits until `count` requests are in the queue of the spaces.
 fn until_waiting(rig: &Rig, count: usize) {
     while rig.spaces.waiting() < count {
-        thread::yield_now();
+        vramp_testing::moment();
     }
 }
 
@@ -79,7 +79,7 @@ fn serve_a_reservation_among(
             })
             .collect();
         while leases.load(Ordering::Relaxed) < 100 {
-            thread::yield_now();
+            vramp_testing::moment();
         }
         let reserved = space(&rig).request(MIB(32)).deadline(LONG).wait();
         over.store(true, Ordering::Relaxed);
@@ -129,7 +129,7 @@ fn a_reservation_that_waits_for_a_lease_is_served_when_it_ends() {
     // Its attempts to have something spilled are over long before the lease ends.
     let attempts = || rig.manager.stats().spills;
     while attempts() <= u64::from(retries.max_retries) {
-        thread::yield_now();
+        vramp_testing::moment();
     }
     drop(lease);
     drop(reserving.join().unwrap().unwrap());
@@ -165,7 +165,7 @@ fn a_lease_that_waits_for_budget_holds_nothing() {
     };
     // First it spills what is idle, under a lease, then it waits.
     while (rig.spaces.waiting(), rig.manager.census().leases) != (1, 0) {
-        thread::yield_now();
+        vramp_testing::moment();
     }
     assert_eq!(space(&rig).total(), MIB(48));
     drop(reserved);
@@ -230,7 +230,7 @@ fn a_task_waits_behind_a_reservation_that_leases_would_starve() {
     // Its attempts have found that leases keep what it lacks.
     let retries = vramp_tiers::reserve::RetryPolicy::default();
     while rig.manager.stats().spills <= u64::from(retries.max_retries) {
-        thread::yield_now();
+        vramp_testing::moment();
     }
     let wanted = [(&buffer, Access::Shared)];
     let mut task = Task::new(rig.manager.request(&wanted).stream(rig.stream));

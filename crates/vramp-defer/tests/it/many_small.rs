@@ -72,7 +72,7 @@ fn a_lease_that_waits_because_the_host_is_full_is_served_when_a_spilled_buffer_e
     // The attempts to have something spilled are over, so that the request only waits.
     let retries = u64::from(RetryPolicy::default().max_retries);
     while rig.manager.stats().spills <= spills + retries + 1 {
-        thread::yield_now();
+        vramp_testing::moment();
     }
     assert!(ended.recv_timeout(std::time::Duration::from_millis(400)).is_err());
     drop(buffers.remove(other));

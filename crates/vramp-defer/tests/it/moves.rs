@@ -293,7 +293,7 @@ fn a_thread_of_the_manager_copies_ahead_between_the_levels() {
     let begin = std::time::Instant::now();
     while rig.manager.census().clean < MIB(40) {
         assert!(begin.elapsed() < std::time::Duration::from_secs(30), "nothing was copied ahead");
-        std::thread::yield_now();
+        vramp_testing::moment();
     }
     assert!(buffer.is_resident());
     rig.expect(&buffer, 1);

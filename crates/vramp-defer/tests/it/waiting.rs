@@ -541,12 +541,12 @@ fn waiters_and_owners_leave_nothing() {
 }
 
 #[test]
-fn fifty_thousand_leases_leave_nothing() {
+fn thousands_of_leases_leave_nothing() {
     let rig = rig();
     let buffer = rig.filled(MIB(2), 1);
     rig.sim.synchronize_stream(rig.queue).unwrap();
     let before = rig.manager.footprint();
-    for _ in 0..50_000 {
+    for _ in 0..vramp_testing::cases(10_000) {
         drop(buffer.lease(Access::Shared, rig.stream).unwrap());
     }
     rig.sim.synchronize_stream(rig.queue).unwrap();

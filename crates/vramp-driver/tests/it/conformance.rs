@@ -62,14 +62,18 @@ fn two_devices_of_a_machine_pass_the_cases_of_two_devices() {
         }
         let devices = builder.build_machine(3);
         let before: Vec<_> = devices.iter().map(Simulator::live).collect();
-        for (one, other) in [(0, 1), (2, 0)] {
+        // Pages of the host are written by system calls, which cost most of such a run.
+        let pairs = if mapped { &[(2, 0)][..] } else { &[(0, 1), (2, 0)] };
+        for &(one, other) in pairs {
             let report = conformance::run_peers(&devices[one], &devices[other]);
             assert!(report.passed(), "{report}");
             let applied = report.verdicts.iter().all(|(_, verdict)| *verdict == Verdict::Passed);
             assert!(applied, "{report}");
         }
-        let alone = conformance::run_all(&devices[1]);
-        assert!(alone.passed(), "{alone}");
+        if !mapped {
+            let alone = conformance::run_all(&devices[1]);
+            assert!(alone.passed(), "{alone}");
+        }
         assert_eq!(devices.iter().map(Simulator::live).collect::<Vec<_>>(), before);
         assert_eq!(devices[0].hazards(), []);
     }
@@ -113,7 +117,7 @@ fn a_metered_device_passes_the_suite() {
 #[test]
 fn a_card_with_fewer_capabilities_passes_what_is_left() {
     let all = Simulator::builder().build().info().capabilities;
-    for capabilities in [
+    let lacking = [
         Capabilities { virtual_memory: false, ..all },
         Capabilities { stream_ordered_pool: false, ..all },
         Capabilities { host_numa: false, ..all },
@@ -123,7 +127,9 @@ fn a_card_with_fewer_capabilities_passes_what_is_left() {
         Capabilities { posix_fd: false, ..all },
         Capabilities { rdma: false, ..all },
         Capabilities { dma_buf: false, ..all },
-    ] {
+    ];
+    for number in vramp_testing::sampled(lacking.len() as u64, 4) {
+        let capabilities = lacking[number as usize - 1];
         let device =
             Simulator::builder().contents(Contents::Stored).capabilities(capabilities).build();
         let report = conformance::run_all(&device);

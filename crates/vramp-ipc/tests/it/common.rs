@@ -96,7 +96,7 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = soon();
     while !condition() {
         assert!(Instant::now() < deadline, "not reached: {what}");
-        std::thread::yield_now();
+        vramp_testing::moment();
     }
 }
 

@@ -480,7 +480,7 @@ fn blocks_are_pinned_before_they_are_needed() {
     let begin = Instant::now();
     while pool.stats().pools_ahead < 2 {
         assert!(begin.elapsed() < Duration::from_secs(30), "nothing grew in the background");
-        std::thread::yield_now();
+        vramp_testing::moment();
     }
     let four = pool.allocate(MIB * 4).unwrap();
     assert_eq!(pool.stats().pools_on_demand, 0, "no allocation waited for pinning");

@@ -326,7 +326,7 @@ fn threads_pause_and_resume_at_random_and_lose_no_byte() {
                 let options = RegionOptions { read_only: thread == 0, ..RegionOptions::default() };
                 let region = rig.region(&tag, options);
                 let mut blocks: Vec<(Allocation, u8)> = Vec::new();
-                for step in 0..250 {
+                for step in 0..vramp_testing::cases(120) {
                     match random.u32(..6) {
                         0 | 1 if blocks.len() < 8 => {
                             let len = Bytes::new(random.u64(1..4 << 20));

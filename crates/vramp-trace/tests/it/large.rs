@@ -51,8 +51,8 @@ fn a_history_in_one_batch_takes_the_memory_of_its_events() {
         });
         let trace = trace.unwrap();
         assert_eq!(trace.events.len() as u64, EVENTS);
-        let in_order = (0..EVENTS).all(|at| trace.events[at as usize].address.number() == at << 9);
-        assert!(in_order);
+        let addresses = trace.events.iter().map(|event| event.address.number());
+        assert!(addresses.eq((0..EVENTS).map(|at| at << 9)));
         assert!(used.bytes_max < (memory + 1) << 20, "{memoizes} {has_more}: {used:?}");
     }
 }

@@ -271,7 +271,10 @@ impl<'a> Worker<'a> {
                 let end = (patch.offset + patch.len).clamp(offset, offset + piece);
                 wanted[(start - offset) as usize..(end - offset) as usize].fill(patch.byte);
             }
-            if let Some(at) = (0..piece as usize).find(|&at| found[at] != wanted[at]) {
+            // Slices are compared at once, and the byte is looked for only where they differ.
+            if found != wanted {
+                let pairs = found.iter().zip(&wanted);
+                let at = pairs.take_while(|(found, wanted)| found == wanted).count();
                 let (found, wanted) = (found[at], wanted[at]);
                 let at = offset + at as u64;
                 return Err(format!(

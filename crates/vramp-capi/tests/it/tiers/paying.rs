@@ -200,7 +200,7 @@ fn a_block_outlives_its_reservation_and_a_waiter_gets_its_bytes() {
     thread::scope(|scope| {
         let waiter = scope.spawn(move || reserve(allocator, DEVICE, 800 * MIB, VRAMP_FOREVER));
         while space_stats(allocator, DEVICE).unwrap().waiting == 0 {
-            thread::yield_now();
+            vramp_testing::moment();
         }
         assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
         let served = waiter.join().unwrap().unwrap();

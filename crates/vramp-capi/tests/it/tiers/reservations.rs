@@ -159,7 +159,7 @@ fn a_request_waits_for_its_turn_or_its_deadline() {
     thread::scope(|scope| {
         let waiter = scope.spawn(move || reserve(allocator, DEVICE, 200 * MIB, VRAMP_FOREVER));
         while space_stats(allocator, DEVICE).unwrap().waiting == 0 {
-            thread::yield_now();
+            vramp_testing::moment();
         }
         assert_eq!(vramp_reservation_release(allocator, all), VRAMP_OK);
         let served = waiter.join().unwrap().unwrap();
@@ -177,7 +177,7 @@ fn a_reservation_that_is_released_while_it_grows_ends_the_growth() {
         let grown = scope
             .spawn(move || vramp_reservation_grow(allocator, growing, 200 * MIB, VRAMP_FOREVER));
         while space_stats(allocator, DEVICE).unwrap().waiting == 0 {
-            thread::yield_now();
+            vramp_testing::moment();
         }
         // Other calls on it do not wait for the growth.
         assert_eq!(reservation(allocator, growing).unwrap().size, 100 * MIB);
@@ -196,7 +196,7 @@ fn a_close_ends_requests_that_wait() {
     let wait = move || reserve(allocator, DEVICE, 200 * MIB, VRAMP_FOREVER);
     let waiter = thread::spawn(wait);
     while space_stats(allocator, DEVICE).unwrap().waiting == 0 {
-        thread::yield_now();
+        vramp_testing::moment();
     }
     assert_eq!(vramp_tiers_close(allocator), VRAMP_OK);
     assert_eq!(waiter.join().unwrap(), Err(VRAMP_ERROR_CANCELLED));
@@ -204,7 +204,7 @@ fn a_close_ends_requests_that_wait() {
     reserve(allocator, DEVICE, 900 * MIB, 0).unwrap();
     let waiter = thread::spawn(wait);
     while space_stats(allocator, DEVICE).unwrap().waiting == 0 {
-        thread::yield_now();
+        vramp_testing::moment();
     }
     assert_eq!(vramp_close(allocator), VRAMP_OK);
     assert_eq!(waiter.join().unwrap(), Err(VRAMP_ERROR_CANCELLED));

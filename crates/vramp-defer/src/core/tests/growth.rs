@@ -220,11 +220,11 @@ fn steps_beside(count: u64, waiters_hold: bool) -> u64 {
 
 #[test]
 fn a_resident_lease_looks_at_no_waiter_for_another_buffer() {
-    let many = u64::from(vramp_testing::cases(1_000)).min(10_000);
+    let many = u64::from(vramp_testing::cases(300)).min(5_000);
     for count in [0, 64, many] {
         assert_eq!(steps_beside(count, false), 0, "{count} waiters");
     }
-    for count in [64, 256] {
+    for count in [16, 64] {
         assert_eq!(steps_beside(count, true), 0, "{count} waiters that hold leases");
     }
 }

@@ -1,5 +1,4 @@
 //! Shared by the tests of reservations: a GPU in single bytes, and requests for it.
-use std::thread;
 use std::time::{Duration, Instant};
 
 use vramp_tiers::space::Level;
@@ -30,7 +29,7 @@ pub fn until(what: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !what() {
         assert!(Instant::now() < end, "it did not happen within 30 s");
-        thread::yield_now();
+        vramp_testing::moment();
     }
 }
 

@@ -274,13 +274,13 @@ fn asking_is_enough_for_transfers_of_compressed_bytes_to_end() {
     let data = compressible(1, 3 << 20);
     let write = world.store.begin_write(&[span(&data)], ChargeTo::Space).unwrap();
     while !write.is_done() {
-        std::thread::yield_now();
+        vramp_testing::moment();
     }
     let stored = write.wait().unwrap();
     let into = zeros(3 << 20);
     let read = world.store.begin_read(&stored, std::slice::from_ref(&into)).unwrap();
     while !read.is_done() {
-        std::thread::yield_now();
+        vramp_testing::moment();
     }
     read.wait().unwrap();
     assert!(bytes_of(&into) == data);
@@ -296,7 +296,7 @@ fn a_read_that_was_seen_to_fail_with_pieces_left_returns_its_error_to_a_wait() {
     faulty.set(fail(Direction::Read, EIO));
     let read = world.store.begin_read(&stored, &[zeros(4 << 20)]).unwrap();
     while !read.is_done() {
-        std::thread::yield_now();
+        vramp_testing::moment();
     }
     let (ends, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || ends.send(read.wait()).unwrap());

@@ -35,7 +35,7 @@ fn several_transfers_are_under_way_at_the_same_time() {
         .collect();
     // Polling works as well as waiting.
     while !reads.iter().all(|read| read.is_done()) {
-        std::thread::yield_now();
+        vramp_testing::moment();
     }
     reads.into_iter().for_each(|read| read.wait().unwrap());
     assert!(back.iter().map(bytes_of).eq(data));
@@ -85,7 +85,7 @@ fn a_cancellation_that_comes_too_late_changes_nothing() {
     let (_faulty, world) = gated();
     let write = world.store.begin_write(&[zeros(64 << 10)], ChargeTo::Space).unwrap();
     while !write.is_done() {
-        std::thread::yield_now();
+        vramp_testing::moment();
     }
     write.cancel();
     let stored = write.wait().unwrap();

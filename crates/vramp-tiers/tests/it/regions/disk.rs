@@ -50,7 +50,7 @@ impl DiskRig {
             if std::fs::read_dir(self.dir.path()).unwrap().count() == 0 {
                 return;
             }
-            std::thread::yield_now();
+            vramp_testing::moment();
         }
         panic!("there are files in {}", self.dir.path().display());
     }
@@ -123,7 +123,7 @@ fn copies_go_on_while_the_disk_writes_and_no_memory_is_released_before_it_has() 
         let paused = scope.spawn(|| pause(rig, "weights", Bytes::ZERO));
         // Four buffers leave the card, and none of them is on the disk.
         while rig.host.space().total() < MIB * 16 || rig.copies_out() < copies + 4 {
-            std::thread::yield_now();
+            vramp_testing::moment();
         }
         assert_eq!((rig.on_card(), disk.writes()), (used, 0));
         assert_eq!(region.status().copied, Bytes::ZERO);
