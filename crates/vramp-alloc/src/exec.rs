@@ -184,11 +184,6 @@ impl Executor {
         self.spans.iter().any(|span| !is_before(span, &range) && !is_before(&range, span))
     }
 
-    /// Returns true if the chunk has memory of the device.
-    pub(crate) fn has_handle(&self, chunk: ChunkId) -> bool {
-        self.chunks.get(chunk.index()).is_some_and(Option::is_some)
-    }
-
     pub(crate) fn store_handle(&mut self, chunk: ChunkId, handle: Handle) {
         if self.chunks.len() <= chunk.index() {
             self.chunks.resize(chunk.index() + 1, None);
@@ -203,7 +198,7 @@ impl Executor {
     /// Returns the pool's ranges that are mapped on the device: all of `ranges` unless the pool sleeps.
     pub(crate) fn mapped(&self, ranges: Vec<Range>) -> Vec<Range> {
         match &self.asleep {
-            Some(asleep) => asleep.backed(ranges),
+            Some(asleep) => asleep.mapped(ranges),
             None => ranges,
         }
     }

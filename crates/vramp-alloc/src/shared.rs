@@ -533,6 +533,15 @@ impl Inner {
         }
         self.manager.end_captures();
         shared.synchronize()?;
+        // The owner of a sleep copies on streams that the group does not know.
+        if self.asleep {
+            match shared.driver.synchronize_device() {
+                Err(error) if !error.is_device_lost() => {
+                    return Err(CloseFailure::NotSynchronized(error));
+                }
+                _ => {}
+            }
+        }
         self.closed = true;
         let exporting = shared.exporting.write().unwrap_or_else(PoisonError::into_inner);
         let released = self.manager.release_all();

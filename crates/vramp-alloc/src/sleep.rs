@@ -87,12 +87,24 @@ pub enum SleepError {
     Driver(#[from] DriverError),
 }
 
+/// How much of a chunk of a sleeping pool is there. Failed driver calls leave chunks between the ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// No memory.
+    Gone,
+    /// Memory that is not mapped.
+    Created,
+    /// Memory that is mapped, and that nothing may access.
+    Mapped,
+    /// Memory that can be used.
+    Backed,
+}
+
 /// A chunk of a sleeping pool.
 #[derive(Clone, Copy, Debug)]
 struct Sleeper {
     at: ChunkAt,
-    /// True while memory backs it.
-    backed: bool,
+    stage: Stage,
 }
 
 /// Chunks of a sleeping pool, as the pool's executor knows them.
@@ -109,30 +121,42 @@ impl Asleep {
         self.released
     }
 
-    /// Returns `ranges` without the chunks that no memory backs. O(chunks).
-    pub(crate) fn backed(&self, ranges: Vec<PoolRange>) -> Vec<PoolRange> {
-        let mut gone =
-            self.chunks.iter().filter(|chunk| !chunk.backed).map(|chunk| chunk.at).peekable();
-        let mut backed = Vec::new();
+    /// Returns true if some chunk cannot be used. O(chunks).
+    fn lacks_memory(&self) -> bool {
+        self.chunks.iter().any(|chunk| chunk.stage != Stage::Backed)
+    }
+
+    /// Returns `ranges` without the chunks that are not mapped. O(chunks).
+    pub(crate) fn mapped(&self, ranges: Vec<PoolRange>) -> Vec<PoolRange> {
+        let unmapped = self.chunks.iter().filter(|chunk| chunk.stage < Stage::Mapped);
+        let mut unmapped = unmapped.map(|chunk| chunk.at).peekable();
+        let mut mapped = Vec::new();
         for range in ranges {
             let (mut from, end) = (range.at, range.at + range.len);
-            while let Some(chunk) = gone.next_if(|chunk| chunk.at < end) {
+            while let Some(chunk) = unmapped.next_if(|chunk| chunk.at < end) {
                 if from < chunk.at {
-                    backed.push(PoolRange { at: from, len: chunk.at - from });
+                    mapped.push(PoolRange { at: from, len: chunk.at - from });
                 }
                 from = from.max(chunk.at + chunk.len);
             }
             if from < end {
-                backed.push(PoolRange { at: from, len: end - from });
+                mapped.push(PoolRange { at: from, len: end - from });
             }
         }
-        backed
+        mapped
     }
 }
 
-/// Runs of neighbours in `chunks`: what one call can unmap, or give access to.
-fn runs(chunks: &[Sleeper]) -> impl Iterator<Item = &[Sleeper]> {
-    chunks.chunk_by(|left, right| left.at.at + left.at.len == right.at.at)
+/// Runs of neighbours in `chunks` at the same stage: what one call can unmap.
+fn runs(chunks: &mut [Sleeper]) -> impl Iterator<Item = &mut [Sleeper]> {
+    chunks.chunk_by_mut(|left, right| {
+        left.at.at + left.at.len == right.at.at && left.stage == right.stage
+    })
+}
+
+/// Bytes of chunks without memory.
+fn gone(chunks: &[Sleeper]) -> Bytes {
+    chunks.iter().filter(|chunk| chunk.stage == Stage::Gone).map(|chunk| chunk.at.len).sum()
 }
 
 fn whole(run: &[Sleeper]) -> PoolRange {
@@ -141,51 +165,36 @@ fn whole(run: &[Sleeper]) -> PoolRange {
 }
 
 impl Executor {
-    /// Unmaps and releases a run of chunks. Those released before a failure stay released.
-    fn release_run(&mut self, run: &[Sleeper]) -> Result<(), DriverError> {
-        self.driver.unmap(self.range(whole(run)))?;
-        for (index, chunk) in run.iter().enumerate() {
-            if let Err(error) = self.driver.release(self.handle(chunk.at.chunk)) {
-                // Nothing was lost yet: the memory of the rest is mapped again.
-                for chunk in &run[index..] {
-                    self.driver.map(self.addr(chunk.at.at), self.handle(chunk.at.chunk))?;
-                }
-                self.driver.set_access(self.range(whole(&run[index..])), &self.access.peers)?;
-                return Err(error);
-            }
+    /// Unmaps and releases a run of chunks at one stage. After a failure each is at the stage that it reached.
+    fn release_run(&mut self, run: &mut [Sleeper]) -> Result<(), DriverError> {
+        if run[0].stage >= Stage::Mapped {
+            self.driver.unmap(self.range(whole(run)))?;
+            run.iter_mut().for_each(|chunk| chunk.stage = Stage::Created);
+        }
+        for chunk in run.iter_mut().filter(|chunk| chunk.stage == Stage::Created) {
+            self.driver.release(self.handle(chunk.at.chunk))?;
             self.forget_handle(chunk.at.chunk);
+            chunk.stage = Stage::Gone;
         }
         Ok(())
     }
 
-    /// Backs a run of chunks with new memory, or none of it.
-    fn back_run(&mut self, run: &[Sleeper]) -> Result<(), DriverError> {
-        let mut mapped = 0;
-        let backed = run.iter().try_for_each(|chunk| {
-            let handle = self.driver.create(chunk.at.len, self.access.properties)?;
-            self.store_handle(chunk.at.chunk, handle);
-            self.driver.map(self.addr(chunk.at.at), handle).inspect_err(|_| {
-                if self.driver.release(handle).is_ok() {
-                    self.forget_handle(chunk.at.chunk);
-                }
-            })?;
-            mapped += 1;
-            Ok(())
-        });
-        let backed = backed
-            .and_then(|()| self.driver.set_access(self.range(whole(run)), &self.access.peers));
-        if backed.is_err() && mapped > 0 {
-            // A failure here leaves memory that the close releases.
-            let run = &run[..mapped];
-            if self.driver.unmap(self.range(whole(run))).is_ok() {
-                for chunk in run {
-                    if self.driver.release(self.handle(chunk.at.chunk)).is_ok() {
-                        self.forget_handle(chunk.at.chunk);
-                    }
-                }
+    /// Backs a run of chunks at one stage. After a failure each is at the stage that it reached.
+    fn back_run(&mut self, run: &mut [Sleeper]) -> Result<(), DriverError> {
+        for chunk in run.iter_mut() {
+            if chunk.stage == Stage::Gone {
+                let handle = self.driver.create(chunk.at.len, self.access.properties)?;
+                self.store_handle(chunk.at.chunk, handle);
+                chunk.stage = Stage::Created;
+            }
+            if chunk.stage == Stage::Created {
+                self.driver.map(self.addr(chunk.at.at), self.handle(chunk.at.chunk))?;
+                chunk.stage = Stage::Mapped;
             }
         }
-        backed
+        self.driver.set_access(self.range(whole(run)), &self.access.peers)?;
+        run.iter_mut().for_each(|chunk| chunk.stage = Stage::Backed);
+        Ok(())
     }
 }
 
@@ -237,7 +246,7 @@ impl Allocator {
         let unmapped = pool.unmap_retired();
         let pinned = pool.pool.homes().filter(|&(_, is_pinned)| is_pinned);
         let pinned: Bytes = pinned.map(|(at, _)| at.len).sum();
-        let homes = pool.pool.homes().map(|(at, _)| Sleeper { at, backed: true });
+        let homes = pool.pool.homes().map(|(at, _)| Sleeper { at, stage: Stage::Backed });
         let chunks: Vec<Sleeper> = homes.collect();
         let contents = pool.pool.contents().into_iter().map(|range| pool.exec.range(range));
         let contents: Vec<AddrRange> = contents.collect();
@@ -353,23 +362,25 @@ impl Sleep {
         &self.contents
     }
 
-    /// Gives the memory of chunks, by index, to the card. Their contents are lost. Chunks that no memory
-    /// backs are left out.
+    /// Gives the memory of chunks, by index, to the card. Their contents are lost. The caller has waited for
+    /// all work that uses them. Chunks whose memory the card has are left out.
     ///
     /// # Errors
-    /// A driver call failed, or the pool was closed. [`Sleep::is_backed`] tells what was released.
+    /// A driver call failed, or the pool was closed. The contents of chunks for which [`Sleep::is_backed`] is
+    /// false are lost, also where the card did not get the memory; another call goes on.
     ///
     /// # Panics
     /// If the indexes are not those of chunks.
     pub fn release(&self, range: Range<usize>) -> Result<(), AllocError> {
-        self.change(range, true, |exec, run| exec.release_run(run))
+        self.change(range, Executor::release_run)
     }
 
     /// Backs chunks, by index, with memory of the card at their addresses. Its contents are undefined.
     /// Chunks that memory backs are left out. Calls shortage handlers and waits as a malloc does.
     ///
     /// # Errors
-    /// [`AllocError::OutOfMemory`], or a driver call failed. [`Sleep::is_backed`] tells what is backed.
+    /// [`AllocError::OutOfMemory`], or a driver call failed. [`Sleep::is_backed`] tells what is backed. The rest
+    /// has no memory, unless the driver refused to take it: [`Sleep::release`] tries that again.
     ///
     /// # Panics
     /// If the indexes are not those of chunks.
@@ -382,15 +393,26 @@ impl Sleep {
                     (self.shortage(missing, None), Some(error))
                 }
                 Err(AllocError::OutOfMemory(report)) => (report.shortage.clone(), None),
-                done => return done,
+                Ok(()) => return Ok(()),
+                Err(error) => return Err(self.give_back(range, error)),
             };
             self.shared.observers.notify(&Event::Short(&shortage));
             if !self.shared.relieve(&mut relief, &shortage)? {
                 let report = Box::new(self.shared.report(shortage, call, StreamId::new(0)));
                 self.shared.observers.notify(&Event::OutOfMemory(&report));
-                return Err(AllocError::OutOfMemory(report));
+                return Err(self.give_back(range, AllocError::OutOfMemory(report)));
             }
         }
+    }
+
+    /// Gives what is not usable in a range to the card after an error, as far as the driver lets it, and returns
+    /// the error.
+    fn give_back(&self, range: Range<usize>, error: AllocError) -> AllocError {
+        let _ = self.change(range, |exec, run| match run[0].stage {
+            Stage::Backed => Ok(()),
+            _ => exec.release_run(run),
+        });
+        error
     }
 
     fn try_back(&self, range: Range<usize>, missing: Bytes) -> Result<(), AllocError> {
@@ -406,7 +428,7 @@ impl Sleep {
                 StreamId::new(0),
             ))));
         }
-        self.change(range, false, |exec, run| exec.back_run(run))
+        self.change(range, Executor::back_run)
     }
 
     fn shortage(&self, requested: Bytes, limit: Option<Bytes>) -> Shortage {
@@ -415,15 +437,15 @@ impl Sleep {
         Shortage { requested, reserved, used, free, largest, waiting, limit, block_for: None }
     }
 
-    /// Bytes of chunks that no memory backs; none once the pool is closed.
+    /// Bytes of chunks without memory; none once the pool is closed.
     fn missing(&self, range: Range<usize>) -> Bytes {
         let inner = self.shared.lock_anyway();
         let asleep = inner.manager.virtual_pool().and_then(|pool| pool.exec.asleep.as_ref());
         let chunks = asleep.map_or(&[][..], |asleep| &asleep.chunks[range]);
-        chunks.iter().filter(|chunk| !chunk.backed).map(|chunk| chunk.at.len).sum()
+        gone(chunks)
     }
 
-    /// Returns true if memory backs the chunk. False once the pool is closed.
+    /// Returns true if memory backs the chunk, so that it can be used. False once the pool is closed.
     ///
     /// # Panics
     /// If there is no chunk with that index.
@@ -431,7 +453,7 @@ impl Sleep {
         assert!(index < self.chunks.len(), "there is no chunk {index} of {}", self.chunks.len());
         let inner = self.shared.lock_anyway();
         let asleep = inner.manager.virtual_pool().and_then(|pool| pool.exec.asleep.as_ref());
-        !inner.closed && asleep.is_none_or(|asleep| asleep.chunks[index].backed)
+        !inner.closed && asleep.is_none_or(|asleep| asleep.chunks[index].stage == Stage::Backed)
     }
 
     /// Returns the bytes that are on the card.
@@ -442,33 +464,20 @@ impl Sleep {
         all - asleep.map_or(Bytes::ZERO, |asleep| asleep.released)
     }
 
+    /// Makes `call` for each run of chunks at one stage, until one fails.
     fn change(
         &self,
         range: Range<usize>,
-        release: bool,
-        call: impl Fn(&mut Executor, &[Sleeper]) -> Result<(), DriverError>,
+        call: fn(&mut Executor, &mut [Sleeper]) -> Result<(), DriverError>,
     ) -> Result<(), AllocError> {
         let mut inner = self.shared.lock_asleep()?;
         let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool sleeps");
         let mut asleep = pool.exec.asleep.take().expect("it sleeps until it wakes");
-        let wanted = asleep.chunks[range.clone()].iter().filter(|chunk| chunk.backed == release);
-        let wanted: Vec<Sleeper> = wanted.copied().collect();
-        let mut done = Ok(());
-        for run in runs(&wanted) {
-            done = call(&mut pool.exec, run);
-            if done.is_err() {
-                break;
-            }
-        }
-        for chunk in &mut asleep.chunks[range] {
-            let backed = pool.exec.has_handle(chunk.at.chunk);
-            match (chunk.backed, backed) {
-                (true, false) => asleep.released += chunk.at.len,
-                (false, true) => asleep.released -= chunk.at.len,
-                _ => {}
-            }
-            chunk.backed = backed;
-        }
+        let before = gone(&asleep.chunks[range.clone()]);
+        let mut runs = runs(&mut asleep.chunks[range.clone()]);
+        let done = runs.try_for_each(|run| call(&mut pool.exec, run));
+        drop(runs);
+        asleep.released = asleep.released + gone(&asleep.chunks[range]) - before;
         pool.exec.asleep = Some(asleep);
         self.shared.note_reserved(&inner);
         Ok(done?)
@@ -482,7 +491,7 @@ impl Sleep {
         {
             let inner = self.shared.lock_anyway();
             let asleep = inner.manager.virtual_pool().and_then(|pool| pool.exec.asleep.as_ref());
-            if inner.closed || asleep.is_some_and(|asleep| !asleep.released.is_zero()) {
+            if inner.closed || asleep.is_some_and(Asleep::lacks_memory) {
                 drop(inner);
                 return Err(self);
             }

@@ -33,6 +33,7 @@ enum When {
     Nth(u64),
     NthOf(Call, u64),
     FromNthOf(Call, u64),
+    Between(u64, u64),
     Randomly { call: Option<Call>, probability: f64 },
 }
 
@@ -55,6 +56,11 @@ impl FaultPlan {
     /// Returns a plan in which every call of this kind fails from the `n`-th on.
     pub fn from_nth_of(call: Call, n: u64) -> FaultPlan {
         FaultPlan::rule(When::FromNthOf(call, n))
+    }
+
+    /// Returns a plan in which `count` calls of any kind fail from the `n`-th on, and none after them.
+    pub fn several(n: u64, count: u64) -> FaultPlan {
+        FaultPlan::rule(When::Between(n, n.saturating_add(count)))
     }
 
     /// Returns a plan in which each call fails with this probability, drawn from the device's seed.
@@ -113,6 +119,7 @@ impl Faults {
                 When::Nth(n) => calls == *n,
                 When::NthOf(kind, n) => *kind == call && of_kind == *n,
                 When::FromNthOf(kind, n) => *kind == call && of_kind >= *n,
+                When::Between(first, end) => (*first..*end).contains(&calls),
                 When::Randomly { call: kind, probability } => {
                     kind.is_none_or(|kind| kind == call) && self.random.unit() < *probability
                 }

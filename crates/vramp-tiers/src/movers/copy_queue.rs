@@ -3,6 +3,9 @@
 //! A step is a few copies on one stream with an event behind them. Steps alternate between the
 //! streams. Any thread that queries or waits records what is complete for all transfers, so a
 //! transfer that its caller does not poll holds up no other.
+//!
+//! Where neither an event nor a wait for the stream tells the end of a copy, the queue counts it as *lost*
+//! until a later wait for the stream succeeds ([`CopyQueue::settle_lost`]).
 
 use std::sync::Arc;
 
@@ -56,6 +59,10 @@ struct State {
     window: StepWindow<Arc<Event>>,
     /// Events for reuse. A thread may still wait for one; see [`State::spare_event`].
     spare_events: Vec<Arc<Event>>,
+    /// For each stream, how often the end of a copy could not be waited for.
+    lost: [u64; 2],
+    /// For each stream, how many of those are known to be over.
+    found: [u64; 2],
 }
 
 impl State {
@@ -71,6 +78,14 @@ impl State {
     /// Records that a step is complete.
     fn complete(&mut self, step: StepId) {
         self.window.complete(step, &mut self.spare_events);
+    }
+
+    /// Records the outcome of a wait for a stream that began when `lost` copies of it were lost.
+    fn note_wait(&mut self, stream: usize, lost: u64, succeeded: bool) {
+        match succeeded {
+            true => self.found[stream] = self.found[stream].max(lost),
+            false => self.lost[stream] += 1,
+        }
     }
 
     /// Records which steps are complete by now.
@@ -101,7 +116,8 @@ impl CopyQueue {
             // Return the first error.
             let _ = driver.destroy_stream(first);
         })?;
-        let state = State { window: StepWindow::new(most), spare_events: Vec::new() };
+        let window = StepWindow::new(most);
+        let state = State { window, spare_events: Vec::new(), lost: [0; 2], found: [0; 2] };
         let (driver, state) = (Arc::clone(driver), Mutex::new(state));
         Ok(CopyQueue { driver, streams: [first, second], state })
     }
@@ -186,11 +202,12 @@ impl CopyQueue {
         if let Err(error) = queued.and_then(|()| driver.record(*event, on)) {
             state.spare_events.push(event);
             // Copies of the step may be in flight without an event behind them.
-            let settled = driver.synchronize_stream(on);
-            if settled.is_ok() {
+            let settled = driver.synchronize_stream(on).is_ok();
+            state.note_wait(stream, state.lost[stream], settled);
+            if settled {
                 state.complete(state.window.last(stream));
             }
-            return Err(QueueError { error, settled: settled.is_ok() });
+            return Err(QueueError { error, settled });
         }
         let bytes = step.iter().map(QueuedCopy::len).sum();
         Ok(state.window.push(stream, bytes, event))
@@ -216,9 +233,32 @@ impl CopyQueue {
 
     /// Waits for the whole stream of a step, after its event failed.
     pub fn settle(&self, step: StepId) -> Result<(), DriverError> {
-        self.driver.synchronize_stream(self.streams[step.stream])?;
+        self.wait_for_stream(step.stream)?;
         lock(&self.state).complete(step);
         Ok(())
+    }
+
+    /// Waits for the copies whose end could not be waited for, of any transfer. No driver call if there are
+    /// none.
+    pub fn settle_lost(&self) -> Result<(), DriverError> {
+        for stream in [0, 1] {
+            let is_known = {
+                let state = lock(&self.state);
+                state.lost[stream] == state.found[stream]
+            };
+            if !is_known {
+                self.wait_for_stream(stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for all that is queued on a stream. No lock is held meanwhile.
+    fn wait_for_stream(&self, stream: usize) -> Result<(), DriverError> {
+        let lost = lock(&self.state).lost[stream];
+        let waited = self.driver.synchronize_stream(self.streams[stream]);
+        lock(&self.state).note_wait(stream, lost, waited.is_ok());
+        waited
     }
 
     /// Waits for the step queued first, of any transfer.
@@ -236,7 +276,7 @@ impl CopyQueue {
 impl Drop for CopyQueue {
     fn drop(&mut self) {
         let mut state = lock(&self.state);
-        let State { window, spare_events } = &mut *state;
+        let State { window, spare_events, .. } = &mut *state;
         let events = window.drain().chain(spare_events.drain(..));
         // Dropping cannot report errors. Queued copies still run.
         events.for_each(|event| drop(self.driver.destroy_event(*event)));

@@ -132,6 +132,23 @@ impl Mover {
         [first, second, third, fourth]
     }
 
+    /// Waits for copies whose end is unknown ([`MoveError::Unsettled`]), of any transfer of this mover or a
+    /// clone. No driver call if there are none; otherwise one for each of their streams, which waits for
+    /// all that is queued there.
+    ///
+    /// # Errors
+    /// A wait failed: the copies may still be in flight. On a lost device none is.
+    pub fn settle(&self) -> Result<(), MoveError> {
+        let queues = [&self.shared.to_host, &self.shared.to_device];
+        match queues.into_iter().try_for_each(|queue| queue.settle_lost()) {
+            Err(error) if !error.is_device_lost() => {
+                let (moved, of) = (Bytes::ZERO, Bytes::ZERO);
+                Err(MoveError::Device { moved, of, error }.unless_settled(false))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns a builder for a copy of `range` into host blocks.
     pub fn to_host(&self, range: AddrRange, host: HostAllocation) -> TransferBuilder {
         self.gather_to_host([range], host)

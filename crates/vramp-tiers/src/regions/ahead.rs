@@ -5,24 +5,33 @@ use vramp_core::{AddrRange, Bytes};
 use super::contents::Contents;
 use super::copies::{Below, Copy, CopyOut, Place};
 use super::error::RegionError;
-use super::region::{Backup, Phase, Region, State};
+use super::region::{Backup, Phase, ReadLate, Region, State};
 use crate::movers::MoveError;
 
 impl Region {
     /// Copies contents ahead, so that a pause copies nothing.
     pub(super) fn clean(&self, below: &Below) -> Result<(), RegionError> {
         let mut state = self.state();
-        let State::Awake { copy } = &mut *state else { return Ok(()) };
+        let State::Awake { copy, lost } = &mut *state else { return Ok(()) };
         if self.options.backup == Backup::None {
             return Ok(());
         }
         self.set_phase(Phase::Pausing);
-        let cleaned = self.copy_ahead(below, copy);
+        let cleaned = self.copy_ahead(below, copy, lost);
         self.note(&state);
         cleaned
     }
 
-    fn copy_ahead(&self, below: &Below, copy: &mut Option<Copy>) -> Result<(), RegionError> {
+    fn copy_ahead(
+        &self,
+        below: &Below,
+        copy: &mut Option<Copy>,
+        lost: &mut Option<ReadLate>,
+    ) -> Result<(), RegionError> {
+        if let Some(lost) = lost {
+            lost.mover.settle().map_err(|error| self.copy_error(error))?;
+        }
+        *lost = None;
         // Counted first: a block that is allocated meanwhile makes the copy invalid.
         let allocations = self.allocations();
         let listed = self.allocator.contents();
@@ -38,15 +47,32 @@ impl Region {
         let Copy { place, .. } = self.empty_copy(below, &contents, len)?;
         self.begin_copies(len);
         let ranges = contents.ranges().to_vec();
-        let mut out = CopyOut::begin(&below.mover, ranges, place, Bytes::ZERO)
+        // What is freed meanwhile stays mapped. What refuses a pin is memory of an arena, whose owner keeps it.
+        let pins = ranges.iter().filter_map(|&range| self.allocator.pin_range(range).ok());
+        let late = lost.insert(ReadLate { mover: below.mover.clone(), _pins: pins.collect() });
+        let copied = self.copy_whole(late, ranges, place);
+        if late.mover.settle().is_ok() {
+            *lost = None;
+        }
+        let (place, valid) = copied?;
+        *copy = Some(Copy { contents, place, valid, allocations });
+        Ok(())
+    }
+
+    /// Copies ranges to a place, and returns it with the bytes that arrived.
+    fn copy_whole(
+        &self,
+        late: &ReadLate,
+        ranges: Vec<AddrRange>,
+        place: Place,
+    ) -> Result<(Place, Bytes), RegionError> {
+        let mut out = CopyOut::begin(&late.mover, ranges, place, Bytes::ZERO)
             .map_err(|failed| self.copy_error(failed.1))?;
         while !out.is_done() {
             out.advance().map_err(|error| self.copy_error(error))?;
             self.set_copied(out.moved());
         }
-        let (place, valid) = out.end();
-        *copy = Some(Copy { contents, place, valid, allocations });
-        Ok(())
+        Ok(out.end())
     }
 
     /// Reads contents on a disk into host memory.

@@ -12,7 +12,7 @@ use vramp_core::{AddrRange, Bytes};
 use super::contents::Contents;
 use super::copies::{Below, Copy, CopyBack, CopyOut, OnDisk, Place};
 use super::error::RegionError;
-use super::region::{Asleep, Backup, Phase, Region, State};
+use super::region::{Asleep, Backup, Phase, ReadLate, Region, State};
 use super::set::PauseOptions;
 use crate::host::HostPoolError;
 use crate::movers::MoveError;
@@ -21,6 +21,9 @@ use crate::sync::MutexGuard;
 /// Memory that is released, or created, at a time: a driver call takes a contiguous run of handles, and
 /// copies go on meanwhile.
 const BATCH: Bytes = Bytes::mib(64);
+
+/// The copy of a region that did not fall asleep, memory that is read late, and why it did not.
+type NotAsleep = (Option<Copy>, Option<ReadLate>, RegionError);
 
 impl Region {
     pub(super) fn copy_error(&self, error: MoveError) -> RegionError {
@@ -59,7 +62,7 @@ impl Region {
         options: PauseOptions,
     ) -> Result<(), RegionError> {
         self.set_phase(Phase::Pausing);
-        let before = std::mem::replace(&mut *state, State::Awake { copy: None });
+        let before = std::mem::replace(&mut *state, State::AWAKE);
         let (after, result) = match self.fall_asleep(before) {
             Ok(mut asleep) => {
                 if options.discard {
@@ -68,8 +71,8 @@ impl Region {
                 self.give_up(below, asleep, options.keep)
             }
             Err(refused) => {
-                let (copy, error) = *refused;
-                (State::Awake { copy: self.lasting(copy) }, Err(error))
+                let (copy, lost, error) = *refused;
+                (State::Awake { copy: self.lasting(copy), lost }, Err(error))
             }
         };
         *state = after;
@@ -83,16 +86,21 @@ impl Region {
     }
 
     /// Returns the region asleep, with all that was on the card still there.
-    fn fall_asleep(&self, state: State) -> Result<Asleep, Box<(Option<Copy>, RegionError)>> {
-        let copy = match state {
+    fn fall_asleep(&self, state: State) -> Result<Asleep, Box<NotAsleep>> {
+        let (copy, lost) = match state {
             State::Asleep(asleep) => return Ok(asleep),
-            State::Awake { copy } => copy,
+            State::Awake { copy, lost } => (copy, lost),
         };
+        if let Some(Err(error)) = lost.as_ref().map(|lost| lost.mover.settle()) {
+            return Err(Box::new((copy, lost, self.copy_error(error))));
+        }
+        // A pool with pins cannot sleep.
+        drop(lost);
         let sleep = match self.allocator.begin_sleep() {
             Ok(sleep) => sleep,
             Err(error) => {
                 let error = RegionError::NotNow { tag: self.tag.clone(), error };
-                return Err(Box::new((copy, error)));
+                return Err(Box::new((copy, None, error)));
             }
         };
         let mut asleep = Asleep::new(sleep, self.options.backup, None);
@@ -147,12 +155,12 @@ impl Region {
                 RegionError::Stuck { tag: self.tag.clone(), asleep, error, undo }
             }
         };
-        if asleep.gone > 0 {
+        if asleep.gone > 0 || matches!(error, RegionError::Stuck { .. }) {
             return (State::Asleep(asleep), Err(error));
         }
         let Asleep { sleep, backup, copy, .. } = asleep;
         match sleep.wake() {
-            Ok(()) => (State::Awake { copy: None }, Err(error)),
+            Ok(()) => (State::AWAKE, Err(error)),
             Err(sleep) => (State::Asleep(Asleep::new(sleep, backup, copy)), Err(error)),
         }
     }
@@ -192,6 +200,7 @@ impl Region {
         let Copy { contents, place, allocations, .. } =
             asleep.copy.take().expect("it was made above");
         self.begin_copies(need - valid);
+        asleep.begin_copies(&below.mover);
         let pieces: Vec<_> = asleep.contents.pieces(valid..need).collect();
         let (place, valid, done) = match CopyOut::begin(&below.mover, pieces, place, valid) {
             Ok(mut out) => {
@@ -285,9 +294,11 @@ impl Region {
     pub(super) fn resume(&self, below: &Below) -> Result<(), RegionError> {
         let mut state = self.state();
         self.set_phase(Phase::Resuming);
-        let before = std::mem::replace(&mut *state, State::Awake { copy: None });
+        let before = std::mem::replace(&mut *state, State::AWAKE);
         let (after, result) = match before {
-            State::Awake { copy } => (State::Awake { copy: self.lasting(copy) }, Ok(())),
+            State::Awake { copy, lost } => {
+                (State::Awake { copy: self.lasting(copy), lost }, Ok(()))
+            }
             State::Asleep(asleep) => self.wake(below, asleep),
         };
         *state = after;
@@ -307,7 +318,7 @@ impl Region {
             copy.free_ahead();
         }
         match sleep.wake() {
-            Ok(()) => (State::Awake { copy }, Ok(())),
+            Ok(()) => (State::Awake { copy, lost: None }, Ok(())),
             Err(sleep) => {
                 let closed = RegionError::Closed { tag: self.tag.clone() };
                 (State::Asleep(Asleep::new(sleep, backup, copy)), Err(closed))
@@ -317,6 +328,7 @@ impl Region {
 
     /// Releases chunks that were given up and that memory backs.
     fn release_given_up(&self, asleep: &mut Asleep) -> Result<(), RegionError> {
+        asleep.settle().map_err(|error| self.copy_error(error))?;
         let released = asleep.sleep.release(0..asleep.gone);
         for index in 0..asleep.gone {
             asleep.lost[index] |= !asleep.sleep.is_backed(index);
@@ -326,6 +338,7 @@ impl Region {
 
     /// Releases chunks that memory backs without their contents.
     fn release_lost(&self, asleep: &mut Asleep) -> Result<(), RegionError> {
+        asleep.settle().map_err(|error| self.copy_error(error))?;
         let mut from = 0;
         while let Some(run) = asleep.next_lost(from) {
             from = run.end;
@@ -342,6 +355,7 @@ impl Region {
         asleep: &mut Asleep,
         from: usize,
     ) -> Result<(), RegionError> {
+        asleep.settle().map_err(|error| self.copy_error(error))?;
         while let Some(run) = asleep.next_lost(from) {
             match asleep.backup {
                 Backup::None => self.back(asleep, run)?,
@@ -370,6 +384,7 @@ impl Region {
             return self.back(asleep, run);
         }
         self.begin_copies(high - low);
+        asleep.begin_copies(&below.mover);
         let Copy { contents, place, valid, allocations } =
             asleep.copy.take().expect("what is lost and has contents has a copy");
         let pieces: Vec<_> = asleep.contents.pieces(low..high).collect();

@@ -5,11 +5,13 @@ use std::sync::TryLockError;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use vramp_alloc::Allocator;
+use vramp_alloc::sharing::PinnedRange;
 use vramp_alloc::sleep::Sleep;
 use vramp_core::Bytes;
 
 use super::contents::{Contents, ends};
 use super::copies::Copy;
+use crate::movers::{MoveError, Mover};
 use crate::sync::{Mutex, MutexGuard, lock};
 
 /// Where contents go while a region sleeps.
@@ -70,15 +72,31 @@ pub struct RegionStatus {
     pub to_copy: Bytes,
 }
 
+impl State {
+    /// Awake, without a copy.
+    pub(super) const AWAKE: State = State::Awake { copy: None, lost: None };
+}
+
 pub(super) enum State {
     Awake {
         /// A copy that may be valid.
         copy: Option<Copy>,
+        /// Memory that a copy ahead may still read, because it failed.
+        lost: Option<ReadLate>,
     },
     Asleep(Asleep),
 }
 
-/// A region that sleeps, in part or as a whole.
+/// Memory of a region that is awake and that copies may still read. It stays mapped until then.
+pub(super) struct ReadLate {
+    /// What made the copies.
+    pub mover: Mover,
+    /// What they read.
+    pub _pins: Vec<PinnedRange>,
+}
+
+/// A region that sleeps, in part or as a whole. Its memory is unmapped, and it wakes, only after
+/// [`Asleep::settle`].
 pub(super) struct Asleep {
     pub sleep: Sleep,
     pub contents: Contents,
@@ -93,6 +111,8 @@ pub(super) struct Asleep {
     pub backup: Backup,
     /// What keeps the contents of lost chunks. `None` without a backup.
     pub copy: Option<Copy>,
+    /// What made the last copies. After a failure some may be in flight.
+    copied_by: Option<Mover>,
 }
 
 impl Asleep {
@@ -100,7 +120,18 @@ impl Asleep {
         let contents = Contents::new(sleep.contents());
         let ends = ends(&contents, sleep.chunks());
         let lost = vec![false; ends.len()];
-        Asleep { sleep, contents, ends, gone: 0, lost, backup, copy }
+        Asleep { sleep, contents, ends, gone: 0, lost, backup, copy, copied_by: None }
+    }
+
+    /// Waits for copies of failed moves that may still read or write its memory. No driver call if there are
+    /// none.
+    pub fn settle(&self) -> Result<(), MoveError> {
+        self.copied_by.as_ref().map_or(Ok(()), Mover::settle)
+    }
+
+    /// Notes what makes the next copies. Those before are over.
+    pub fn begin_copies(&mut self, mover: &Mover) {
+        self.copied_by = Some(mover.clone());
     }
 
     /// Returns the bytes of chunks whose contents are not on the card.
@@ -144,7 +175,7 @@ impl Region {
             tag: tag.to_owned(),
             options,
             allocator,
-            state: Mutex::new(State::Awake { copy: None }),
+            state: Mutex::new(State::AWAKE),
             phase: AtomicU8::new(0),
             asleep: AtomicU64::new(0),
             on_host: AtomicU64::new(0),
@@ -216,7 +247,7 @@ impl Region {
     /// Notes where the memory is, once a move is over.
     pub(super) fn note(&self, state: &State) {
         let (phase, asleep, copy) = match state {
-            State::Awake { copy } => (Phase::Awake, Bytes::ZERO, copy),
+            State::Awake { copy, .. } => (Phase::Awake, Bytes::ZERO, copy),
             State::Asleep(asleep) => {
                 let all: Bytes = asleep.sleep.chunks().iter().map(|chunk| chunk.len).sum();
                 (Phase::Asleep, all.saturating_sub(asleep.sleep.backed()), &asleep.copy)

@@ -314,6 +314,60 @@ fn whichever_driver_call_fails_every_byte_comes_back() {
     assert!(failed > 5, "{failed} calls failed");
 }
 
+/// The calls that fail together: two, three or more in a row, or two apart.
+fn failures(nth: u64) -> [FaultPlan; 4] {
+    [
+        FaultPlan::several(nth, 2),
+        FaultPlan::several(nth, 3),
+        FaultPlan::several(nth, 40),
+        FaultPlan::nth(nth).and(FaultPlan::nth(nth + 2)),
+    ]
+}
+
+/// Nothing is unmapped under a copy whose end is unknown: the simulator loses its device there.
+#[test]
+fn whichever_driver_calls_fail_together_every_byte_comes_back() {
+    let mut failed = 0;
+    // The shapes of failures differ in what follows them, and not by where copies go.
+    for (backup, shapes) in [(Backup::Host, 0..4), (Backup::Disk, 0..1)] {
+        for shape in shapes {
+            fail_each_call(|nth| {
+                let disk = disk::disk_rig(Bytes::mib(64));
+                let rig = &disk.rig;
+                let options = RegionOptions { backup, ..RegionOptions::default() };
+                let region = rig.region("weights", options);
+                let blocks: Vec<Allocation> =
+                    (1..=4).map(|n| rig.block(&region, MIB * 3, n)).collect();
+                let before = rig.card.calls();
+                rig.card.set_faults(failures(nth)[shape].clone().with_code(800));
+                let results = [
+                    rig.regions.clean("weights"),
+                    pause(rig, "weights", MIB * 5),
+                    pause(rig, "weights", Bytes::ZERO),
+                    rig.regions.resume(&["weights"]),
+                    pause(rig, "weights", Bytes::ZERO),
+                    rig.regions.resume(&["weights"]),
+                ];
+                let calls = rig.card.calls() - before;
+                rig.card.set_faults(FaultPlan::none());
+                failed += results.iter().filter(|result| result.is_err()).count();
+                rig.regions.resume(&["weights"]).unwrap();
+                (1..).zip(&blocks).for_each(|(byte, block)| rig.holds(block, byte));
+                region.allocator().audit().unwrap();
+                for block in blocks {
+                    region.allocator().free(block, rig.stream).unwrap();
+                }
+                region.allocator().trim(Bytes::ZERO).unwrap();
+                assert_eq!(rig.on_card(), Bytes::ZERO, "call {nth}");
+                assert_eq!(rig.card.device_loss(), None, "call {nth}");
+                assert_eq!(rig.card.hazards(), [], "call {nth}");
+                calls
+            });
+        }
+    }
+    assert!(failed > 20, "{failed} calls failed");
+}
+
 #[test]
 fn threads_pause_and_resume_at_random_and_lose_no_byte() {
     let rig = rig(Bytes::mib(256));
