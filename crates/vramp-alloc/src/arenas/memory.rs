@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use vramp_core::{ArenaId, Attempt, Bytes, Mark, StreamId};
 use vramp_driver::DriverError;
 
+use crate::completion::Awaited;
+use crate::exec::captures;
 use crate::virtual_pool::{Refusal, Served, VirtualPool};
 
 /// Most polls of arenas that may be idle soon: some tens of microseconds.
@@ -121,6 +123,31 @@ impl VirtualPool {
         let mut marks = self.pool.arena_inherited(id);
         marks.extend(self.arenas.get(id).leases.unfinished());
         marks
+    }
+
+    /// Returns the events of the work that may still touch an arena's memory and that `stream` is not ordered
+    /// behind, for waits on the host without the pool's lock. Some driver calls for each stream with such
+    /// work.
+    ///
+    /// # Errors
+    /// A driver call failed; or such a stream captures, so that no event covers its earlier work.
+    pub(crate) fn begin_arena_waits(
+        &mut self,
+        id: ArenaId,
+        stream: StreamId,
+    ) -> Result<Vec<Awaited>, DriverError> {
+        let mut marks = self.marks_of(id);
+        marks.retain(|&mark| mark.stream != stream && !self.pool.is_ordered(stream, mark));
+        if marks.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.record_all(&marks)?;
+        self.poll()?;
+        marks.retain(|&mark| !self.pool.is_over(mark));
+        if let Some(mark) = marks.iter().find(|&&mark| self.exec.events.covering(mark).is_none()) {
+            return Err(captures(mark.stream));
+        }
+        Ok(marks.into_iter().filter_map(|mark| self.exec.events.begin_wait(mark)).collect())
     }
 
     /// Records an event for each mark that none covers, except on streams that capture.

@@ -43,7 +43,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use vramp_core::StreamId;
+use vramp_core::{ArenaId, StreamId};
 use vramp_driver::{CaptureInfo, DriverError};
 
 use super::{CaptureError, CaptureReport, GraphArena, Handle};
@@ -122,11 +122,15 @@ impl Allocator {
     /// The arena never lends from now on. Launches on another stream than `stream` have to be ordered
     /// after the work queued on `stream` before the capture.
     ///
+    /// The stream cannot wait for other streams any more. So the host waits here for their work on the arena's
+    /// memory: what it is made of, and launches of other graphs.
+    ///
     /// Cost beside the driver's own: one call now, and one for each request within the capture.
     ///
     /// # Errors
     /// [`CaptureError::NotCapturing`] and [`CaptureError::Served`], beside those of
-    /// [`Allocator::begin_capture`]. The capture goes on unserved.
+    /// [`Allocator::begin_capture`]; [`CaptureError::Query`] also if another stream, whose work may use the
+    /// arena's memory, captures too. The capture goes on unserved.
     pub fn attach_capture(
         &self,
         stream: StreamId,
@@ -148,6 +152,7 @@ impl Allocator {
             foreign: Mutex::default(),
         };
         arena.refresh_plan();
+        shared.wait_for_arena(arena.0.id, stream)?;
         let mut inner = shared.lock_for_memory()?;
         inner.open_stream(stream).ok_or(CaptureError::UnknownStream(stream))?;
         inner.check_host().map_err(|short| CaptureError::Alloc(short.into()))?;
@@ -193,6 +198,33 @@ impl Allocator {
         let mut foreign = capture.foreign.lock().unwrap_or_else(PoisonError::into_inner);
         foreign.push(ForeignBlock { pool, allocation });
         Ok(())
+    }
+}
+
+impl Shared {
+    /// Waits on the host for work on an arena's memory that `stream` is not ordered behind. No lock is held
+    /// meanwhile.
+    fn wait_for_arena(&self, id: ArenaId, stream: StreamId) -> Result<(), CaptureError> {
+        let query = |error| CaptureError::Query { stream, error };
+        loop {
+            let mut inner = self.lock()?;
+            let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
+            let awaited = pool.begin_arena_waits(id, stream).map_err(query)?;
+            drop(inner);
+            if awaited.is_empty() {
+                return Ok(());
+            }
+            let (mut waits, mut failed) = (Vec::new(), Ok(()));
+            for awaited in awaited {
+                let waited = awaited.synchronize(&*self.driver);
+                waits.push((awaited, waited.is_ok()));
+                failed = failed.and(waited);
+            }
+            let mut inner = self.lock_anyway();
+            let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
+            pool.end_waits(waits);
+            failed.map_err(query)?;
+        }
     }
 }
 

@@ -419,3 +419,31 @@ fn a_capture_that_came_to_nothing_leaves_everything_as_it_was() {
     drop((hold, arena));
     rig.close();
 }
+
+#[test]
+fn an_arena_that_was_made_of_memory_of_another_stream_is_attached_behind_its_work() {
+    let rig = checked();
+    let arena = arena(&rig);
+    let other = rig.allocator.create_stream().expect("a stream can be made");
+    // The arena gets what this stream freed and still writes.
+    let freed = rig.allocator.malloc(pages(4), other).expect("there is memory");
+    write(&rig, other, &freed);
+    rig.allocator.free(freed, other).expect("it is the allocator's");
+    let capture = rig.allocator.begin_capture(other, &arena);
+    let mut capture = capture.expect("the arena is free");
+    let block = rig.allocator.malloc(pages(1), other).expect("the arena has room");
+    rig.allocator.free(block, other).expect("it is the arena's");
+    drop(capture.end().expect("nothing spoilt it"));
+    drop(capture);
+
+    let (exec, hold, block) = captured(&rig, &arena, || {
+        let block = rig.malloc(1);
+        write(&rig, rig.stream, &block);
+        block
+    });
+    rig.sim.launch_graph(exec, rig.raw(rig.stream)).expect("it is ready");
+    assert_eq!(rig.sim.hazards(), []);
+    rig.sim.destroy_graph_exec(exec).expect("it is there");
+    drop(hold);
+    rig.free(block);
+}

@@ -449,9 +449,14 @@ impl Drawer {
             Call::FreeAsync,
             Call::SynchronizeStream,
         ];
-        let call = CALLS[self.random.below(CALLS.len() as u64) as usize] as u64;
+        let call = match self.random.one_in(4) {
+            true => Call::ALL.len() as u64,
+            false => CALLS[self.random.below(CALLS.len() as u64) as usize] as u64,
+        };
         let code = [2, 1, 304, 2][self.random.below(4) as usize];
-        Some(Op::Fault { call, nth: 1 + self.random.below(3), code, times: 1 })
+        // One, two or three calls in a row, or so many that several operations meet them.
+        let times = [1, 1, 2, 3, 1 + self.random.below(100)][self.random.below(5) as usize];
+        Some(Op::Fault { call, nth: 1 + self.random.below(3), code, times })
     }
 
     fn misuse(&mut self, world: &World) -> Option<Op> {

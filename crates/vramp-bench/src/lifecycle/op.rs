@@ -171,7 +171,8 @@ ops! {
     Handle = "handle" { pool, observer, kind, block, stream }
     /// Removes an observer or a handler.
     Unobserve = "unobserve" { observer }
-    /// Makes the nth driver call of a kind, and those after it, fail with a code: so many.
+    /// Makes the nth driver call of a kind, and those of it after that, fail with a code: so many. The kind that
+    /// follows the last one is any.
     Fault = "fault" { call, nth, code, times }
     /// Cancels a planned failure.
     NoFault = "no-fault" { }

@@ -16,7 +16,8 @@ use vramp_driver::{
 /// A failure to inject.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
-    call: Call,
+    /// `None` for calls of every kind.
+    call: Option<Call>,
     /// Calls of this kind until the one that fails.
     left: u64,
     /// Calls that fail.
@@ -47,9 +48,9 @@ impl Tap {
         }))
     }
 
-    /// Makes the `nth` call of this kind from now on fail with the driver's `code`, and those after
+    /// Makes the `nth` call of this kind, or of any, from now on fail with the driver's `code`, and those after
     /// it: so many `times`. Replaces an earlier plan.
-    pub(super) fn fail(&self, call: Call, nth: u64, code: i32, times: u64) {
+    pub(super) fn fail(&self, call: Option<Call>, nth: u64, code: i32, times: u64) {
         *lock(&self.plan) = Some(Plan { call, left: nth, times, code });
         self.armed.store(1, Ordering::Relaxed);
     }
@@ -101,7 +102,7 @@ impl Tap {
         }
         let mut plan = lock(&self.plan);
         let Some(Plan { call: planned, left, times, code }) = &mut *plan else { return Ok(()) };
-        if *planned != call {
+        if planned.is_some_and(|planned| planned != call) {
             return Ok(());
         }
         *left = left.saturating_sub(1);

@@ -83,12 +83,18 @@ impl World {
         let begun = match attach {
             None => self.subject.begin(arena, stream, capture),
             Some(mode) => {
+                // The host waits for other streams' work on the arena.
+                self.open_gates();
                 self.device.begin_capture(raw, mode).map_err(words)?;
                 self.subject.attach(arena, stream, capture)
             }
         };
-        if self.allow(begun, &[Why::OutOfMemory, Why::Arena])?.is_none() {
-            if attach.is_some() {
+        // A stream that captures may have used the arena, and cannot be waited for.
+        let captures = if attach.is_some() { Why::Capturing } else { Why::Arena };
+        if self.allow(begun, &[Why::OutOfMemory, Why::Arena, captures])?.is_none() {
+            // A failure may keep the allocator from ending what it began.
+            let is_left = self.is_faulty() && self.device.is_capturing(raw).map_err(words)?;
+            if attach.is_some() || is_left {
                 let graph = self.device.end_capture(raw).map_err(words)?;
                 self.device.destroy_graph(graph).map_err(words)?;
             }

@@ -405,7 +405,7 @@ impl World {
                 self.allow(removed, &[]).map(|_| true)
             }
             Op::Fault { call, nth, code, times } => {
-                let call = Call::ALL[call as usize % Call::ALL.len()];
+                let call = Call::ALL.get(call as usize).copied();
                 self.tap.fail(call, nth, code as i32, times);
                 Ok(true)
             }
