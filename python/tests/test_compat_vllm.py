@@ -190,6 +190,52 @@ def test_registers_once(worker: Any, monkeypatch: pytest.MonkeyPatch, is_enabled
     assert worker.get_mem_allocator_instance() == (vllm.allocator if is_enabled else "cumem")
 
 
+def test_a_version_without_backends_gets_the_pools_alone(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As of vLLM 0.24: the worker asks the allocator itself.
+    monkeypatch.delitem(sys.modules, "vllm.device_allocator.sleep_mode_backend")
+    monkeypatch.setattr(vramp.torch, "is_enabled", lambda: True)
+    vllm.register()
+    assert worker.get_mem_allocator_instance() is vllm.allocator
+
+
+def raises(*arguments: object) -> None:
+    raise TypeError("it has other arguments")
+
+
+@pytest.mark.parametrize("lacks", ["vllm", "the function", "the registry", "its arguments"])
+def test_a_version_that_is_not_served_starts_and_logs_one_line(
+    lacks: str, worker: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vramp.torch, "is_enabled", lambda: True)
+    match lacks:
+        case "vllm":
+            monkeypatch.delitem(sys.modules, "vllm.device_allocator")
+        case "the function":
+            monkeypatch.delattr(sys.modules["vllm.device_allocator"], "get_mem_allocator_instance")
+        case "the registry":
+            monkeypatch.delattr(sys.modules["vllm.device_allocator.sleep_mode_backend"], "SleepModeBackendFactory")
+        case _:
+            monkeypatch.setattr(Factory, "register_backend", raises)
+    vllm.register()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "does not serve" in record.getMessage()
+
+
+def test_a_sleep_and_a_wake_up_return_idle_memory_and_garbage(engine: Memory) -> None:
+    allocate(engine, "weights", 8 * MIB, 1)
+    for call in (vllm.allocator.sleep, vllm.allocator.wake_up):
+        # In a cycle that only a collection finds.
+        cycle: list[Any] = [vramp.pool().malloc(32 * MIB)]
+        cycle.append(cycle)
+        idle = vramp.pool().malloc(64 * MIB)
+        idle.free()
+        before = reserved()
+        del cycle
+        call()
+        # The weights came back in the wake-up.
+        assert before - reserved() >= (96 - 8) * MIB
+
+
 def test_the_installed_package_names_the_plug_in(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (point,) = (point for point in distribution("vramp").entry_points if point.group == "vllm.general_plugins")
     assert point.name == "vramp"

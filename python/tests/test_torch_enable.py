@@ -579,6 +579,42 @@ for kind in (torch.Tensor, torch.Parameter, torch.UntypedStorage):
     assert done.stderr.count("was not sent") == 3
 
 
+RECEIVES = """
+import pickle, sys, torch, vramp.torch
+if sys.argv[1:] == ["late"]:
+    torch.cuda.init()
+try:
+    tensor = pickle.loads(sys.stdin.buffer.read())
+    print(tensor.device.type, vramp.torch.route())
+except vramp.InUseError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("kind", ["torch.Tensor", "torch.nn.parameter.Parameter"])
+def test_a_process_that_receives_a_tensor_enables_itself_or_says_what_to_do(machine: Machine, kind: str) -> None:
+    receiver = machine.folder / "receiver.py"
+    receiver.write_text(RECEIVES)
+    code = f"""
+import subprocess, sys, torch, vramp.torch
+from multiprocessing.reduction import ForkingPickler
+vramp.torch.enable()
+sent = ForkingPickler.dumps({kind}("cuda"))
+for arguments in ([], ["late"]):
+    subprocess.run([sys.executable, "receiver.py", *arguments], input=bytes(sent), check=True)
+print(ForkingPickler.loads(ForkingPickler.dumps(torch.Tensor("cpu"))).device.type)
+rebuild, arguments = torch.multiprocessing.reductions.reduce_tensor(torch.Tensor("cuda"))
+print(rebuild(*arguments).device.type, len(arguments))
+"""
+    done = machine.run(code)
+    assert done.returncode == 0, done.stderr
+    enabled, refused, on_host, own = done.stdout.splitlines()
+    assert enabled == "cuda compiled"
+    assert "received a CUDA tensor of vramp" in refused and "vramp.torch.enable()" in refused
+    assert on_host == "cpu"
+    assert own == "cuda 2", "the arguments are PyTorch's, in its order"
+
+
 # --- python -m vramp run ---
 
 
@@ -687,6 +723,91 @@ blocks = [allocator.malloc(30 << 20, 0, None) for _ in range(10)]
 for block in blocks:
     allocator.free(block, 30 << 20, 0, None)
 """
+
+
+IMPORTS_A_SAVER = """
+import subprocess, sys
+from torch_memory_saver import configure_subprocess, torch_memory_saver
+print(type(torch_memory_saver).__module__)
+if "child" not in sys.argv:
+    subprocess.run([sys.executable, "program.py", "child"], check=True)
+"""
+
+
+@pytest.mark.parametrize(("compat", "expected"), [(None, "vramp.compat.torch_memory_saver"), ("off", "theirs")])
+def test_a_program_of_torch_memory_saver_gets_vramps_unless_it_wants_the_other(
+    machine: Machine, compat: str | None, expected: str
+) -> None:
+    (machine.folder / "program.py").write_text(IMPORTS_A_SAVER)
+    installed = machine.folder / "torch_memory_saver.py"
+    installed.write_text("class Saver:\n    pass\nSaver.__module__ = 'theirs'\n")
+    with installed.open("a") as more:
+        more.write("torch_memory_saver = Saver()\nconfigure_subprocess = None\n")
+    variables = {"VRAMP_COMPAT": compat} if compat else {}
+    done = run(machine, "--quiet", "program.py", **variables)
+    assert done.stdout.splitlines() == [expected] * 2, done.stderr
+    # Without `run` nothing changes.
+    assert machine.command("program.py").stdout.splitlines() == ["theirs"] * 2
+
+
+RUNS_OUT = """
+import sys, threading, torch
+torch.cuda.init()
+allocator = torch.cuda.memory.current
+kept = [allocator.malloc(30 << 20, 0, None) for _ in range(10)]
+error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB")
+def fail(error=error):
+    raise error
+match sys.argv[1]:
+    case "thread":
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+    case "caught":
+        try:
+            fail()
+        except torch.OutOfMemoryError:
+            pass
+    case "other":
+        fail(ValueError("wrong"))
+    case "hook":
+        sys.excepthook = lambda *arguments: print("the program's own")
+        fail()
+    case _:
+        fail()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "written"),
+    [("plain", 1, True), ("thread", 0, True), ("hook", 1, True), ("caught", 0, False), ("other", 1, False)],
+)
+def test_a_program_that_runs_out_of_memory_leaves_a_snapshot_if_nothing_catches_the_error(
+    machine: Machine, how: str, status: int, written: bool
+) -> None:
+    (machine.folder / "program.py").write_text(RUNS_OUT)
+    options = ["--route", "pluggable", "--quiet", "--snapshot-on-oom", "at.pickle"]
+    done = run(machine, *options, "program.py", how)
+    path = machine.folder / "at.pickle"
+    assert (done.returncode, path.exists()) == (status, written), done.stderr
+    assert done.stderr.count("vramp explain") == written and done.stderr.count("snapshot") == 0, done.stderr
+    if written:
+        explained = machine.run("import vramp; print(vramp.explain('at.pickle')[0].peak_live_bytes)")
+        assert explained.stdout == f"{300 << 20}\n", explained.stderr
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_the_programs_own_error(machine: Machine) -> None:
+    (machine.folder / "program.py").write_text(RUNS_OUT)
+    options = ["--route", "pluggable", "--quiet", "--snapshot-on-oom", "no/such/folder.pickle"]
+    done = run(machine, *options, "program.py", "plain")
+    assert done.returncode == 1 and "no snapshot was written" in done.stderr
+    assert "OutOfMemoryError: CUDA out of memory" in done.stderr
+
+
+def test_snapshots_of_each_error_need_the_compiled_route(machine: Machine) -> None:
+    (machine.folder / "program.py").write_text(RUNS_OUT)
+    done = run(machine, "--route", "pluggable", "--quiet", "--snapshot-on-oom=all", "program.py", "caught")
+    assert done.returncode == 0 and "needs a C++ compiler" in done.stderr
 
 
 def test_the_memory_is_reported_at_the_end_unless_it_is_to_be_quiet(machine: Machine) -> None:

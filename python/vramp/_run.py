@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from ._errors import VrampError
 from ._native import opened, record_history
+from .compat import _alias
 
 EVENTS = 2_000_000
 """Events that are kept unless --events says otherwise."""
@@ -28,7 +29,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m vramp run",
         description="Runs a PyTorch program on vramp. VRAMP_CONF sets options, such as limit=80GiB.",
-        usage="python -m vramp run [--events N] [--quiet] [--route R] (PROGRAM | -m MODULE) [ARGUMENTS]",
+        usage="python -m vramp run [--events N] [--quiet] [--route R] [--snapshot-on-oom PATH] (PROGRAM | -m MODULE) "
+        "[ARGUMENTS]",
         allow_abbrev=False,
     )
     made.add_argument("-m", dest="module", action="store_true", help="PROGRAM is the name of a module")
@@ -45,6 +47,12 @@ def parser() -> argparse.ArgumentParser:
         choices=("auto", "compiled", "pluggable"),
         default="auto",
         help="how PyTorch uses vramp: see vramp.torch.enable (default auto)",
+    )
+    made.add_argument(
+        "--snapshot-on-oom",
+        metavar="PATH",
+        help="write a snapshot for `vramp explain` when an out-of-memory error ends the program; all:PATH also at "
+        "errors that the program catches, at most ten",
     )
     made.add_argument("program", help="a file, or a module with -m")
     made.add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
@@ -69,16 +77,28 @@ def main(arguments: Sequence[str]) -> int:
         print(f"vramp run: {error}", file=sys.stderr)
         return 1
     _enable_in_children(options.route)
+    _alias.install()
     recorder = _Recorder(0 if options.quiet else options.events)
+    writer = None
     if not options.quiet:
         atexit.register(recorder.print)
     recorder.start()
+    if options.snapshot_on_oom is not None:
+        from . import _oom
+
+        writer = _oom.install(options.snapshot_on_oom, options.events)
     sys.argv = [options.program, *options.arguments]
-    if options.module:
-        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
-    else:
-        _begin_path(os.path.dirname(os.path.abspath(options.program)))
-        runpy.run_path(options.program, run_name="__main__")
+    try:
+        if options.module:
+            runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+        else:
+            _begin_path(os.path.dirname(os.path.abspath(options.program)))
+            runpy.run_path(options.program, run_name="__main__")
+    except Exception as error:
+        # A program may have replaced the hook that would note it.
+        if writer is not None:
+            writer.note(error)
+        raise
     return 0
 
 

@@ -4,7 +4,8 @@
    inherit both: processes of torchrun, of multiprocessing's spawn, and of subprocess.
 2. Python imports this module at its start. It leaves the path, imports the sitecustomize that it hides,
    and waits for an import of torch.
-3. After torch is imported, and before anything can use CUDA, vramp.torch.enable() is called. A failure is a
+3. `import torch_memory_saver` finds vramp's: see `vramp/compat/_alias.py`.
+4. After torch is imported, and before anything can use CUDA, vramp.torch.enable() is called. A failure is a
    line on stderr, and the program goes on with PyTorch's own allocator.
 
 A program that never imports torch has an entry more in sys.meta_path, and nothing of vramp is imported.
@@ -24,7 +25,11 @@ class _AfterTorch:
     """Finds torch with the other finders, and enables vramp once it is imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Returns the spec of torch with a loader that calls enable(), and None for other modules."""
+        """Returns the spec of torch with a loader that calls enable(), that of vramp's torch_memory_saver, and None
+        for other modules.
+        """
+        if name == "torch_memory_saver":
+            return _stand_in()
         if name != "torch":
             return None
         for finder in list(sys.meta_path):
@@ -36,6 +41,15 @@ class _AfterTorch:
                 _call_after(spec.loader)
                 return spec
         return None
+
+
+def _stand_in() -> Any:
+    """Returns the spec of vramp's torch_memory_saver, or None if what is installed is wanted."""
+    try:
+        from vramp.compat import _alias
+    except ImportError:
+        return None
+    return _alias.spec() if _alias.is_wanted() else None
 
 
 def _call_after(loader: Any) -> None:
@@ -58,6 +72,10 @@ def _enable(torch: Any) -> None:
         import vramp.torch
 
         vramp.torch.enable(route)  # type: ignore[arg-type]
+        if os.environ.get("VRAMP_SNAPSHOT_ON_OOM"):
+            from vramp import _oom
+
+            _oom.install_inherited()
     except Exception as error:
         text = f"vramp: process {os.getpid()} uses PyTorch's own allocator: {error}"
         print(text, file=sys.stderr)

@@ -20,13 +20,16 @@ one of `vramp.set_region_disk`.
 
 Regions belong to the process: every TorchMemorySaver pauses and resumes the regions of all of them.
 
-Deliberately absent: `memory_margin_bytes`, which raises UnsupportedError, TMS_DISK_BACKUP_CHUNK_MB, and the kind of
-host memory: backups are in vramp's pinned host pool, which is kept after a resume.
+Under `python -m vramp run` a program imports this module as `torch_memory_saver`, whatever is installed.
+
+Deliberately absent: TMS_DISK_BACKUP_CHUNK_MB, and the kind of host memory: backups are in vramp's pinned host pool,
+also with `cpu_backup_backend="mmap"`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -35,7 +38,7 @@ from typing import Any, Literal
 
 import vramp
 
-from .._errors import OptionError, UnsupportedError
+from .._errors import InUseError, OptionError
 
 __all__ = ["TorchMemorySaver", "configure_subprocess", "torch_memory_saver"]
 
@@ -52,11 +55,21 @@ _names: dict[str, dict[_Backup, str]] = {}
 _has_directory = False
 
 
+class TooLateError(InUseError, AttributeError):
+    """A setting was changed after the first use. torch_memory_saver raises AttributeError."""
+
+
+def _current_device() -> int:
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if torch is not None and torch.version.cuda else 0
+
+
 class TorchMemorySaver:
     """Pauses and resumes regions by tag. One object serves all threads."""
 
     def __init__(self) -> None:
         self._ready = False
+        self._retains = False
 
     @contextmanager
     def region(
@@ -68,7 +81,8 @@ class TorchMemorySaver:
     ) -> Iterator[None]:
         """Within it, allocations of this thread can be paused by the tag. The innermost region counts.
 
-        Raises OptionError for backups that exclude each other. `cpu_backup_backend` is "pinned" or None.
+        Raises OptionError for backups that exclude each other. `cpu_backup_backend` is "pinned", "mmap" or None,
+        which all mean vramp's host pool.
         """
         backup = _backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         if backup == "disk":
@@ -140,29 +154,38 @@ class TorchMemorySaver:
         if hook_mode not in ("preload", "torch"):
             raise OptionError(f"hook_mode={hook_mode!r}: use preload or torch")
         if self._ready:
-            raise vramp.InUseError("hook_mode cannot be set after the first use: set it before any region")
+            raise TooLateError("hook_mode cannot be set after the first use: set it before any region")
 
     @property
     def memory_margin_bytes(self) -> int:
-        """Unsupported: the limit of a pool bounds its memory instead."""
+        """Bytes of the card that vramp leaves free. Can only be set."""
         raise NotImplementedError("memory_margin_bytes can only be set")
 
     @memory_margin_bytes.setter
     def memory_margin_bytes(self, value: int) -> None:
-        if value:
-            raise UnsupportedError(
-                "vramp keeps no margin of the card's free memory: set VRAMP_CONF=limit=SIZE, or vramp.pool().limit"
-            )
+        """Limits the pool of the current device to what it has and what is free now, less the margin. 0 removes the
+        limit. Other programs that take memory later are not seen.
+        """
+        if value < 0:
+            raise OptionError(f"memory_margin_bytes={value}: use 0 or more")
+        self._enable()
+        shared = vramp.pool(_current_device())
+        if value == 0:
+            shared.limit = None
+            return
+        stats = shared.stats()
+        shared.limit = stats.reserved + max(stats.device_free - value, 0)
 
     @property
     def retain_cpu_backup(self) -> bool:
-        """True: the pinned memory of backups is kept for the next pause."""
-        return True
+        """Whether the program wants the pinned memory of backups kept for the next pause. vramp's pool keeps it as
+        long as it is of use either way.
+        """
+        return self._retains
 
     @retain_cpu_backup.setter
     def retain_cpu_backup(self, value: bool) -> None:
-        if not value:
-            raise UnsupportedError("vramp keeps the pinned memory of backups: leave retain_cpu_backup at True")
+        self._retains = bool(value)
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
         """Returns a CPU tensor with the contents of a contiguous CUDA tensor whose region is paused.
@@ -239,8 +262,8 @@ def _backup(on_host: bool, on_disk: bool, backend: str | None) -> _Backup:
         raise OptionError("enable_cpu_backup and enable_disk_backup exclude each other: choose one")
     if backend is not None and not on_host:
         raise OptionError("cpu_backup_backend needs enable_cpu_backup=True")
-    if backend not in (None, "pinned"):
-        raise UnsupportedError(f"cpu_backup_backend={backend!r}: vramp copies to pinned memory, use pinned or None")
+    if backend not in (None, "pinned", "mmap"):
+        raise OptionError(f"cpu_backup_backend={backend!r}: use pinned or mmap")
     return "host" if on_host else "disk" if on_disk else "none"
 
 

@@ -1,19 +1,23 @@
-"""A sleep-mode backend of vLLM, for its plug-in point as of vLLM 0.33.0.
+"""Sleep mode of vLLM 0.24 to 0.33.
 
     vllm serve MODEL --enable-sleep-mode --sleep-mode-backend vramp
 
-1. vLLM calls `register`, the entry point `vramp` of the group `vllm.general_plugins`. It registers the backend by name.
+1. vLLM calls `register`, the entry point `vramp` of the group `vllm.general_plugins`, in each of its processes. It
+   registers the backend by name, where vLLM has such names (from 0.26 on). It never raises: vLLM would not start.
 2. If vramp is PyTorch's allocator by then, `register` replaces vLLM's `get_mem_allocator_instance`: vLLM's pools are
-   then regions, for its own backend `cumem` too. So run vLLM with `python -m vramp run`.
+   then regions, for its own backend `cumem` too. So run vLLM with `python -m vramp run`. Otherwise nothing changes.
 3. `suspend` copies weights, `runtime` and `cudagraph` to pinned host memory; other tags lose their contents. `resume`
    brings tags back at their addresses. What sleeps or is awake already is left as it is.
-4. `suspend(2)` gives the contents of weights up, and `discard` those of its tags and the copies that they have.
+4. A sleep and a wake-up collect garbage and release idle memory, as vLLM's own do.
+5. `suspend(2)` gives the contents of weights up, and `discard` those of its tags and the copies that they have.
 
 Deliberately absent: durable copies, and two engines of one process: their tags are the same regions.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,8 +26,12 @@ from typing import Any
 import vramp
 
 from .._errors import UnsupportedError
+from .._native import opened, opened_devices
 
 __all__ = ["Allocator", "Backend", "allocator", "register"]
+
+_log = logging.getLogger("vllm.vramp")
+"""Below vLLM's own logger, which has a handler."""
 
 BACKED_UP = ("default", "weights", "runtime", "cudagraph")
 """Tags whose contents are copied. Those of others, such as `kv_cache`, are lost in a sleep."""
@@ -79,6 +87,7 @@ class Allocator:
             if again := [tag for tag in kept if tag in awake]:
                 vramp.resume(again)
             raise
+        _release_idle()
 
     def discard(self, tags: Iterable[str] | str) -> None:
         """Pauses tags, gives their contents up, and frees copies of them."""
@@ -89,6 +98,7 @@ class Allocator:
 
     def wake_up(self, tags: Iterable[str] | None = None) -> None:
         """Resumes tags, and all that are not deferrable; without an argument, all tags."""
+        _release_idle()
         wanted = None if tags is None else _listed(tags)
         names = [tag for tag in self._existing() if wanted is None or tag in wanted or tag not in DEFERRABLE]
         if names:
@@ -102,6 +112,17 @@ class Allocator:
         """Returns the tags in which memory was allocated."""
         there = {status.tag for status in vramp.status()}
         return [tag for tag in list(self._tags) if tag in there]
+
+
+def _release_idle() -> None:
+    """Returns to the card what only garbage holds, and what is free in pools."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    for device in opened_devices():
+        if (shared := opened(device)) is not None:
+            shared.trim()
 
 
 def _listed(tags: Iterable[str] | str) -> tuple[str, ...]:
@@ -174,16 +195,36 @@ class Backend:
 
 
 def register() -> None:
-    """Registers the backend with vLLM. Calling it again changes nothing."""
-    import vllm.device_allocator as device_allocator
-    from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+    """Registers the backend with vLLM, and takes its pools if vramp is PyTorch's allocator.
 
-    import vramp.torch
+    Never raises: what cannot be done is a line in vLLM's log. Calling it again changes nothing.
+    """
+    try:
+        import vllm.device_allocator as device_allocator
 
-    if "vramp" not in SleepModeBackendFactory._registry:
-        SleepModeBackendFactory.register_backend("vramp", __name__, "Backend")
-    if not vramp.torch.is_enabled():
+        _register_backend()
+        import vramp.torch
+
+        if vramp.torch.is_enabled():
+            _take_pools(device_allocator)
+    except Exception as error:
+        _log.warning("vramp does not serve the sleep mode of this vLLM: %s: %s", type(error).__name__, error)
+
+
+def _register_backend() -> None:
+    try:
+        from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+    except ModuleNotFoundError:
+        # Before 0.26 the worker asks the allocator itself.
         return
+    try:
+        SleepModeBackendFactory.register_backend("vramp", __name__, "Backend")
+    except ValueError:
+        # It was registered before.
+        pass
+
+
+def _take_pools(device_allocator: Any) -> None:
     original = device_allocator.get_mem_allocator_instance
     # Modules that were imported before have the function under the same name.
     for name, module in list(sys.modules.items()):

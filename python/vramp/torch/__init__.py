@@ -28,7 +28,7 @@ from typing import Any, Literal
 from .. import Pool, library_path, pool
 from .. import __version__ as _vramp_version
 from .._errors import DeviceError, InUseError, OptionError, UnsupportedError, VrampError
-from . import _build, _distributed, _settings
+from . import _build, _distributed, _settings, _sharing
 from ._build import CompileError, NoCompilerError
 
 __all__ = [
@@ -282,7 +282,7 @@ def _install(torch: Any, wanted: str) -> Route:
                 stacklevel=3,
             )
     if made == "pluggable":
-        from . import _pluggable, _sharing
+        from . import _pluggable
 
         share = _sharing.prepared()
         _kept.append(_pluggable.install(torch, _library()))
@@ -313,4 +313,5 @@ def _install_compiled(torch: Any) -> None:
     ask = _ASK(_distributed.is_of_several)
     extension.vramp_torch_ask_distributed(ask)
     _kept.extend((extension, ask))
+    _sharing.install_enabling()
     _extension = extension

@@ -46,6 +46,9 @@ class OutOfMemoryError(RuntimeError):
     pass
 
 
+_tensor_classes = set()
+
+
 def is_tensor(value):
     return isinstance(value, Tensor)
 
