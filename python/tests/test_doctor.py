@@ -151,10 +151,31 @@ def test_the_versions_agree() -> None:
     assert vramp.__version__ == metadata.version("vramp")
 
 
+def test_an_import_loads_neither_the_analysis_nor_the_metadata_of_packages() -> None:
+    code = """
+import sys, vramp
+slow = ["importlib.metadata", "vramp._analysis", "vramp._controller", "numpy"]
+print([name for name in slow if name in sys.modules])
+assert vramp.explain and vramp.Controller and "explain" in dir(vramp)
+from vramp import *
+print(replay.__module__)
+try:
+    vramp.nothing
+except AttributeError as error:
+    print(error)
+"""
+    done = run_python(code)
+    expected = ["[]", "vramp._analysis", "module 'vramp' has no attribute 'nothing'"]
+    assert done.stdout.splitlines() == expected, done.stderr
+
+
 def test_a_library_of_another_version_is_not_imported() -> None:
     code = """
+import os
 from importlib import metadata
 metadata.version = lambda name: "9.9.9"
+isdir = os.path.isdir
+os.path.isdir = lambda path: isdir(path) and not str(path).endswith(".dist-info")
 import vramp
 """
     done = run_python(code)

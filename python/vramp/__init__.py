@@ -12,22 +12,11 @@ from __future__ import annotations
 
 import os as _os
 from collections.abc import Mapping as _Mapping
-from importlib.metadata import PackageNotFoundError as _NotFound
-from importlib.metadata import version as _version
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
 from typing import Any as _Any
 
 from . import _native
-from ._analysis import (
-    Advice,
-    Explanation,
-    Replay,
-    ReplayTotal,
-    advise,
-    explain,
-    replay,
-    replay_totals,
-)
-from ._controller import Arg, Client, Controller, FreedBuffer
 from ._errors import (
     CaptureError,
     ClosedError,
@@ -100,6 +89,10 @@ from ._types import (
     Store,
     TierStats,
 )
+
+if TYPE_CHECKING:
+    from ._analysis import Advice, Explanation, Replay, ReplayTotal, advise, explain, replay, replay_totals
+    from ._controller import Arg, Client, Controller, FreedBuffer
 
 __all__ = [
     "Access",
@@ -189,11 +182,38 @@ __version__: str = _native.library_version()
 """Version of the package and of its native library."""
 
 
+# What not every program uses, and what takes longest to import.
+_LAZY = {
+    name: module
+    for module, names in {
+        "_analysis": "Advice Explanation Replay ReplayTotal advise explain replay replay_totals",
+        "_controller": "Arg Client Controller FreedBuffer",
+    }.items()
+    for name in names.split()
+}
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(_import_module(f".{_LAZY[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
 def _check_versions() -> None:
     """Raises ImportError if the native library belongs to another version of the package."""
+    beside = _os.path.dirname(_os.path.dirname(__file__))
+    if _os.path.isdir(_os.path.join(beside, f"vramp-{__version__}.dist-info")):
+        return
+    # Not where it usually is. To ask takes as long as all the rest of this import.
+    metadata = _import_module("importlib.metadata")
     try:
-        installed = _version("vramp")
-    except _NotFound:
+        installed = metadata.version("vramp")
+    except metadata.PackageNotFoundError:
         return  # run from a folder, without being installed
     if installed != __version__:
         raise ImportError(
