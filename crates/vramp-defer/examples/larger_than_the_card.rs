@@ -123,7 +123,10 @@ impl Sorter {
         };
         let manager = SpillManager::new(
             parts,
-            SpillConfig { piece: each.min(Bytes::mib(32)), ..SpillConfig::default() },
+            SpillConfig {
+                piece: each.clamp(Bytes::mib(4), Bytes::mib(32)),
+                ..SpillConfig::default()
+            },
         )?;
 
         let stream = allocator.create_stream()?;
