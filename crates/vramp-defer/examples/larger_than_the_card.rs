@@ -3,7 +3,7 @@
 //! `cargo run -p vramp-defer --example larger_than_the_card [DEVICE]`: by default DEVICE is `auto`,
 //! a card if there is one, else a small simulated one.
 //!
-//! The numbers lie in twelve buffers, of which four fit at once. Neighbours are merged in turn: the
+//! The numbers lie in nine buffers, of which three fit at once. Neighbours are merged in turn: the
 //! lower half stays left, the upper half goes right. After as many rounds as there are buffers all is
 //! sorted. What a kernel would do is done here by the host, on a copy of what lies at the leased
 //! addresses: there are no kernels in this project.
@@ -21,8 +21,8 @@ use vramp_tiers::{Bytes, HostPool, Mover, ReservationManager, SpaceConfig, Space
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-const BUFFERS: usize = 12;
-const FIT: u64 = 4;
+const BUFFERS: usize = 9;
+const FIT: u64 = 3;
 
 fn main() -> ExitCode {
     match run() {
