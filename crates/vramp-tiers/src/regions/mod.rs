@@ -95,6 +95,9 @@
 //! done cannot be undone either, because the card is full or a driver call fails, the region
 //! sleeps in part with its contents safe, [`RegionError::Stuck`] says so, and a later resume goes on.
 //!
+//! Memory that a copy of a failed move may still use stays mapped: the next move of the region waits for such
+//! copies first, and fails if that wait fails.
+//!
 //! Deliberately absent: threads, and the choice of what sleeps, except in [`Regions::on_pressure`].
 
 mod ahead;

@@ -95,6 +95,13 @@ pub(super) struct ReadLate {
     pub _pins: Vec<PinnedRange>,
 }
 
+impl Drop for ReadLate {
+    fn drop(&mut self) {
+        // Dropping cannot report errors. Most often the copies are over already.
+        let _ = self.mover.settle();
+    }
+}
+
 /// A region that sleeps, in part or as a whole. Its memory is unmapped, and it wakes, only after
 /// [`Asleep::settle`].
 pub(super) struct Asleep {
@@ -157,8 +164,9 @@ impl Asleep {
 pub struct Region {
     pub(super) tag: String,
     pub(super) options: RegionOptions,
-    pub(super) allocator: Allocator,
+    // Dropped before the pool, which it waits for copies of.
     state: Mutex<State>,
+    pub(super) allocator: Allocator,
     phase: AtomicU8,
     asleep: AtomicU64,
     on_host: AtomicU64,

@@ -206,7 +206,8 @@ impl Regions {
     }
 
     /// Copies the contents of a region while it is awake, so that the next pause copies nothing. The
-    /// program writes nothing in the region from this call until it was paused and resumed. Does nothing
+    /// program writes nothing in the region from this call until it was paused and resumed; what it frees
+    /// during the call stays mapped until its end. Does nothing
     /// about a region that sleeps or has no backup. A pause that fails and a resume of a region that is
     /// awake free the copy, unless the region is read-only: the program may write again.
     ///

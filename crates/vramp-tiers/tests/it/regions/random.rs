@@ -168,3 +168,71 @@ fn threads_that_move_one_region_at_once_lose_no_byte() {
     rig.regions.pause(&["weights"], discard).unwrap();
     disk.assert_empty();
 }
+
+/// Repeats a call of the test itself until no failure is injected into it.
+fn insist<T, E: std::fmt::Debug>(mut call: impl FnMut() -> Result<T, E>) -> T {
+    let mut tries = (0..1000).map(|_| call());
+    tries.find(Result::is_ok).expect("failures end").expect("it is the one that was found")
+}
+
+/// Any call may fail, also several in a row. What a call left undone, a later one goes on with.
+#[test]
+fn calls_that_fail_at_random_lose_no_byte_and_unmap_nothing_in_use() {
+    for seed in vramp_testing::seeds(6) {
+        let rig = rig(Bytes::mib(128));
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let rig = &rig;
+                scope.spawn(move || {
+                    let mut random = fastrand::Rng::with_seed(seed * 4 + thread);
+                    let tag = format!("tag {thread}");
+                    let region = insist(|| {
+                        rig.regions.region(&rig.allocator, &tag, RegionOptions::default())
+                    });
+                    let mut blocks: Vec<(Allocation, u8)> = Vec::new();
+                    for _ in 0..60 {
+                        // A failed move may leave the region asleep.
+                        let is_awake = region.status().phase == Phase::Awake;
+                        // Two calls in a row, or so many that several moves meet them.
+                        let several = FaultPlan::several(random.u64(1..40), random.u64(2..8));
+                        rig.card.set_faults(several.with_code(800));
+                        match random.u32(..6) {
+                            0 | 1 if is_awake && blocks.len() < 5 => {
+                                let (len, byte) =
+                                    (Bytes::new(random.u64(1..3 << 20)), random.u8(..));
+                                let Ok(block) = region.allocator().malloc(len, rig.stream) else {
+                                    continue;
+                                };
+                                let queue = rig.allocator.stream(rig.stream).unwrap();
+                                let range = AddrRange::new(block.addr(), block.len());
+                                insist(|| rig.card.fill(queue, range, byte));
+                                blocks.push((block, byte));
+                            }
+                            2 if !blocks.is_empty() => {
+                                let (block, _) = blocks.swap_remove(random.usize(..blocks.len()));
+                                // One whose free failed stays allocated, and is not looked at again.
+                                let _ = region.allocator().free(block, rig.stream);
+                            }
+                            3 => drop(rig.regions.resume(&[&tag])),
+                            _ => drop(pause(rig, &tag, MIB * random.u64(..8))),
+                        }
+                    }
+                    insist(|| rig.regions.resume(&[&tag]));
+                    for (block, byte) in &blocks {
+                        let queue = rig.allocator.stream(rig.stream).unwrap();
+                        insist(|| rig.card.synchronize_stream(queue));
+                        let bytes =
+                            rig.card.peek(AddrRange::new(block.addr(), block.len())).unwrap();
+                        assert!(
+                            vramp_testing::is_filled(&bytes, *byte),
+                            "{block:?} is not all {byte}"
+                        );
+                    }
+                    insist(|| region.allocator().audit());
+                });
+            }
+        });
+        assert_eq!(rig.card.device_loss(), None);
+        assert_eq!(rig.card.hazards(), []);
+    }
+}
