@@ -28,8 +28,6 @@ DEFAULT = "oom.pickle"
 SNAPSHOTS_MAX = 10
 """A program that probes for the largest size that fits runs out of memory often."""
 
-_EVENTS = 2_000_000
-
 
 class Writer:
     """Writes the snapshots of a process."""
@@ -100,7 +98,9 @@ def install_inherited() -> None:
     """Writes snapshots in a process that was started by one that does."""
     wanted = os.environ.get(VARIABLE)
     if wanted:
-        record_history(_EVENTS)
+        from ._run import EVENTS
+
+        record_history(EVENTS)
         Writer(wanted, is_child=True).watch()
 
 

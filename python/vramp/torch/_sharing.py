@@ -3,9 +3,9 @@
 On the compiled route the tensor is vramp's memory, and PyTorch's own allocator cannot open that. So the receiver
 calls `enable()` before it opens the tensor, unless it did before.
 
-The pluggable route has no functions for it: an error at the receiver instead of a wait without end. A queue of torch.multiprocessing converts tensors on a thread of its own. An exception there is printed,
-and the receiver waits for ever. So what cannot be shared is sent as an object that raises when it is
-received.
+The pluggable route has no functions for it. A queue of torch.multiprocessing converts tensors on a thread of its
+own: an exception there is printed, and the receiver waits for ever. So what cannot be shared is sent as an object
+that raises when it is received.
 """
 
 from __future__ import annotations

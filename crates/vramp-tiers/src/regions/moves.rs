@@ -297,6 +297,8 @@ impl Region {
         let before = std::mem::replace(&mut *state, State::AWAKE);
         let (after, result) = match before {
             State::Awake { copy, lost } => {
+                // Pins of copies that are over by now would keep memory from a trim.
+                let lost = lost.filter(|lost| lost.mover.settle().is_err());
                 (State::Awake { copy: self.lasting(copy), lost }, Ok(()))
             }
             State::Asleep(asleep) => self.wake(below, asleep),
