@@ -111,6 +111,7 @@ mod group;
 #[cfg(feature = "history")]
 pub mod history;
 pub mod inspect;
+mod live_bytes;
 mod local;
 #[cfg(all(test, loom))]
 mod loom_models;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use vramp_core::{AddrRange, DeviceAddr, PoolAddr, StreamId, StreamTable};
 
 use crate::cache::Cache;
+use crate::live_bytes::LiveBytes;
 use crate::shared::Shared;
 use crate::tally::Tally;
 use crate::virtual_pool::HeapCell;
@@ -115,6 +116,7 @@ pub(crate) fn update(
     shared: &Arc<Shared>,
     heaps: &StreamTable<Arc<HeapCell>>,
     spans: &[AddrRange],
+    live: &Arc<LiveBytes>,
     enlist: impl FnOnce(&Arc<Cache>, &Arc<Tally>),
 ) -> Option<()> {
     let starts = |known: usize| spans[known..].iter().map(|span| span.start);
@@ -130,7 +132,7 @@ pub(crate) fn update(
         }
         // Drops the state of allocators that were dropped.
         locals.retain(|(_, local)| local.shared.strong_count() > 0);
-        let (cache, tally) = (Arc::new(Cache::new()), Arc::new(Tally::default()));
+        let (cache, tally) = (Arc::new(Cache::new()), Arc::new(Tally::new(live)));
         enlist(&cache, &tally);
         let local = Local {
             shared: Arc::downgrade(shared),

@@ -350,12 +350,13 @@ impl Manager {
     pub(crate) fn counters_with(&self, usage: Option<PoolUsage>) -> Counters {
         let mut counters = self.known_counters().unwrap_or_default();
         if let Some(usage) = usage {
+            let pages = counters.reserved;
             counters.reserved += usage.reserved;
             counters.reserved_peak = match self {
                 Manager::Virtual { under_a_page: Some(small), .. } => {
-                    small.peak_of(counters.reserved_peak, usage.reserved_peak)
+                    small.peak(pages, usage.reserved)
                 }
-                _ => counters.reserved_peak + usage.reserved_peak,
+                _ => usage.reserved_peak,
             };
         }
         counters

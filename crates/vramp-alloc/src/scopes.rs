@@ -155,16 +155,13 @@ impl Allocator {
         self.note_scopes(&mut inner);
         let peaks = inner.scopes.peaks(scope);
         inner.scopes.end(scope);
-        if inner.scopes.open.is_empty() {
-            inner.base.end_stretch();
-        }
         Ok(peaks)
     }
 
     /// Enters the peaks since the last call into the open scopes. Returns the current values.
     fn note_scopes(&self, inner: &mut Inner) -> ScopePeaks {
         let Inner { base, tallies, scopes, manager, .. } = inner;
-        let (peak, now) = base.restart_stretch(tallies.iter().map(|tally| &**tally));
+        let (peak, now) = base.live.restart_stretch(tallies.iter().map(|tally| &tally.bytes));
         let reserved = manager.reserved();
         let reserved_peak = self.shared().restart_reserved_peak(reserved);
         scopes.note(ScopePeaks { live: peak, reserved: reserved_peak.max(reserved) });

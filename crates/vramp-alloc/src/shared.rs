@@ -23,7 +23,7 @@ use crate::scopes::Scopes;
 use crate::sharing::Exports;
 use crate::stats::SeenPeaks;
 use crate::stream_end::{StreamEnd, StreamWork};
-use crate::tally::{Base, Tally, unfolded};
+use crate::tally::{Base, Tally};
 use crate::virtual_pool::HeapsServe;
 
 /// State that all threads of an allocator share.
@@ -315,16 +315,18 @@ impl Shared {
 
     #[cold]
     fn copy_lists(self: &Arc<Shared>, inner: &mut Inner) {
-        let Inner { manager, tallies, .. } = inner;
+        let Inner { manager, tallies, base, .. } = inner;
         let (heaps, spans) = manager.heaps_and_spans();
         let mut added = None;
-        local::update(self, heaps, spans, |cache, tally| {
+        local::update(self, heaps, spans, &base.live, |cache, tally| {
             tallies.push(Arc::clone(tally));
             added = Some(Arc::clone(cache));
         });
+        let Some(cache) = added else { return };
         if let Some(pool) = manager.virtual_pool_mut() {
-            pool.caches.extend(added);
+            pool.caches.push(cache);
         }
+        inner.update_batches();
     }
 
     /// Removes the local state of a thread that ended.
@@ -332,6 +334,7 @@ impl Shared {
         let mut inner = self.lock_anyway();
         inner.fold(tally);
         inner.tallies.retain(|other| !Arc::ptr_eq(other, tally));
+        inner.update_batches();
         if let Some(pool) = inner.manager.virtual_pool_mut() {
             pool.drain(cache);
             pool.caches.retain(|other| !Arc::ptr_eq(other, cache));
@@ -480,23 +483,23 @@ impl Inner {
     /// Folds a thread's counts in.
     #[inline]
     pub(crate) fn fold(&mut self, tally: &Tally) {
-        let Inner { base, tallies, .. } = self;
-        base.fold(tally, || {
-            let others = tallies.iter().map(|tally| &**tally);
-            unfolded(others.filter(|other| !std::ptr::eq(*other, tally)))
-        });
+        self.base.fold(tally);
+    }
+
+    /// Updates how much each thread may leave unpublished, after a thread was added or removed.
+    fn update_batches(&self) {
+        self.base.live.update_batches(self.tallies.iter().map(|tally| &tally.bytes));
     }
 
     /// Counts a block that was placed. The calling thread's counts were folded in before.
     #[inline]
     pub(crate) fn count_placed(&mut self, len: Bytes, requested: Bytes, hit: bool) {
-        let Inner { base, tallies, .. } = self;
-        base.placed(len, requested, hit, || unfolded(tallies.iter().map(|tally| &**tally)));
+        self.base.placed(len, requested, hit);
     }
 
     /// Returns all counts, including those that threads have not folded in yet.
     pub(crate) fn counts(&self) -> Base {
-        self.base.with(self.tallies.iter().map(|tally| &**tally))
+        self.base.clone().with(self.tallies.iter().map(|tally| &**tally))
     }
 
     /// Returns the memory of each stream, largest first.

@@ -37,6 +37,8 @@ pub(crate) struct OrderedPool {
     /// Stream of the pool's own, on which blocks of ended streams are freed.
     own: Option<Stream>,
     placed: u64,
+    /// What was reserved before the last trim that a malloc needed.
+    trimmed: Option<Bytes>,
 }
 
 pub(crate) enum OrderedOutcome {
@@ -72,6 +74,7 @@ impl OrderedPool {
             ends: StreamEnds::default(),
             own: None,
             placed: 0,
+            trimmed: None,
         }
     }
 
@@ -151,7 +154,9 @@ impl OrderedPool {
 
     /// Returns memory to the card whose work is known to be over. No wait: the stream may wait for the
     /// caller.
-    fn trim_known(&self, stream: Stream) -> DriverResult<()> {
+    fn trim_known(&mut self, stream: Stream) -> DriverResult<()> {
+        let reserved = self.driver.pool_usage()?.reserved;
+        self.trimmed = self.trimmed.max(Some(reserved));
         let event = self.driver.create_event()?;
         let known = self.driver.record_outside(event, stream);
         let known = known.and_then(|recorded| match recorded {
@@ -160,6 +165,11 @@ impl OrderedPool {
         });
         known.and(self.driver.destroy_event(event))?;
         self.driver.trim_pool(Bytes::ZERO)
+    }
+
+    /// Returns what was reserved before mallocs trimmed the pool, if one did since the last call.
+    pub(crate) fn take_trimmed(&mut self) -> Option<Bytes> {
+        self.trimmed.take()
     }
 
     /// Ends a stream, whose work is over once `end` is reached. No driver call.

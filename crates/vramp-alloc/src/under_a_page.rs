@@ -23,13 +23,13 @@ pub(crate) struct UnderAPage {
     limit: Option<Bytes>,
     /// Physical memory outside of both that counts against it.
     elsewhere: Bytes,
-    /// Highest limit since the peaks were reset.
-    highest_limit: Option<Bytes>,
+    /// Highest sum of what both had reserved just before one of them released memory.
+    reserved_peak: Bytes,
 }
 
 impl UnderAPage {
     pub(crate) fn new(ordered: OrderedPool, limit: Option<Bytes>) -> UnderAPage {
-        UnderAPage { ordered, limit, elsewhere: Bytes::ZERO, highest_limit: limit }
+        UnderAPage { ordered, limit, elsewhere: Bytes::ZERO, reserved_peak: Bytes::ZERO }
     }
 
     /// Allocates from the pool that serves requests of this size.
@@ -52,6 +52,7 @@ impl UnderAPage {
                 break;
             }
             let before = pages.pool.counters().reserved;
+            self.note_peak(before, self.ordered.usage().map_err(Refusal::Driver)?.reserved);
             pages.trim(before.saturating_sub(enough)).map_err(Refusal::Driver)?;
             if pages.pool.counters().reserved == before {
                 break;
@@ -70,7 +71,11 @@ impl UnderAPage {
     ) -> Result<Found, Refusal> {
         let beside = self.elsewhere + pages.pool.counters().reserved;
         self.ordered.set_limit(self.limit.map(|limit| limit.saturating_sub(beside)));
-        from_ordered(&mut self.ordered, size, stream, raw)
+        let outcome = from_ordered(&mut self.ordered, size, stream, raw);
+        if let Some(ordered) = self.ordered.take_trimmed() {
+            self.note_peak(pages.pool.counters().reserved, ordered);
+        }
+        outcome
     }
 
     fn malloc_pages(
@@ -84,6 +89,7 @@ impl UnderAPage {
         let outcome = from_virtual(pages, size, stream, contended);
         let Err(refusal @ Refusal::Short(..)) = outcome else { return outcome };
         let before = self.ordered.usage().map_err(Refusal::Driver)?;
+        self.note_peak(pages.pool.counters().reserved, before.reserved);
         self.ordered.trim(Bytes::ZERO).map_err(Refusal::Driver)?;
         let after = self.ordered.usage().map_err(Refusal::Driver)?;
         if after.reserved == before.reserved {
@@ -108,18 +114,20 @@ impl UnderAPage {
     /// Sets the limit of both pools, and how much of it others have reserved.
     pub(crate) fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Bytes) {
         (self.limit, self.elsewhere) = (limit, elsewhere);
-        // No limit at all is above every limit.
-        self.highest_limit = self.highest_limit.zip(limit).map(|(one, other)| one.max(other));
     }
 
-    /// Returns the most that both pools can have reserved at one time, by the peak of each. Their
-    /// peaks may be of different times, and together they never exceeded the limit.
-    pub(crate) fn peak_of(&self, pages: Bytes, driver: Bytes) -> Bytes {
-        (pages + driver).min(self.highest_limit.unwrap_or(Bytes::MAX))
+    /// Returns the most that both pools had reserved at one time, from what they have now. Each only
+    /// grows between two releases, so the sum is highest just before one.
+    pub(crate) fn peak(&self, pages: Bytes, driver: Bytes) -> Bytes {
+        self.reserved_peak.max(pages + driver)
+    }
+
+    fn note_peak(&mut self, pages: Bytes, driver: Bytes) {
+        self.reserved_peak = self.peak(pages, driver);
     }
 
     pub(crate) fn reset_peaks(&mut self) {
-        self.highest_limit = self.limit;
+        self.reserved_peak = Bytes::ZERO;
     }
 
     /// Passes the page pool its part of the limit. One driver call if there is one.
@@ -136,6 +144,7 @@ impl UnderAPage {
     /// idle: pages last.
     pub(crate) fn trim(&mut self, pages: &mut VirtualPool, to: Bytes) -> Result<(), DriverError> {
         let reserved = pages.pool.counters().reserved;
+        self.note_peak(reserved, self.ordered.usage()?.reserved);
         self.ordered.trim(to.saturating_sub(reserved))?;
         pages.trim(to.saturating_sub(self.ordered.usage()?.reserved))
     }

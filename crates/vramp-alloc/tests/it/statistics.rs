@@ -1,12 +1,13 @@
 //! Statistics by PyTorch's names, histories and snapshots.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::mpsc::channel;
 
 use crate::common::random::Random;
 use crate::common::{PAGE, Rig, pages};
 use vramp_alloc::history::HistorySize;
 use vramp_alloc::stats::StatByPool;
-use vramp_alloc::{Bytes, Config, Preset};
+use vramp_alloc::{Allocation, Bytes, Config, Preset};
 use vramp_driver::sim::Simulator;
 use vramp_trace::{BlockState, EventKind, ReadLimits, read_trace};
 
@@ -334,6 +335,49 @@ fn a_peak_counts_what_another_thread_gave_back() {
     let stats = rig.allocator.stats().expect("no call fails");
     assert_eq!((stats.live, stats.live_peak), (Bytes::ZERO, pages(3)));
     assert!(stats.live_peak <= stats.reserved_peak);
+}
+
+#[test]
+fn a_peak_of_threads_that_swap_the_parts_of_maker_and_freer_is_within_a_hundredth() {
+    const SIZE: Bytes = Bytes::kib(300);
+    let rig = Rig::new(Preset::Vramp);
+    let (allocator, stream) = (&rig.allocator, rig.stream);
+    let serve = |block: Option<Allocation>| {
+        let Some(block) = block else {
+            return Some(allocator.malloc(SIZE, stream).expect("there is memory"));
+        };
+        allocator.free(block, stream).expect("it is ours");
+        None
+    };
+    std::thread::scope(|scope| {
+        // Each thread frees a block that it gets, or makes one.
+        let [mut first, mut second] = [(); 2].map(|()| {
+            let (order, orders) = channel();
+            let (answer, answers) = channel();
+            scope.spawn(move || {
+                orders.into_iter().for_each(|block| answer.send(serve(block)).expect("it waits"));
+            });
+            move |block| {
+                order.send(block).expect("the thread listens");
+                answers.recv().expect("the thread answers")
+            }
+        });
+        let mut live = VecDeque::new();
+        for _ in 0..6 {
+            for _ in 0..300 {
+                live.extend(first(None));
+                if live.len() == 100 {
+                    second(live.pop_front());
+                }
+            }
+            std::mem::swap(&mut first, &mut second);
+        }
+        live.into_iter().for_each(|block| assert!(second(Some(block)).is_none()));
+    });
+    let stats = rig.allocator.stats().expect("no call fails");
+    let error = stats.live_peak.count().abs_diff(100 * SIZE.count());
+    assert!(error <= SIZE.count(), "{} instead of 100 blocks", stats.live_peak);
+    assert_eq!(stats.live, Bytes::ZERO);
 }
 
 #[test]

@@ -93,6 +93,35 @@ fn idle_pages_serve_a_small_request_and_no_more_than_needed() {
 }
 
 #[test]
+fn the_reserved_peak_is_that_of_the_sum() {
+    for rig in full_at(3 * STEP) {
+        // Each pool has all memory once, and half of it at the end.
+        rig.free(rig.malloc(3 * STEP));
+        let held: Vec<_> = std::iter::from_fn(|| small(&rig).ok()).collect();
+        held.into_iter().for_each(|block| rig.free(block));
+        rig.allocator.trim(Bytes::ZERO).expect("everything is idle");
+        let large = rig.malloc(STEP);
+        let stats = rig.allocator.stats().expect("a query");
+        assert_eq!(stats.reserved_peak, rig.sim.device_bytes_peak());
+        assert_eq!(stats.reserved_peak, pages(3 * STEP));
+        rig.allocator.reset_peak_stats();
+        assert_eq!(rig.allocator.stats().expect("a query").reserved_peak, pages(STEP));
+        rig.free(large);
+        rig.close();
+    }
+}
+
+#[test]
+fn without_a_limit_the_reserved_peak_is_below_the_sum_of_both_peaks() {
+    let rig = rig(Simulator::builder().memory(pages(8 * STEP)), None);
+    rig.free(rig.malloc(3 * STEP));
+    rig.allocator.trim(Bytes::ZERO).expect("everything is idle");
+    rig.free(small(&rig).expect("there is room"));
+    assert_eq!(rig.allocator.stats().expect("a query").reserved_peak, pages(3 * STEP));
+    rig.close();
+}
+
+#[test]
 fn pages_in_use_are_not_taken_from_a_request_for_a_small_one() {
     for rig in full_at(2 * STEP) {
         let held = rig.malloc(STEP + 2);
