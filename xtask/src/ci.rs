@@ -50,6 +50,15 @@ pub fn run(root: &Path) -> Result<()> {
         steps.run("tests", "run the failed test alone: `cargo test -p CRATE NAME`", || {
             Suite::of(&built.tests)?.run(root, TEST_LIMIT.mul_f64(slowness))
         })?;
+    // The tests of the Python package run in one thread, beside steps that hardly use two.
+    steps.run("python package", "install it alone: `cargo xtask python`", || {
+        python::install_package(root, false)
+    })?;
+    let mut python = Command::new(std::env::current_exe()?);
+    let python = shell::Background::start(
+        python.current_dir(root).args(["python", "--installed"]),
+        &root.join("target/python-check.log"),
+    )?;
     steps.run("models", "explore them alone: `cargo xtask loom`", || {
         models::run(root, models::SHORT)
     })?;
@@ -58,9 +67,6 @@ pub fn run(root: &Path) -> Result<()> {
         let mut doc = cargo(root);
         doc.env("RUSTDOC", root.join("xtask/src/rustdoc.sh"));
         shell::run(doc.args(["test", "--workspace", "--doc", "--locked"]))
-    })?;
-    steps.run("python", "check the package alone: `cargo xtask python`", || {
-        python::check(root, false)
     })?;
     steps.run("torch headers", "compile alone: `cargo xtask torch --headers`", || {
         torch::headers(root, &[torch::TESTED.to_owned()])
@@ -91,6 +97,7 @@ pub fn run(root: &Path) -> Result<()> {
         let args = ["--workspace", "--dry-run", "--no-verify", "--allow-dirty", "--quiet"];
         shell::run(cargo(root).arg("publish").args(args))
     })?;
+    steps.run("python", "check the package alone: `cargo xtask python`", || python.wait())?;
     budgets.check(slowness, &steps.finish(), &programs)?;
     println!("ci: everything passed");
     Ok(())

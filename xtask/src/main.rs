@@ -159,6 +159,9 @@ enum Task {
         /// Install CuPy, Numba, RMM and cuda.core too, and test the adaptors with them: 340 MB.
         #[arg(long)]
         libraries: bool,
+        /// Check what the last run installed, without a build.
+        #[arg(long, conflicts_with = "libraries")]
+        installed: bool,
     },
     /// Tests `vramp.torch` with PyTorch 2.11 on a fake CUDA runtime, without a GPU: downloads 4.7 GB once.
     Torch {
@@ -226,7 +229,8 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Uninstall { to } => install::uninstall(to),
         Task::InstallCheck => install::check::run(root),
         Task::Wheel => python::wheel(root),
-        Task::Python { libraries } => python::check(root, *libraries),
+        Task::Python { installed: true, .. } => python::check_installed(root, false),
+        Task::Python { libraries, .. } => python::check(root, *libraries),
         Task::Torch { headers: Some(versions), .. } => torch::headers(root, versions),
         Task::Torch { allocator, headers: None } => torch::tests(root, *allocator),
         Task::GpuBundle { traces } => bundle::run(root, traces),

@@ -114,19 +114,35 @@ fn unwinder() -> Result<PathBuf> {
 /// Builds the package, installs it into a fresh environment, and runs its tests and type checks there.
 /// With `libraries` the adaptors are tested with the libraries that they adapt, and all tests at length.
 pub fn check(root: &Path, libraries: bool) -> Result<()> {
+    install_package(root, libraries)?;
+    check_installed(root, libraries)
+}
+
+/// The environment in which the package is checked.
+fn environment(root: &Path) -> PathBuf {
+    root.join("target/python-check")
+}
+
+/// Builds the package and installs it into a fresh environment, with what its checks need.
+pub fn install_package(root: &Path, libraries: bool) -> Result<()> {
     let wheel = build(root, Kind::Local)?;
-    let environment = root.join("target/python-check");
+    let environment = environment(root);
     if environment.exists() {
         fs::remove_dir_all(&environment)?;
     }
     create(&environment)?;
+    let adapted = if libraries { &LIBRARIES[..] } else { &[] };
+    shell::run(install(&environment).args(CHECKERS).args(adapted).arg(&wheel))
+}
+
+/// Runs the tests and type checks of the package that was installed last.
+pub fn check_installed(root: &Path, libraries: bool) -> Result<()> {
+    let environment = environment(root);
     let program = |name: &str| {
         let mut command = Command::new(environment.join("bin").join(name));
         command.current_dir(root);
         command
     };
-    let adapted = if libraries { &LIBRARIES[..] } else { &[] };
-    shell::run(install(&environment).args(CHECKERS).args(adapted).arg(&wheel))?;
     let mut tests = program("python");
     tests.args(["-m", "pytest", "--quiet", "-rs", "-p", "no:cacheprovider", "python/tests"]);
     if libraries {
