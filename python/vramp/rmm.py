@@ -43,6 +43,9 @@ _DISTRIBUTION = "rmm-cu13"
 
 _lock = threading.Lock()
 _previous: dict[int, tuple[Any, Any]] = {}
+# By id, the pools with their resources. C++ holds bare pointers to a resource: a memory pool above it
+# drops its reference before it frees its blocks, and a buffer of C++ has none. So none is ever freed.
+_made: dict[int, tuple[Pool, Any]] = {}
 
 
 def _rmm() -> Any:
@@ -90,13 +93,17 @@ class _Deallocate:
 def resource(pool: Pool | None = None) -> Any:
     """Returns an rmm.mr.CallbackMemoryResource on a pool, or on the current device's shared pool.
 
-    Out of memory is rmm::out_of_memory in C++, and a MemoryError with vramp's report in Python. Keep
-    the resource for as long as C++ objects use it. Raises ImportError, DeviceError or
-    UnsupportedError.
+    Out of memory is rmm::out_of_memory in C++, and a MemoryError with vramp's report in Python. A pool
+    has one resource, which lives as long as the process, because C++ may use it at any time; the pool
+    returns its memory when it is closed. Raises ImportError, DeviceError or UnsupportedError.
     """
     rmm = _rmm()
     pool = device_pool(_current_device()) if pool is None else pool
-    return rmm.mr.CallbackMemoryResource(pool.allocate, _Deallocate(pool))
+    with _lock:
+        if id(pool) not in _made:
+            made = rmm.mr.CallbackMemoryResource(pool.allocate, _Deallocate(pool))
+            _made[id(pool)] = (pool, made)
+        return _made[id(pool)][1]
 
 
 def install(device: int | None = None) -> Any:
@@ -106,12 +113,11 @@ def install(device: int | None = None) -> Any:
     """
     rmm = _rmm()
     device = _current_device() if device is None else device
-    pool = device_pool(device)
+    made = resource(device_pool(device))
     with _lock:
         current = rmm.mr.get_per_device_resource(device)
         if device in _previous and _previous[device][0] is current:
             return current
-        made = resource(pool)
         rmm.mr.set_per_device_resource(device, made)
         _previous[device] = (made, current)
         return made
@@ -137,7 +143,7 @@ def spill_on_failure(handler: Callable[[int], bool], upstream: Any = None) -> An
     allocation again, or False to let it fail with MemoryError. It is called again until one or the
     other happens, so a handler that returns True and frees nothing never ends. An exception of it fails
     the allocation with its text. It runs on the thread that allocates, with no lock of vramp held, and
-    may allocate and free. `upstream` is a resource of `resource`; None is a new one.
+    may allocate and free. `upstream` is a resource of `resource`; None is that of the current device.
     """
     rmm = _rmm()
     if not callable(handler):

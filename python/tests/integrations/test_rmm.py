@@ -137,6 +137,15 @@ def test_install_and_uninstall_are_per_device(
     assert rmm.mr.get_per_device_resource(0) is before
 
 
+def test_a_pool_has_one_resource_which_is_never_freed(pool: vramp.Pool) -> None:
+    made = adaptor.resource(pool)
+    assert adaptor.resource(pool) is made
+    # C++ copies the addresses of its functions, and may call them when Python holds no resource.
+    assert adaptor._made[id(pool)] == (pool, made)
+    with vramp.open("sim") as other:
+        assert adaptor.resource(other) is not made
+
+
 def test_a_simulated_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptor, "_current_device", lambda: 0)
     with pytest.raises(vramp.UnsupportedError, match="simulated"):
