@@ -26,7 +26,7 @@ pub(crate) fn fill(
     let _turn = driver.turn();
     // SAFETY: the stream is held, so it is alive; the range belongs to the device, so no
     // memory of other code is written. Unmapped parts fault on the device and cannot harm the host.
-    let code = unsafe { fill(range.start.number(), byte, size(range.len), stream.raw.0) };
+    let code = unsafe { fill(range.start.number(), byte, size(range.len), stream.raw()) };
     driver.settle(call, code, || range.to_string())
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn copy(driver: &CudaDriver, stream: Stream, copy: DeviceCopy) -> Dri
     }
     let _turn = driver.turn();
     // SAFETY: as in `fill`, for both ranges.
-    let code = unsafe { run(copy.to.number(), copy.from.number(), size(copy.len), stream.raw.0) };
+    let code = unsafe { run(copy.to.number(), copy.from.number(), size(copy.len), stream.raw()) };
     driver.settle(call, code, || format!("{from} to {to}"))
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn copy_peer(
     // SAFETY: as in `fill`, for both ranges, each of which belongs to the device of its context. Both
     // contexts are retained for as long as this device lives.
     let code = unsafe {
-        run(to.start.number(), target, from.start.number(), source, size(copy.len), stream.raw.0)
+        run(to.start.number(), target, from.start.number(), source, size(copy.len), stream.raw())
     };
     driver.settle(call, code, || format!("{from} to {to}"))
 }
@@ -92,7 +92,7 @@ pub(crate) fn copy_to_device(
     uses::queue_using(driver, call, (id, &stream), &[buffer], || {
         // SAFETY: the device side as in `fill`; the host side lies inside a live buffer, which
         // `queue_using` keeps until the copy is over.
-        let code = unsafe { run(to.number(), start.cast(), size(from.len), stream.raw.0) };
+        let code = unsafe { run(to.number(), start.cast(), size(from.len), stream.raw()) };
         driver.settle(call, code, || range.to_string())
     })
 }
@@ -114,7 +114,7 @@ pub(crate) fn copy_to_host(
     check_owned(driver, call, range)?;
     uses::queue_using(driver, call, (id, &stream), &[buffer], || {
         // SAFETY: as in `copy_to_device`.
-        let code = unsafe { run(start.cast(), from.number(), size(to.len), stream.raw.0) };
+        let code = unsafe { run(start.cast(), from.number(), size(to.len), stream.raw()) };
         driver.settle(call, code, || range.to_string())
     })
 }

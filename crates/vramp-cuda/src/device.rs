@@ -9,7 +9,7 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::{
     Call, Capabilities, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverError,
     DriverResult, Event, ExportedHandle, Graph, GraphExec, GraphNode, Handle, HostBuffer,
-    HostMemory, HostSlice, Limits, MemoryInfo, MemoryProperties, PoolUsage, Stream,
+    HostMemory, HostSlice, Limits, MemoryInfo, MemoryProperties, PoolUsage, Stream, StreamThread,
 };
 
 use crate::addresses::AddressTable;
@@ -469,6 +469,14 @@ impl Driver for CudaDriver {
 
     fn create_stream(&self) -> DriverResult<Stream> {
         stream::create_stream(self)
+    }
+
+    fn thread_stream(&self) -> DriverResult<Stream> {
+        stream::thread_stream(self)
+    }
+
+    fn stream_thread(&self, stream: Stream) -> StreamThread {
+        stream::stream_thread(self, stream)
     }
 
     fn destroy_stream(&self, stream: Stream) -> DriverResult<()> {

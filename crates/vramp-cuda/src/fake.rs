@@ -23,6 +23,8 @@ struct State {
     made: usize,
     devices: i32,
     version: i32,
+    /// Streams that events were recorded on, and that waited for events.
+    ordered: Vec<usize>,
     /// State that every stream reports.
     capture: Capture,
     /// The stream on which a capture began. Only this one says that it is capturing.
@@ -128,6 +130,12 @@ fn called(name: &'static str, answer: impl FnOnce(&mut State)) -> CUresult {
 /// Makes one function fail with `code` until [`heal`].
 pub(crate) fn fail(name: &'static str, code: u32) {
     with(|state| state.failing = Some((name, code)));
+}
+
+/// Returns the streams that events were recorded on and that waited for events since the last call, on this
+/// thread.
+pub(crate) fn ordered() -> Vec<usize> {
+    with(|state| std::mem::take(&mut state.ordered))
 }
 
 pub(crate) fn heal() {
@@ -340,10 +348,10 @@ fakes! {
     cuStreamSynchronize(stream: CUstream) s {}
     cuCtxSynchronize() s {}
     cuStreamQuery(stream: CUstream) s {}
-    cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) s {}
+    cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) s { s.ordered.push(stream as usize) }
     cuEventCreate(event: *mut CUevent, flags: c_uint) s { put(event, fresh(s) as CUevent) }
     cuEventDestroy_v2(event: CUevent) s {}
-    cuEventRecord(event: CUevent, stream: CUstream) s {}
+    cuEventRecord(event: CUevent, stream: CUstream) s { s.ordered.push(stream as usize) }
     cuEventSynchronize(event: CUevent) s {}
     cuMemsetD8Async(at: CUdeviceptr, byte: u8, len: usize, stream: CUstream) s {}
     cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) s {}

@@ -61,7 +61,7 @@ pub(crate) fn begin_capture(
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
     let mut turn = driver.turn_alone();
     // SAFETY: the stream is held, so it is live.
-    let code = unsafe { begin(stream.raw.0, raw_mode(mode)) };
+    let code = unsafe { begin(stream.raw(), raw_mode(mode)) };
     driver.settle(call, code, || format!("stream {id:#x}"))?;
     // The driver does not report the number of an invalidated capture.
     let capture = match capture_now(driver, &stream) {
@@ -86,7 +86,7 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> DriverResult<G
     let capture = nodes.capture_of(id);
     let mut raw = null_mut();
     // SAFETY: the stream is held; `raw` outlives the call.
-    let code = unsafe { end(stream.raw.0, &mut raw) };
+    let code = unsafe { end(stream.raw(), &mut raw) };
     let code = match code {
         // NVIDIA's manual describes this result for an invalidated capture; drivers return the code.
         CUresult::CUDA_SUCCESS if raw.is_null() => CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
@@ -133,7 +133,7 @@ pub(crate) fn capture_now(driver: &CudaDriver, stream: &RawStream) -> CaptureNow
     let mut capture = 0;
     // SAFETY: the stream is held; both outputs outlive the call; null skips the others.
     let code = unsafe {
-        get(stream.raw.0, &mut status, &mut capture, null_mut(), null_mut(), null_mut(), null_mut())
+        get(stream.raw(), &mut status, &mut capture, null_mut(), null_mut(), null_mut(), null_mut())
     };
     match (code, status) {
         (CUresult::CUDA_SUCCESS, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) => {
@@ -167,7 +167,7 @@ fn capture_state(
     // SAFETY: the stream is held; all outputs outlive the call. Null skips the graph, which is not
     // needed.
     let code = unsafe {
-        get(stream.raw.0, &mut status, &mut capture, null_mut(), &mut nodes, &mut edges, &mut count)
+        get(stream.raw(), &mut status, &mut capture, null_mut(), &mut nodes, &mut edges, &mut count)
     };
     driver.settle(call, code, String::new)?;
     match status {
@@ -305,7 +305,7 @@ pub(crate) fn launch_graph(
     uses::queue_using(driver, call, (stream_id, &stream), &exec.buffers, || {
         // SAFETY: both are held, so they are live, and no other thread launches this graph now.
         // `queue_using` keeps the host memory that it copies from or to.
-        let code = unsafe { launch(exec.raw.0, stream.raw.0) };
+        let code = unsafe { launch(exec.raw.0, stream.raw()) };
         driver.settle(call, code, || format!("graph {exec_id:#x} on stream {stream_id:#x}"))
     })
 }

@@ -55,7 +55,7 @@ pub(crate) fn malloc_async(
     let mut start = 0;
     let _turn = driver.turn();
     // SAFETY: `start` outlives the call; the stream is held and the pool lives with the device.
-    let code = unsafe { allocate(&mut start, size(len), pool, stream.raw.0) };
+    let code = unsafe { allocate(&mut start, size(len), pool, stream.raw()) };
     driver.settle(call, code, || len.to_string())?;
     let at = DeviceAddr::new(start);
     driver.addresses().insert_pooled(at, len);
@@ -72,7 +72,7 @@ pub(crate) fn free_async(driver: &CudaDriver, stream: Stream, at: DeviceAddr) ->
     let len = driver.addresses().take_pooled(at).map_err(bad(call, place))?;
     let _turn = driver.turn();
     // SAFETY: the table shows that the pool returned this address; the stream is held.
-    let code = unsafe { free(at.number(), stream.raw.0) };
+    let code = unsafe { free(at.number(), stream.raw()) };
     driver
         .settle(call, code, || at.to_string())
         .inspect_err(|_| driver.addresses().insert_pooled(at, len))

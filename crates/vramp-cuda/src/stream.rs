@@ -1,6 +1,8 @@
 //! Streams and events.
 
-use vramp_driver::{Call, DriverError, DriverResult, ErrorKind, Event, Stream};
+use vramp_driver::{
+    Call, DriverError, DriverResult, ErrorKind, Event, Stream, StreamThread, ThreadNumber,
+};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::graph::{self, CaptureNow};
@@ -11,20 +13,43 @@ use crate::table::Opaque;
 
 /// A raw stream.
 pub(crate) struct RawStream {
-    pub(crate) raw: Opaque<CUstream_st>,
+    raw: Opaque<CUstream_st>,
     /// False for an adopted stream, which its creator destroys.
     pub(crate) owned: bool,
+    /// The thread whose default stream it is, if it is one.
+    thread: Option<ThreadNumber>,
 }
+
+impl RawStream {
+    pub(crate) fn created(raw: Opaque<CUstream_st>) -> RawStream {
+        RawStream { raw, owned: true, thread: None }
+    }
+
+    /// Returns the handle for a call of this thread. `CU_STREAM_PER_THREAD` would mean the calling thread's
+    /// own stream, so that of another thread is reached through the legacy default stream, which the driver
+    /// orders behind all work queued on it so far and before all that is queued there later.
+    pub(crate) fn raw(&self) -> CUstream {
+        match StreamThread::of(self.thread) {
+            StreamThread::Other => LEGACY as CUstream,
+            StreamThread::Any | StreamThread::This => self.raw.0,
+        }
+    }
+}
+
+/// `CU_STREAM_LEGACY`.
+const LEGACY: usize = 1;
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
 
 impl CudaDriver {
     /// Adopts a stream that other code created, such as PyTorch's current one. Null is the default
-    /// stream. No driver call.
+    /// stream. `CU_STREAM_PER_THREAD` is that of the calling thread, as [`Driver::thread_stream`] returns it.
+    /// No driver call.
     ///
     /// [`vramp_driver::Driver::destroy_stream`] then only removes the id.
     ///
     /// # Safety
-    /// - `raw` is a `CUstream` of this card's primary context, or null. It is not
-    ///   `CU_STREAM_PER_THREAD`, which means another stream in each thread that makes a call.
+    /// - `raw` is a `CUstream` of this card's primary context, or null.
     /// - It stays valid until `destroy_stream` is called with the id, or the device is dropped.
     /// - While a capture that other code began is under way, one thread at a time uses its streams,
     ///   through this device or otherwise. That includes each stream that joins it by waiting for one
@@ -32,7 +57,8 @@ impl CudaDriver {
     ///   code uses one of its streams while a call of this device with a stream of it runs.
     pub unsafe fn adopt_stream(&self, raw: *mut std::ffi::c_void) -> Stream {
         let raw: CUstream = raw.cast();
-        let stream = RawStream { raw: Opaque(raw), owned: false };
+        let thread = (raw as usize == PER_THREAD).then(ThreadNumber::current);
+        let stream = RawStream { raw: Opaque(raw), owned: false, thread };
         Stream::from_number(self.streams.insert(stream))
     }
 
@@ -49,8 +75,21 @@ pub(crate) fn create_stream(driver: &CudaDriver) -> DriverResult<Stream> {
     let call = Call::CreateStream;
     let _entered = driver.enter(call)?;
     let raw = raw_stream(driver, call)?;
-    let stream = RawStream { raw: Opaque(raw), owned: true };
+    Ok(Stream::from_number(driver.streams.insert(RawStream::created(Opaque(raw)))))
+}
+
+/// The driver call makes the thread's stream, so that it ends after what the thread keeps from here on.
+pub(crate) fn thread_stream(driver: &CudaDriver) -> DriverResult<Stream> {
+    let call = Call::CreateStream;
+    let _entered = driver.enter(call)?;
+    let raw = Opaque(PER_THREAD as CUstream);
+    let stream = RawStream { raw, owned: false, thread: Some(ThreadNumber::current()) };
+    is_capturing(driver, call, PER_THREAD as u64, &stream)?;
     Ok(Stream::from_number(driver.streams.insert(stream)))
+}
+
+pub(crate) fn stream_thread(driver: &CudaDriver, stream: Stream) -> StreamThread {
+    StreamThread::of(driver.streams.get(stream.number()).ok().and_then(|known| known.thread))
 }
 
 fn raw_stream(driver: &CudaDriver, call: Call) -> DriverResult<CUstream> {
@@ -74,7 +113,7 @@ pub(crate) fn destroy_stream(driver: &CudaDriver, stream: Stream) -> DriverResul
     track_remaining_work(driver, call, claim.object())?;
     if claim.object().owned {
         // SAFETY: the claim proves that the stream is live and in no other call.
-        let code = unsafe { destroy(claim.object().raw.0) };
+        let code = unsafe { destroy(claim.object().raw()) };
         driver.settle(call, code, || format!("stream {id:#x}"))?;
     }
     if let Some(capture) = turn.ended(id) {
@@ -93,7 +132,7 @@ fn track_remaining_work(driver: &CudaDriver, call: Call, stream: &RawStream) -> 
     let tail = tail(driver, call)?;
     let event = raw_event(driver, call)?;
     // SAFETY: the stream is claimed, so it is live; so is the event.
-    let mut code = unsafe { record(event, stream.raw.0) };
+    let mut code = unsafe { record(event, stream.raw()) };
     if code == CUresult::CUDA_SUCCESS {
         // SAFETY: the tail stream lives as long as the device.
         code = unsafe { wait(tail, event, 0) };
@@ -129,7 +168,7 @@ fn is_capturing(
     let Ok(ask) = driver.cuda.cuStreamIsCapturing.as_ref() else { return Ok(false) };
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the caller holds the stream, so it is live; `status` outlives the call.
-    match unsafe { ask(stream.raw.0, &mut status) } {
+    match unsafe { ask(stream.raw(), &mut status) } {
         // The default stream, while a stream that synchronises with it is capturing.
         CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(true),
         code => driver
@@ -172,7 +211,7 @@ pub(crate) fn synchronize_stream(driver: &CudaDriver, stream: Stream) -> DriverR
     let wait_for_stream = || driver.beside_captures(|| synchronize(driver, call, &stream));
     let Ok(event) = raw_event(driver, call) else { return wait_for_stream() };
     // SAFETY: the stream is held, so it is live; so is the event.
-    let code = unsafe { record(event, stream.raw.0) };
+    let code = unsafe { record(event, stream.raw()) };
     let waited = if code == CUresult::CUDA_SUCCESS {
         drop(turn);
         // While other streams capture, waiting is refused to a thread that is not relaxed.
@@ -190,7 +229,7 @@ pub(crate) fn synchronize_stream(driver: &CudaDriver, stream: Stream) -> DriverR
 pub(crate) fn synchronize(driver: &CudaDriver, call: Call, stream: &RawStream) -> DriverResult<()> {
     let synchronize = symbol!(driver, call, cuStreamSynchronize);
     // SAFETY: the stream is held, so it is live.
-    let code = unsafe { synchronize(stream.raw.0) };
+    let code = unsafe { synchronize(stream.raw()) };
     driver.settle(call, code, String::new)
 }
 
@@ -270,7 +309,7 @@ pub(crate) fn record(driver: &CudaDriver, event: Event, stream: Stream) -> Drive
     let stream = driver.streams.get(stream_id).map_err(refused(call, "stream", stream_id))?;
     let _turn = driver.turn();
     // SAFETY: both are held, so they are live.
-    let code = unsafe { record(event.0, stream.raw.0) };
+    let code = unsafe { record(event.0, stream.raw()) };
     driver.settle(call, code, || format!("event {event_id:#x} on stream {stream_id:#x}"))
 }
 
@@ -292,7 +331,7 @@ pub(crate) fn record_outside(
         return Ok(false);
     }
     // SAFETY: both are held, so they are live.
-    let code = unsafe { record(event.0, stream.raw.0) };
+    let code = unsafe { record(event.0, stream.raw()) };
     let what = || format!("event {event_id:#x} on stream {stream_id:#x}");
     match driver.settle(call, code, what) {
         // The stream's capture is invalidated.
@@ -323,7 +362,7 @@ pub(crate) fn wait(driver: &CudaDriver, stream: Stream, event: Event) -> DriverR
     let event = driver.events.get(event_id).map_err(refused(call, "event", event_id))?;
     let _turn = driver.turn();
     // SAFETY: both are held, so they are live; zero is the default flag.
-    let code = unsafe { wait(stream.raw.0, event.0, 0) };
+    let code = unsafe { wait(stream.raw(), event.0, 0) };
     driver.settle(call, code, || format!("stream {stream_id:#x} for event {event_id:#x}"))
 }
 

@@ -40,12 +40,12 @@ impl CudaDriver {
         let Ok(query) = self.cuda.cuStreamQuery.as_ref().copied() else { return false };
         let mut streams = self.streams.drain();
         if let Some(tail) = self.tail.take() {
-            streams.push(Arc::new(RawStream { raw: tail, owned: true }));
+            streams.push(Arc::new(RawStream::created(tail)));
         }
         let idle = streams.iter().all(|stream| {
             // SAFETY: owned streams are destroyed only below; the contract of `adopt_stream` keeps
             // adopted ones valid.
-            let code = unsafe { query(stream.raw.0) };
+            let code = unsafe { query(stream.raw()) };
             code == CUresult::CUDA_SUCCESS
         });
         let destroy = self.cuda.cuStreamDestroy_v2.as_ref();
@@ -53,7 +53,7 @@ impl CudaDriver {
             if let Ok(destroy) = destroy {
                 // SAFETY: the stream is owned and, with the device borrowed mutably, in no other
                 // call. Work queued on it still runs.
-                let _ = unsafe { destroy(stream.raw.0) };
+                let _ = unsafe { destroy(stream.raw()) };
             }
         }
         idle

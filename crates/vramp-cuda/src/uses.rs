@@ -172,7 +172,7 @@ fn queue_marked(
         // Created again if another thread found the event complete and destroyed it.
         let recorded = marks.event(driver, call, id).and_then(|event| {
             // SAFETY: the stream is held and the event is in the table, so both are live.
-            let code = unsafe { record(event, stream.raw.0) };
+            let code = unsafe { record(event, stream.raw()) };
             driver.settle(call, code, String::new)
         });
         // The work is queued, so the call succeeded. Without an event its end is waited for here.

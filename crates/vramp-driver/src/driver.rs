@@ -8,6 +8,7 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use crate::{
     CaptureInfo, CaptureMode, DeviceInfo, DriverResult, Event, ExportedHandle, Graph, GraphExec,
     GraphNode, Handle, HostBuffer, HostMemory, MemoryInfo, MemoryProperties, PoolUsage, Stream,
+    StreamThread,
 };
 
 /// A copy between device addresses.
@@ -162,6 +163,21 @@ pub trait Driver: Send + Sync {
 
     /// Creates a stream that does not synchronise with the default stream.
     fn create_stream(&self) -> DriverResult<Stream>;
+
+    /// Returns the calling thread's per-thread default stream, which CUDA names `cudaStreamPerThread`.
+    /// Destroying it only ends the id, which the thread does before it ends.
+    ///
+    /// CUDA has no name for the stream of another thread. A call of another thread with the id therefore
+    /// acts on the legacy default stream: the driver orders that behind all work queued on any thread's
+    /// default stream so far, and before all that is queued there later. So it is ordered as on the stream
+    /// itself, and orders the streams of all threads besides: see [`Driver::stream_thread`].
+    ///
+    /// Counted as [`Call::CreateStream`](crate::Call::CreateStream).
+    fn thread_stream(&self) -> DriverResult<Stream>;
+
+    /// Returns which thread's default stream `stream` is. No driver call. A stream that is unknown means
+    /// the same in every thread.
+    fn stream_thread(&self, stream: Stream) -> StreamThread;
 
     /// Destroys a stream. Work queued on it still runs.
     ///

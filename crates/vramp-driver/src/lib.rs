@@ -87,6 +87,7 @@ mod memory;
 pub mod meter;
 #[cfg(feature = "sim")]
 pub mod sim;
+mod thread;
 pub mod wrapper;
 
 pub use call::Call;
@@ -96,4 +97,5 @@ pub use error::{DriverError, DriverResult, ErrorKind};
 pub use ids::{Event, Graph, GraphExec, GraphNode, Handle, HostBuffer, Stream};
 pub use info::{Capabilities, DeviceInfo, Limits, MemoryInfo, PoolUsage};
 pub use memory::{ExportedHandle, HandleType, MemoryLocation, MemoryProperties};
+pub use thread::{StreamThread, ThreadNumber};
 pub use vramp_host::HostMemory;

@@ -9,7 +9,7 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use crate::{
     Call, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event,
     ExportedHandle, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice,
-    MemoryInfo, MemoryProperties, PoolUsage, Stream,
+    MemoryInfo, MemoryProperties, PoolUsage, Stream, StreamThread,
 };
 
 /// A device that counts and times the calls made to it.
@@ -183,6 +183,12 @@ impl<D: Driver> Driver for Metered<D> {
     }
     fn create_stream(&self) -> DriverResult<Stream> {
         self.timed(Call::CreateStream, |device| device.create_stream())
+    }
+    fn thread_stream(&self) -> DriverResult<Stream> {
+        self.timed(Call::CreateStream, |device| device.thread_stream())
+    }
+    fn stream_thread(&self, stream: Stream) -> StreamThread {
+        self.device.stream_thread(stream)
     }
     fn destroy_stream(&self, stream: Stream) -> DriverResult<()> {
         self.timed(Call::DestroyStream, |device| device.destroy_stream(stream))

@@ -12,7 +12,7 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use crate::{
     CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event, ExportedHandle,
     Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice, MemoryInfo,
-    MemoryProperties, PoolUsage, Stream,
+    MemoryProperties, PoolUsage, Stream, StreamThread,
 };
 
 macro_rules! forward {
@@ -112,6 +112,8 @@ forward! {
     adopt_memory(range: AddrRange) -> DriverResult<()>;
     forget_memory(range: AddrRange) -> bool;
     create_stream() -> DriverResult<Stream>;
+    thread_stream() -> DriverResult<Stream>;
+    stream_thread(stream: Stream) -> StreamThread;
     destroy_stream(stream: Stream) -> DriverResult<()>;
     synchronize_stream(stream: Stream) -> DriverResult<()>;
     is_capturing(stream: Stream) -> DriverResult<bool>;

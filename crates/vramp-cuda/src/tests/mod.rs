@@ -12,7 +12,7 @@ use std::sync::Arc;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::{
     Call, CaptureMode, DeviceCopy, Driver, Event, Handle, HostBuffer, HostMemory, HostSlice,
-    MemoryProperties, Stream,
+    MemoryProperties, Stream, StreamThread,
 };
 use vramp_driver::{DriverError, ErrorKind};
 use vramp_host::PageKind;
@@ -501,6 +501,43 @@ fn a_stream_has_its_raw_handle_until_it_is_destroyed() {
         driver.destroy_stream(stream).unwrap();
         assert_eq!(driver.raw_stream(stream), None);
     }
+}
+
+#[test]
+fn a_thread_names_its_own_default_stream_and_reaches_others_through_the_legacy_one() {
+    const LEGACY: usize = 1;
+    const PER_THREAD: usize = 2;
+    let driver = open();
+    // SAFETY: the fake dereferences no stream.
+    let adopted = unsafe { driver.adopt_stream(std::ptr::without_provenance_mut(PER_THREAD)) };
+    let event = driver.create_event().unwrap();
+    for own in [driver.thread_stream().unwrap(), adopted] {
+        assert_eq!(driver.stream_thread(own), StreamThread::This);
+        fake::ordered();
+        driver.record(event, own).unwrap();
+        driver.wait(own, event).unwrap();
+        assert_eq!(fake::ordered(), [PER_THREAD, PER_THREAD]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert_eq!(driver.stream_thread(own), StreamThread::Other);
+                driver.record(event, own).unwrap();
+                assert!(driver.record_outside(event, own).unwrap());
+                driver.wait(own, event).unwrap();
+                assert_eq!(fake::ordered(), [LEGACY; 3]);
+                // What its own handle would mean here is this thread's stream.
+                let mine = driver.thread_stream().unwrap();
+                driver.record(event, mine).unwrap();
+                assert_eq!(fake::ordered(), [PER_THREAD]);
+                driver.destroy_stream(mine).unwrap();
+            });
+        });
+        calls();
+        driver.destroy_stream(own).unwrap();
+        assert!(!calls().contains(&"cuStreamDestroy_v2"));
+        assert_eq!(driver.stream_thread(own), StreamThread::Any);
+    }
+    fake::fail("cuStreamIsCapturing", 304);
+    assert_eq!(kind(driver.thread_stream()), ErrorKind::Other);
 }
 
 #[test]

@@ -135,6 +135,12 @@ impl<'a> Rig<'a> {
         Ok(stream)
     }
 
+    pub fn thread_stream(&self) -> DriverResult<Stream> {
+        let stream = self.device.thread_stream()?;
+        self.taken.borrow_mut().streams.push(stream);
+        Ok(stream)
+    }
+
     pub fn destroy_stream(&self, stream: Stream) -> DriverResult<()> {
         self.device.destroy_stream(stream)?;
         self.taken.borrow_mut().streams.retain(|taken| *taken != stream);

@@ -4,7 +4,7 @@ use vramp_core::{AddrRange, Bytes};
 
 use super::rig::{Rig, refused};
 use super::{Checked, ensure, rules};
-use crate::{Capabilities, DeviceCopy, ErrorKind, Event};
+use crate::{Capabilities, DeviceCopy, ErrorKind, Event, StreamThread};
 
 const WITH_HOST: fn(&Capabilities) -> bool = |can| can.virtual_memory && can.pinned_host;
 
@@ -21,6 +21,9 @@ rules! {
     a_synchronised_event_means_that_the_bytes_are_there: WITH_HOST,
     a_synchronised_device_means_that_the_work_of_all_streams_is_complete: WITH_HOST,
     work_of_a_destroyed_stream_still_runs: WITH_HOST,
+    work_on_a_threads_default_stream_is_ordered_for_every_thread: WITH_HOST,
+    every_thread_has_a_default_stream_of_its_own: |_| true,
+    work_of_a_thread_that_ended_still_runs: WITH_HOST,
     streams_and_events_are_destroyed_once: |_| true,
 }
 
@@ -161,6 +164,59 @@ fn work_of_a_destroyed_stream_still_runs(rig: &Rig) -> Checked {
     rig.destroy_stream(doomed)?;
     rig.device.synchronize_event(event)?;
     rig.expect_filled(reader, last_page(rig, range), 0x61)
+}
+
+/// Runs `work` on another thread.
+fn elsewhere<R: Send>(work: impl FnOnce() -> R + Send) -> Checked<R> {
+    let ran = std::thread::scope(|scope| scope.spawn(work).join());
+    ran.map_err(|_| super::Failure("the other thread panicked".to_owned()))
+}
+
+fn work_on_a_threads_default_stream_is_ordered_for_every_thread(rig: &Rig) -> Checked {
+    let (a, b, c) = (large(rig)?, large(rig)?, large(rig)?);
+    let (own, side) = (rig.thread_stream()?, rig.stream()?);
+    let (before, after) = (rig.event()?, rig.event()?);
+    let device = rig.device;
+    (1..=8).try_for_each(|byte| device.fill(own, a, byte))?;
+    elsewhere(move || -> crate::DriverResult<()> {
+        device.record(before, own)?;
+        device.wait(side, before)?;
+        device.copy(side, DeviceCopy { from: a.start, to: b.start, len: a.len })?;
+        device.record(after, side)?;
+        device.wait(own, after)
+    })??;
+    device.copy(own, DeviceCopy { from: b.start, to: c.start, len: b.len })?;
+    rig.expect_filled(own, last_page(rig, c), 8)?;
+    elsewhere(move || device.synchronize_stream(own))??;
+    Ok(())
+}
+
+fn every_thread_has_a_default_stream_of_its_own(rig: &Rig) -> Checked {
+    use StreamThread::{Any, Other, This};
+    let (own, made) = (rig.thread_stream()?, rig.stream()?);
+    let device = rig.device;
+    let seen = [own, made].map(|stream| device.stream_thread(stream));
+    ensure!(seen == [This, Any], "the thread that got the first sees {seen:?}");
+    let seen = elsewhere(move || [own, made].map(|stream| device.stream_thread(stream)))?;
+    ensure!(seen == [Other, Any], "another thread sees {seen:?}");
+    rig.destroy_stream(own)?;
+    refused("use an ended id", ErrorKind::InvalidUse, device.record(rig.event()?, own))
+}
+
+fn work_of_a_thread_that_ended_still_runs(rig: &Rig) -> Checked {
+    let range = large(rig)?;
+    let (reader, event) = (rig.stream()?, rig.event()?);
+    let device = rig.device;
+    elsewhere(move || -> crate::DriverResult<()> {
+        let own = device.thread_stream()?;
+        let filled = (1..=8).try_for_each(|byte| device.fill(own, range, byte));
+        let recorded = filled.and_then(|()| device.record(event, own));
+        // Without the event nothing waits for the work.
+        let waited = if recorded.is_err() { device.synchronize_stream(own) } else { Ok(()) };
+        recorded.and(waited).and(device.destroy_stream(own))
+    })??;
+    device.wait(reader, event)?;
+    rig.expect_filled(reader, last_page(rig, range), 8)
 }
 
 fn streams_and_events_are_destroyed_once(rig: &Rig) -> Checked {

@@ -21,7 +21,7 @@ use super::work::host_buffer_part;
 use crate::{
     Call, CaptureInfo, CaptureMode, DeviceCopy, DeviceInfo, Driver, DriverResult, Event,
     ExportedHandle, Graph, GraphExec, GraphNode, Handle, HostBuffer, HostMemory, HostSlice,
-    MemoryInfo, MemoryLocation, MemoryProperties, PoolUsage, Stream,
+    MemoryInfo, MemoryLocation, MemoryProperties, PoolUsage, Stream, StreamThread,
 };
 
 impl Simulator {
@@ -236,6 +236,19 @@ impl Driver for Simulator {
         })
     }
 
+    fn thread_stream(&self) -> DriverResult<Stream> {
+        self.call(log(Call::CreateStream), |state| {
+            state.spend(Call::CreateStream);
+            Ok(state.thread_stream())
+        })
+    }
+
+    fn stream_thread(&self, stream: Stream) -> StreamThread {
+        let state = self.lock();
+        let index = state.streams.index(self.device, stream);
+        StreamThread::of(index.ok().and_then(|index| state.streams.thread(index)))
+    }
+
     fn destroy_stream(&self, stream: Stream) -> DriverResult<()> {
         self.call(log(Call::DestroyStream).on(stream), |state| {
             let index = state.streams.index(state.current, stream)?;
@@ -248,6 +261,7 @@ impl Driver for Simulator {
 
     fn synchronize_stream(&self, stream: Stream) -> DriverResult<()> {
         self.call(log(Call::SynchronizeStream).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             let index = state.streams.index(state.current, stream)?;
             state.refuse_capturing(index)?;
             state.run_to(state.streams.end_of(index))?;
@@ -262,8 +276,7 @@ impl Driver for Simulator {
 
     fn is_capturing(&self, stream: Stream) -> DriverResult<bool> {
         self.call(log(Call::IsCapturing).on(stream), |state| {
-            let index = state.streams.index(state.current, stream)?;
-            let capturing = state.captures.of(index).is_some();
+            let capturing = state.is_capturing(stream)?;
             state.spend(Call::IsCapturing);
             Ok(capturing)
         })
@@ -292,6 +305,7 @@ impl Driver for Simulator {
 
     fn record(&self, event: Event, stream: Stream) -> DriverResult<()> {
         self.call(log(Call::Record).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             state.record(event, stream)?;
             state.spend(Call::Record);
             Ok(())
@@ -300,9 +314,9 @@ impl Driver for Simulator {
 
     fn record_outside(&self, event: Event, stream: Stream) -> DriverResult<bool> {
         self.call(log(Call::Record).on(stream), |state| {
-            let index = state.streams.index(state.current, stream)?;
-            let captures = state.captures.of(index).is_some();
+            let captures = state.is_capturing(stream)?;
             if !captures {
+                let stream = state.resolve(stream)?;
                 state.record(event, stream)?;
             }
             state.spend(Call::Record);
@@ -324,6 +338,7 @@ impl Driver for Simulator {
 
     fn wait(&self, stream: Stream, event: Event) -> DriverResult<()> {
         self.call(log(Call::Wait).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             state.wait(stream, event)?;
             state.spend(Call::Wait);
             Ok(())
@@ -369,6 +384,7 @@ impl Driver for Simulator {
 
     fn fill(&self, stream: Stream, range: AddrRange, byte: u8) -> DriverResult<()> {
         self.call(log_range(Call::Fill, range).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             check_owned(state, range)?;
             state.takes_work(stream)?;
             state.spend(Call::Fill);
@@ -381,6 +397,7 @@ impl Driver for Simulator {
     fn copy(&self, stream: Stream, copy: DeviceCopy) -> DriverResult<()> {
         let to = AddrRange::new(copy.to, copy.len);
         self.call(log_range(Call::Copy, to).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             let (from, to) = check_sides(copy)?;
             check_owned(state, from)?;
             check_owned(state, to)?;
@@ -398,6 +415,7 @@ impl Driver for Simulator {
         let to = AddrRange::new(copy.to, copy.len);
         let theirs = [copy.from, copy.to].map(|at| other.owns(AddrRange::new(at, copy.len)));
         self.call(log_range(Call::CopyPeer, to).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             let (sides, effect) = state.peer_sides(stream, copy, other.info().ordinal, theirs)?;
             state.spend(Call::CopyPeer);
             let kernel = Kernel::new("copy-peer").reading(sides[0]).writing(sides[1]);
@@ -409,6 +427,7 @@ impl Driver for Simulator {
     fn copy_to_device(&self, stream: Stream, from: HostSlice, to: DeviceAddr) -> DriverResult<()> {
         let range = AddrRange::new(to, from.len);
         self.call(log_range(Call::CopyToDevice, range).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             check_owned(state, range)?;
             state.takes_work(stream)?;
             state.host.check(state.current, from.buffer, from.offset, from.len)?;
@@ -424,6 +443,7 @@ impl Driver for Simulator {
     fn copy_to_host(&self, stream: Stream, from: DeviceAddr, to: HostSlice) -> DriverResult<()> {
         let range = AddrRange::new(from, to.len);
         self.call(log_range(Call::CopyToHost, range).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             check_owned(state, range)?;
             state.takes_work(stream)?;
             state.host.check(state.current, to.buffer, to.offset, to.len)?;
@@ -438,6 +458,7 @@ impl Driver for Simulator {
 
     fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> DriverResult<()> {
         self.call(log(Call::BeginCapture).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             need_graphs(state)?;
             state.begin_capture(stream, mode)?;
             state.spend(Call::BeginCapture);
@@ -447,6 +468,7 @@ impl Driver for Simulator {
 
     fn end_capture(&self, stream: Stream) -> DriverResult<Graph> {
         self.call(log(Call::EndCapture).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             need_graphs(state)?;
             let (capture, nodes) = state.end_capture(stream)?;
             state.spend(Call::EndCapture);
@@ -456,6 +478,7 @@ impl Driver for Simulator {
 
     fn capture_info(&self, stream: Stream) -> DriverResult<Option<CaptureInfo>> {
         self.call(log(Call::CaptureInfo).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             need_graphs(state)?;
             let info = state.capture_info(stream)?;
             state.spend(Call::CaptureInfo);
@@ -492,6 +515,7 @@ impl Driver for Simulator {
 
     fn launch_graph(&self, exec: GraphExec, stream: Stream) -> DriverResult<()> {
         self.call(log(Call::LaunchGraph).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             need_graphs(state)?;
             state.launch_graph(exec, stream)
         })
@@ -517,6 +541,7 @@ impl Driver for Simulator {
 
     fn malloc_async(&self, stream: Stream, len: Bytes) -> DriverResult<DeviceAddr> {
         self.call(log(Call::MallocAsync).len(len).on(stream), |state| {
+            let stream = state.resolve(stream)?;
             need_pool(state)?;
             let index = state.streams.index(state.current, stream)?;
             need_no_capture(state, index)?;

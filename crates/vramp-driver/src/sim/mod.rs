@@ -64,6 +64,7 @@ mod registered;
 mod sharing;
 mod state;
 mod streams;
+mod threads;
 mod work;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

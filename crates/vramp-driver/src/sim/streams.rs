@@ -13,14 +13,14 @@
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::devices::DeviceSet;
 use super::hazard::Stamp;
 use super::refusal::{Outcome, Refusal};
-use crate::Stream;
+use crate::{Stream, ThreadNumber};
 
 /// Streams in one word of the set of busy ones.
 const WORD: usize = u64::BITS as usize;
@@ -217,6 +217,18 @@ struct Queue {
     /// Streams that wait for this one, with the position that they wait for.
     waiters: BinaryHeap<Reverse<(u64, usize)>>,
     destroyed: bool,
+    role: Role,
+}
+
+/// What a stream is beside a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Role {
+    #[default]
+    Created,
+    /// The default stream of a thread, which got it so many times and did not destroy it.
+    OfThread { owner: ThreadNumber, ids: usize },
+    /// The legacy default stream, which has no id for callers.
+    Legacy,
 }
 
 /// How a stream advanced.
@@ -240,6 +252,8 @@ struct GateState {
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     queues: Vec<Queue>,
+    /// Default streams by device: the legacy one, and those of threads.
+    defaults: BTreeMap<(usize, Option<ThreadNumber>), usize>,
     gates: Vec<GateState>,
     /// One bit for each stream: whether it has items that are not done.
     busy: Vec<u64>,
@@ -276,8 +290,60 @@ impl Streams {
         }
     }
 
+    /// Ends one id of a stream, and the stream with its last one.
     pub fn destroy(&mut self, stream: usize) {
-        self.queues[stream].destroyed = true;
+        let queue = &mut self.queues[stream];
+        if let Role::OfThread { ids, .. } = &mut queue.role {
+            *ids -= 1;
+            queue.destroyed = *ids == 0;
+        } else {
+            queue.destroyed = true;
+        }
+    }
+
+    /// Returns the default stream of a thread on `device`, with one more id.
+    pub fn of_thread(&mut self, device: usize, thread: ThreadNumber) -> usize {
+        let next = self.queues.len();
+        let index = *self.defaults.entry((device, Some(thread))).or_insert(next);
+        if index == next {
+            let role = Role::OfThread { owner: thread, ids: 0 };
+            self.queues.push(Queue { device, role, ..Queue::default() });
+        }
+        let queue = &mut self.queues[index];
+        if let Role::OfThread { ids, .. } = &mut queue.role {
+            *ids += 1;
+            queue.destroyed = false;
+        }
+        index
+    }
+
+    /// Returns the thread whose default stream it is.
+    pub fn thread(&self, stream: usize) -> Option<ThreadNumber> {
+        match self.queues[stream].role {
+            Role::OfThread { owner, .. } => Some(owner),
+            Role::Created | Role::Legacy => None,
+        }
+    }
+
+    /// Returns the threads' default streams on `device`, also those whose ids ended.
+    pub fn of_threads(&self, device: usize) -> Vec<usize> {
+        let own = self.defaults.range((device, None)..).take_while(|((of, _), _)| *of == device);
+        own.filter(|((_, thread), _)| thread.is_some()).map(|(_, index)| *index).collect()
+    }
+
+    /// Returns the legacy default stream of `device`, if a call used it.
+    pub fn legacy(&self, device: usize) -> Option<usize> {
+        self.defaults.get(&(device, None)).copied()
+    }
+
+    /// Returns the legacy default stream of `device`.
+    pub fn make_legacy(&mut self, device: usize) -> usize {
+        let next = self.queues.len();
+        let index = *self.defaults.entry((device, None)).or_insert(next);
+        if index == next {
+            self.queues.push(Queue { device, role: Role::Legacy, ..Queue::default() });
+        }
+        index
     }
 
     /// Returns the number of streams ever created.
@@ -299,7 +365,9 @@ impl Streams {
 
     /// Returns the number of streams of a device that are not destroyed. O(streams).
     pub fn live(&self, device: usize) -> usize {
-        let live = |queue: &&Queue| !queue.destroyed && queue.device == device;
+        let live = |queue: &&Queue| {
+            !queue.destroyed && queue.device == device && queue.role != Role::Legacy
+        };
         self.queues.iter().filter(live).count()
     }
 

@@ -33,6 +33,7 @@ impl State {
         {
             return Err(fail(Refusal::unknown("gate", gate.0 as u64)));
         }
+        let stream = self.resolve(stream).map_err(fail)?;
         self.takes_work(stream).map_err(fail)?;
         self.spend(Call::Fill);
         self.queue(stream, kernel, Effect::Nothing).map_err(fail)
