@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 use vramp_core::{Bytes, StreamId, StreamTable};
-use vramp_driver::{Driver, DriverError, Stream};
+use vramp_driver::{Driver, DriverError, Stream, StreamThread};
 
 use crate::exec::captures;
 use crate::observe::Observers;
@@ -74,6 +74,8 @@ pub(crate) struct Group {
     /// Called when any member is short of memory.
     pub handlers: Observers,
     streams: ForkMutex<GroupStreams>,
+    /// Default streams of threads that ended, which could not be ended yet.
+    left: ForkMutex<Vec<StreamId>>,
     /// Number of streams, destroyed ones included.
     count: AtomicUsize,
     /// By number.
@@ -102,6 +104,7 @@ impl Group {
         let group = Group {
             handlers: Observers::new(next_number()),
             streams: ForkMutex::default(),
+            left: ForkMutex::default(),
             count: AtomicUsize::new(0),
             members: ForkMutex::default(),
             member_count: AtomicUsize::new(0),
@@ -170,6 +173,25 @@ impl Group {
         Ok(())
     }
 
+    /// Returns the open default streams of threads. O(streams).
+    pub(crate) fn thread_streams(&self, driver: &dyn Driver) -> Vec<StreamId> {
+        let streams = lock(&self.streams);
+        let open = streams.by_id.iter().filter(|(_, known)| known.is_open());
+        let of_threads =
+            open.filter(|(_, known)| driver.stream_thread(known.raw) != StreamThread::Any);
+        of_threads.map(|(id, _)| id).collect()
+    }
+
+    /// Notes the default stream of a thread that ended.
+    pub(crate) fn leave_stream(&self, stream: StreamId) {
+        lock(&self.left).push(stream);
+    }
+
+    /// Returns the noted streams, and forgets them.
+    pub(crate) fn take_left_streams(&self) -> Vec<StreamId> {
+        std::mem::take(&mut *lock(&self.left))
+    }
+
     /// Returns where the work of a stream can be observed. `None` for an unknown stream.
     pub(crate) fn work_of(&self, id: StreamId) -> Option<StreamWork> {
         let streams = lock(&self.streams);
@@ -214,13 +236,18 @@ impl Group {
     /// Makes a stream that was ending open again.
     pub(crate) fn cancel_end(&self, id: StreamId) {
         let mut streams = lock(&self.streams);
-        streams.by_id.get_mut(id).expect("it is ending").state = StreamState::Open;
+        if let Some(known) = streams.by_id.get_mut(id) {
+            known.state = StreamState::Open;
+        }
     }
 
     /// Ends a stream. Returns true if earlier ends should be swept.
     pub(crate) fn finish_end(&self, id: StreamId, end: &Arc<StreamEnd>) -> bool {
         let mut streams = lock(&self.streams);
-        streams.by_id.get_mut(id).expect("it is ending").state = StreamState::Ended;
+        // A thread that ends may end its stream while the last pool closes.
+        if let Some(known) = streams.by_id.get_mut(id) {
+            known.state = StreamState::Ended;
+        }
         streams.ends.push(id, Arc::clone(end));
         streams.leave_if_done(id);
         streams.ends.is_sweep_due()

@@ -127,6 +127,7 @@ mod stream_end;
 mod stream_ordered;
 mod sync;
 mod tally;
+mod thread_streams;
 pub mod torch;
 mod torch_pool;
 mod under_a_page;

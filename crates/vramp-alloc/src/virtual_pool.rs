@@ -1,6 +1,6 @@
 //! The virtual pool on a device: gets decisions from the core and performs them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError};
 
@@ -9,7 +9,7 @@ use vramp_core::{
     Leftovers, Mark, PartCount, Plan, Policy, Pool, PoolAddr, PoolConfig, Request, Shortage, Slab,
     Step, StreamHeap, StreamId, StreamTable,
 };
-use vramp_driver::{Driver, DriverError, ErrorKind};
+use vramp_driver::{Driver, DriverError, ErrorKind, StreamThread};
 use vramp_host::HostShortage;
 
 use crate::allocation::Owner;
@@ -149,6 +149,8 @@ pub(crate) struct VirtualPool {
     /// Sizes of requests that heaps serve; `None` in VPMM.
     pub heaps_serve: Option<HeapsServe>,
     progress: Progress,
+    /// Threads' default streams, each with true if memory was freed there since its last event.
+    of_threads: BTreeMap<StreamId, bool>,
     /// VPMM closes a stream's epoch at every free.
     records_each_free: bool,
 }
@@ -159,6 +161,9 @@ const RACES_MAX: u32 = 8;
 
 /// Streams that a request asks without success whether they reached an event.
 const LAGGING_MAX: usize = 8;
+
+/// Events that a thread records on its default stream before it queries which were reached.
+const OWN_EVENTS_MAX: usize = 32;
 
 /// A block that was placed.
 pub(crate) struct Placed {
@@ -215,6 +220,7 @@ impl VirtualPool {
             arenas: Arenas::default(),
             heaps_serve,
             progress,
+            of_threads: BTreeMap::new(),
             records_each_free: heaps_serve.is_none(),
         })
     }
@@ -225,6 +231,9 @@ impl VirtualPool {
         self.pool.add_stream_as(id);
         if let Some(stream) = stream {
             self.exec.streams.insert(id, stream);
+            if self.exec.driver.stream_thread(stream) != StreamThread::Any {
+                self.of_threads.insert(id, false);
+            }
         }
         self.heaps.insert(id, Arc::new(HeapCell::new(id, Arc::clone(&self.surplus))));
     }
@@ -260,6 +269,7 @@ impl VirtualPool {
         stream: StreamId,
         contended: bool,
     ) -> Result<Placed, Refusal> {
+        self.record_own_frees(stream);
         let request = Request { size, stream };
         match self.heaps_serve {
             Some(serve) if size <= serve.limit(contended) => {
@@ -350,7 +360,8 @@ impl VirtualPool {
                         self.shed_ready();
                     }
                 }
-                Step::Record(marks) => {
+                Step::Record(mut marks) => {
+                    marks.retain(|mark| !self.is_of_other_thread(mark.stream));
                     self.record_and_poll(&marks).map_err(Refusal::Driver)?;
                     // The heaps were gathered before.
                     if asked {
@@ -425,6 +436,7 @@ impl VirtualPool {
         self.pool.recorded(mark);
         self.pool.end_stream(stream);
         self.exec.streams.remove(stream);
+        self.of_threads.remove(&stream);
         self.shed_ended(stream);
         self.exec.events.add_end(&mut self.pool, mark, end);
     }
@@ -433,6 +445,7 @@ impl VirtualPool {
     /// even if recording that event fails: the next one covers it.
     pub(crate) fn free(&mut self, id: BlockId, stream: StreamId) -> Result<(), DriverError> {
         self.pool.free(id, stream).expect("the allocator looked the block up");
+        self.note_freed(stream);
         if self.records_each_free {
             // What a block that others used waits for has no event of its own.
             let mut marks = self.pool.unrecorded_waits();
@@ -443,14 +456,60 @@ impl VirtualPool {
             for mark in marks {
                 self.record(mark)?;
             }
+        } else {
+            self.record_own_frees(stream);
         }
         Ok(())
+    }
+
+    #[inline]
+    fn note_freed(&mut self, stream: StreamId) {
+        if !self.of_threads.is_empty()
+            && let Some(freed) = self.of_threads.get_mut(&stream)
+        {
+            *freed = true;
+        }
+    }
+
+    /// Records an event on a thread's default stream if memory was freed there since the last one, for a
+    /// call of that thread: no other can. Other streams may use the memory then. Nothing for the only
+    /// stream.
+    #[inline]
+    pub(crate) fn record_own_frees(&mut self, stream: StreamId) {
+        if !self.of_threads.is_empty() && self.exec.streams.len() > 1 {
+            self.record_thread_frees(stream);
+        }
+    }
+
+    #[cold]
+    fn record_thread_frees(&mut self, stream: StreamId) {
+        let freed = self.of_threads.get(&stream).is_some_and(|&freed| freed);
+        if !freed || self.is_of_other_thread(stream) {
+            return;
+        }
+        self.of_threads.insert(stream, false);
+        let mark = self.pool.now(stream);
+        if self.pool.is_open(stream) {
+            // A later event covers what this one would have.
+            let _ = self.poll_and_record(mark, OWN_EVENTS_MAX);
+        }
+    }
+
+    /// Returns true for the default stream of another thread: a record of this one would order the streams
+    /// of all threads.
+    fn is_of_other_thread(&self, stream: StreamId) -> bool {
+        self.of_threads.contains_key(&stream)
+            && self
+                .exec
+                .open_stream(stream)
+                .is_some_and(|raw| self.exec.driver.stream_thread(raw) == StreamThread::Other)
     }
 
     /// Frees a block that the heap of `home` placed. No driver call.
     pub(crate) fn free_in_heap(&mut self, id: BlockId, home: StreamId, stream: StreamId) {
         let heap = Arc::clone(self.heap(home));
         let freed = heap.lock().free(id, stream, &mut self.pool);
+        self.note_freed(stream);
         if let Freed::Surplus(slab) = freed.expect("the allocator looked the block up") {
             self.pool.take_back(slab, home);
         }
@@ -503,6 +562,7 @@ impl VirtualPool {
         let id = BlockId::from_number(block.id);
         if tag.is_of_pool() {
             self.pool.free(id, stream).expect("a cached block is live in the pool");
+            self.note_freed(stream);
         } else {
             self.free_in_heap(id, stream, stream);
         }
@@ -530,6 +590,7 @@ impl VirtualPool {
         for stream in heaps {
             let Some(heap) = self.heaps.get(stream) else { continue };
             heap.lock().shed(&mut self.pool);
+            self.note_freed(stream);
             self.drop_heap_if_done(stream);
         }
     }

@@ -7,8 +7,9 @@ use vramp_driver::{Call, DriverError, Stream};
 
 use super::Allocator;
 use crate::error::{StreamError, Unusable};
-use crate::shared::Inner;
+use crate::shared::{Inner, Shared};
 use crate::stream_end::{StreamEnd, StreamWork};
+use crate::thread_streams;
 
 /// Code of the driver for want of memory.
 const OUT_OF_MEMORY: i32 = 2;
@@ -35,6 +36,31 @@ impl Allocator {
         self.shared.group.add_stream(stream, false)
     }
 
+    /// Returns the stream that stands for the calling thread's per-thread default stream, which CUDA names
+    /// `cudaStreamPerThread`. It is the same at each call of a thread, in all pools of the group, and ends
+    /// with the thread. Two driver calls at the first one.
+    ///
+    /// Requests for it are the thread's own. Another thread may free its blocks, also with this id, which
+    /// means that all work on them was queued on that stream. What is free there serves other threads once
+    /// the thread itself made a request or a free with the pool's lock after it; or where memory runs out,
+    /// which is waited for.
+    ///
+    /// # Errors
+    /// The driver's, and [`ErrorKind::NotSupported`](vramp_driver::ErrorKind::NotSupported) on a thread
+    /// that is ending.
+    pub fn thread_stream(&self) -> Result<StreamId, DriverError> {
+        Unusable::check_fork_before(Call::CreateStream)?;
+        vramp_host::check_host().map_err(|short| {
+            DriverError::from_code(Call::CreateStream, OUT_OF_MEMORY, short.to_string())
+        })?;
+        thread_streams::of(&self.shared)
+    }
+
+    /// Returns the open streams of [`Allocator::thread_stream`], of all threads. O(streams).
+    pub fn thread_streams(&self) -> Vec<StreamId> {
+        self.shared.group.thread_streams(&*self.shared.driver)
+    }
+
     /// Destroys a stream: no request may be made for it any more. Its free memory serves all other
     /// streams as its work completes, without waiting. Blocks allocated for it may be used and
     /// freed as before.
@@ -51,7 +77,37 @@ impl Allocator {
     /// stream is as before. If only the driver's destruction fails the stream has ended for the
     /// allocator; calling again retries the destruction, and closing does too.
     pub fn destroy_stream(&self, stream: StreamId) -> Result<(), StreamError> {
-        let (group, driver) = (&self.shared.group, &self.shared.driver);
+        self.shared.destroy_stream(stream)
+    }
+
+    /// Returns the driver's handle of a stream, to queue work on it. `None` if the stream is
+    /// another allocator's or was destroyed.
+    pub fn stream(&self, id: StreamId) -> Option<Stream> {
+        self.shared.group.open_stream(id)
+    }
+
+    /// Returns where the work queued on a stream can be observed, also of one that was destroyed:
+    /// for what has to outlive the stream, such as copies after its work. `None` if the stream is
+    /// another allocator's. No driver call.
+    pub fn stream_work(&self, id: StreamId) -> Option<StreamWork> {
+        self.shared.group.work_of(id)
+    }
+
+    /// Returns true if a stream of this allocator captures a graph. While it does, work queued on the
+    /// stream does not run and cannot be waited for. One driver call for each stream.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn any_captures(&self) -> Result<bool, DriverError> {
+        Unusable::check_fork_before(Call::IsCapturing)?;
+        Ok(!self.shared.capturing_streams()?.is_empty())
+    }
+}
+
+impl Shared {
+    /// Ends a stream for all pools of the group: see [`Allocator::destroy_stream`].
+    pub(crate) fn destroy_stream(&self, stream: StreamId) -> Result<(), StreamError> {
+        let (group, driver) = (&self.group, &self.driver);
         let Some((guard, raw)) = group.begin_end(stream) else {
             return match group.destroy_ended(stream, &**driver)? {
                 true => Ok(()),
@@ -83,7 +139,7 @@ impl Allocator {
     /// left unusable, and returns that error.
     fn for_members(&self, mut change: impl FnMut(&mut Inner)) -> Result<(), Unusable> {
         let mut first = Ok(());
-        for member in self.shared.group.members() {
+        for member in self.group.members() {
             match member.lock_open() {
                 Ok(Some(mut inner)) => change(&mut inner),
                 Ok(None) => {}
@@ -95,30 +151,7 @@ impl Allocator {
 
     /// Records a stream's last event.
     fn record_end(&self, stream: StreamId, raw: Stream) -> Result<Arc<StreamEnd>, StreamError> {
-        let end = StreamEnd::record(&self.shared.driver, raw)?;
+        let end = StreamEnd::record(&self.driver, raw)?;
         end.ok_or(StreamError::Capturing(stream))
-    }
-
-    /// Returns the driver's handle of a stream, to queue work on it. `None` if the stream is
-    /// another allocator's or was destroyed.
-    pub fn stream(&self, id: StreamId) -> Option<Stream> {
-        self.shared.group.open_stream(id)
-    }
-
-    /// Returns where the work queued on a stream can be observed, also of one that was destroyed:
-    /// for what has to outlive the stream, such as copies after its work. `None` if the stream is
-    /// another allocator's. No driver call.
-    pub fn stream_work(&self, id: StreamId) -> Option<StreamWork> {
-        self.shared.group.work_of(id)
-    }
-
-    /// Returns true if a stream of this allocator captures a graph. While it does, work queued on the
-    /// stream does not run and cannot be waited for. One driver call for each stream.
-    ///
-    /// # Errors
-    /// A driver call failed.
-    pub fn any_captures(&self) -> Result<bool, DriverError> {
-        Unusable::check_fork_before(Call::IsCapturing)?;
-        Ok(!self.shared.capturing_streams()?.is_empty())
     }
 }

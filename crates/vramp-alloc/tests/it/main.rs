@@ -33,6 +33,7 @@ mod sleeping;
 mod stable;
 mod statistics;
 mod thread_ends;
+mod thread_streams;
 mod torch_peers;
 mod torch_pool_peers;
 mod torch_snapshot_peers;
