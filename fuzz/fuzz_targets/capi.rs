@@ -314,9 +314,7 @@ impl Model {
             }
             Call::Adopt(allocator, raw) => {
                 let allocator = self.allocator(allocator);
-                let per_thread = (raw == 2).then_some(VRAMP_ERROR_UNSUPPORTED);
-                let wrong = self.wrong(allocator, None, None).or(per_thread);
-                let expected = wrong.unwrap_or(VRAMP_OK);
+                let expected = self.wrong(allocator, None, None).unwrap_or(VRAMP_OK);
                 let mut stream = vramp_stream_t::default();
                 let pointer = usize::from(raw) as *mut c_void;
                 // SAFETY: the result outlives the call; the device is simulated.

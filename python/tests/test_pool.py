@@ -7,6 +7,7 @@ import gc
 import json
 import pickle
 import re
+import threading
 import weakref
 from pathlib import Path
 
@@ -111,8 +112,6 @@ def test_wrong_arguments_say_what_is_accepted(pool: vramp.Pool) -> None:
             pool.malloc(1, stream=kind)  # type: ignore[arg-type]
     with pytest.raises(vramp.RangeError, match="stream"):
         pool.malloc(1, stream=-3)
-    with pytest.raises(vramp.UnsupportedError, match="cudaStreamPerThread"):
-        pool.malloc(1, stream=2)
     with pytest.raises(vramp.OutOfMemoryError):
         pool.malloc((1 << 64) - 1)
     assert pool.stats().live == 0
@@ -361,3 +360,23 @@ def test_the_library_exports_every_function_of_the_header() -> None:
     assert len(functions) > 40
     library = ctypes.CDLL(vramp.library_path())
     assert [name for name in sorted(functions) if not hasattr(library, name)] == []
+
+
+def test_the_per_thread_default_stream_is_another_one_in_each_thread(pool: vramp.Pool) -> None:
+    mine = pool.malloc(4 << 20, stream=2)
+    address = mine.ptr
+    seen: list[int] = []
+
+    def free_and_allocate() -> None:
+        mine.free()
+        with pool.malloc(4 << 20, stream=2) as theirs:
+            seen.append(theirs.ptr)
+
+    thread = threading.Thread(target=free_and_allocate)
+    thread.start()
+    thread.join()
+    assert len(seen) == 1 and seen[0] != address, "the first thread may still use it"
+    with pool.malloc(4 << 20, stream=2) as again:
+        assert again.ptr == address
+    pool.forget_stream(2)
+    assert pool.stats().live == 0

@@ -23,7 +23,7 @@ Check: TypeAlias = tuple[str, "bool | None", str]
 """A line of a doctor: what was checked, whether it works (None: it is no failure), and why."""
 
 PER_THREAD_STREAM = 2
-"""Address of cudaStreamPerThread, which means another stream in each thread."""
+"""Address of cudaStreamPerThread, which means another stream in each thread and ends with the thread."""
 
 
 def load(module: str, distribution: str) -> Any:

@@ -18,8 +18,6 @@ buffer. `record_use(buffer, stream)` lifts that rule for a stream.
 What it cannot do:
 
 - A buffer cannot be sent to another process: it has no IPC descriptor.
-- The per-thread default stream is refused for allocations. A free on it waits on the host for the
-  stream first.
 - cuda.core destroys a stream when it is closed or dropped, and says so to no allocator: call
   `resource.forget_stream(stream)` before that, once no buffer of it is left.
 - Allocating on a stream that captures a graph raises vramp.CaptureError, unless an arena is attached to
@@ -34,7 +32,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from . import _adaptors
-from ._adaptors import Check, PER_THREAD_STREAM, device_pool, handle_of, load
+from ._adaptors import Check, device_pool, handle_of, load
 from ._errors import VrampError
 from ._native import Pool
 
@@ -118,14 +116,10 @@ def _build(core: Any) -> Any:
             return core.Buffer.from_handle(address, size, self)
 
         def deallocate(self, ptr: Any, size: int, stream: Any = None) -> None:
-            """Frees memory of `allocate` on `stream`. A buffer calls it at its end. Never waits,
-            except for a per-thread default stream."""
+            """Frees memory of `allocate` on `stream`. A buffer calls it at its end. Never waits."""
             address = int(ptr)
             kept = self._streams.pop(address, None)
             stream, raw = _stream(stream)
-            if raw == PER_THREAD_STREAM:
-                stream.sync()
-                stream, raw = None, 0
             if kept is None:
                 self._pool.deallocate(address, raw)
                 return

@@ -19,7 +19,6 @@ What it cannot do:
 - Arrays from before `install` stay in CuPy's pool, and so does pinned host memory.
 - CuPy's memory hooks are not called, and `cupy.get_default_memory_pool()` counts none of the memory:
   `vramp.pool(device).stats()` does. `set_limit` of CuPy's pool has no effect: set `Pool.limit`.
-- The per-thread default stream (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1) is refused.
 - A stream made outside CuPy and wrapped in `cupy.cuda.ExternalStream` is not owned by CuPy: call
   `forget_stream(stream)` before you destroy it. Streams of `cupy.cuda.Stream` need no call.
 - Allocating while a stream captures a graph raises vramp.CaptureError, unless an arena is attached to
@@ -239,9 +238,6 @@ def doctor() -> list[Check]:
         return [*checks, ("cupy device", None, f"{type(error).__name__}: {error}")]
     checks.append(("cupy device", True, f"{cupy.cuda.runtime.getDeviceCount()} devices"))
     checks.append(_adaptors.check_pool(device))
-    if cupy.cuda.get_current_stream(device).ptr == _adaptors.PER_THREAD_STREAM:
-        text = "is the per-thread stream, which vramp refuses: unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
-        checks.append(("cupy default stream", False, text))
     current = cupy.cuda.get_allocator()
     if isinstance(getattr(current, "__self__", None), Allocator):
         checks.append(("cupy allocator", True, "vramp"))

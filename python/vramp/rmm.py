@@ -14,8 +14,6 @@ What it cannot do:
 
 - It is no C++ class: a C++ program cannot construct it without Python.
 - RMM before 25.12 is refused, because its streams do not show their address to Python.
-- The per-thread default stream is refused for allocations. A free on it waits on the host for the
-  stream first.
 - RMM does not say when a stream ends: call `forget_stream(stream)` before you destroy a stream that
   memory was allocated or freed on. Streams of an rmm.pylibrmm.cuda_stream_pool need no call while
   the pool of streams lives.
@@ -33,7 +31,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _adaptors
-from ._adaptors import Check, PER_THREAD_STREAM, device_pool, handle_of, load
+from ._adaptors import Check, device_pool, handle_of, load
 from ._errors import UnsupportedError
 from ._native import Pool
 
@@ -77,11 +75,7 @@ class _Deallocate:
 
     def __call__(self, ptr: int, nbytes: int, stream: Any) -> None:
         try:
-            raw = handle_of(stream)
-            if raw == PER_THREAD_STREAM:
-                stream.synchronize()
-                raw = 0
-            self._deallocate(ptr, raw)
+            self._deallocate(ptr, handle_of(stream))
         except BaseException as error:
             text = f"vramp could not free {nbytes} bytes at {ptr:#x} for RMM: {error}"
             try:

@@ -1018,14 +1018,17 @@ vramp_status_t vramp_close(vramp_allocator_t allocator);
 /*
  * Adopts a stream that the caller made: a `cudaStream_t`, or null for the legacy default stream.
  * Adopting it again returns the same handle. No driver call. On the simulator every value is a
- * simulated stream. `cudaStreamPerThread` means another stream in each thread and returns
- * VRAMP_ERROR_UNSUPPORTED: create a stream for each thread.
+ * simulated stream. `cudaStreamPerThread` is the calling thread's own stream: each thread gets another
+ * handle, two driver calls at first, which ends with the thread. Other threads may pass it to free and to
+ * record uses; requests for it are the thread's own.
  *
  * What the caller promises:
  * On a GPU, `raw` is null or a stream of the device's primary context that lives until it is
  * forgotten or the allocator is closed. `stream` is null or valid for writing.
  */
-vramp_status_t vramp_stream_adopt(vramp_allocator_t allocator, void *raw, vramp_stream_t *stream);
+vramp_status_t vramp_stream_adopt(vramp_allocator_t allocator,
+                                  void *raw,
+                                  vramp_stream_t *stream);
 
 /*
  * Creates a stream, for programs that have none of their own. One driver call.

@@ -17,7 +17,7 @@ use vramp_alloc::{
 };
 
 use vramp_core::AddrRange;
-use vramp_driver::Driver;
+use vramp_driver::{Driver, Stream, StreamThread};
 use vramp_host::barrier::prepare;
 use vramp_tiers::regions::Region;
 use vramp_tiers::reserve::Charge;
@@ -71,8 +71,8 @@ pub(crate) struct CloseRefused {
     pub failure: Failure,
 }
 
-/// `cudaStreamPerThread`: in each thread it means another stream. Events that other threads record
-/// would be of their streams, so no memory freed there could be known to be unused.
+/// `cudaStreamPerThread`: in each thread it means another stream, with an id of its own that ends with the
+/// thread. It is in no table.
 const PER_THREAD: usize = 2;
 
 /// Adopted streams that were not forgotten. O(1), whatever number of them there is.
@@ -250,6 +250,9 @@ impl Context {
             return Ok(raw as *mut c_void);
         }
         let created = self.allocator.stream(stream).ok_or_else(unknown_stream)?;
+        if self.is_of_thread(created) {
+            return Ok(PER_THREAD as *mut c_void);
+        }
         match &self.device.card {
             Some(card) => {
                 let raw = card.raw_stream(created).ok_or_else(unknown_stream)?;
@@ -271,7 +274,7 @@ impl Context {
     }
 
     /// Adopts a stream that the caller made. Adopting it again returns the same id. On the
-    /// simulator each raw value gets a simulated stream. `cudaStreamPerThread` is refused.
+    /// simulator each raw value gets a simulated stream. `cudaStreamPerThread` is that of the calling thread.
     ///
     /// # Safety
     /// On a card, `raw` is null or a `CUstream` of the card's primary context, and lives until it
@@ -297,15 +300,13 @@ impl Context {
     /// As for [`Context::adopt`].
     unsafe fn look_up_or_adopt(&self, raw: *mut c_void) -> Result<StreamId> {
         let key = raw as usize;
+        if key == PER_THREAD {
+            return Ok(self.allocator.thread_stream()?);
+        }
         let known =
             self.adopted.read().unwrap_or_else(PoisonError::into_inner).ids.get(&key).copied();
         if let Some(stream) = known {
             return Ok(stream);
-        }
-        if key == PER_THREAD {
-            let text = "cudaStreamPerThread is another stream in each thread, and memory freed on it \
-                        is reused by all of them: create a stream for each thread and use that";
-            return Err(Failure::new(VRAMP_ERROR_UNSUPPORTED, text));
         }
         let mut adopted = self.adopted.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(&stream) = adopted.ids.get(&key) {
@@ -324,7 +325,18 @@ impl Context {
     /// Returns the handle that the caller gave for a stream; zero for others and for ended streams.
     pub fn raw(&self, stream: StreamId) -> u64 {
         let adopted = self.adopted.read().unwrap_or_else(PoisonError::into_inner);
-        adopted.raws.get(&stream).map_or(0, |&raw| raw as u64)
+        if let Some(&raw) = adopted.raws.get(&stream) {
+            return raw as u64;
+        }
+        drop(adopted);
+        match self.allocator.stream(stream) {
+            Some(open) if self.is_of_thread(open) => PER_THREAD as u64,
+            _ => 0,
+        }
+    }
+
+    fn is_of_thread(&self, stream: Stream) -> bool {
+        self.device.driver.stream_thread(stream) != StreamThread::Any
     }
 
     /// Returns the stream of a raw handle, if it was adopted and not forgotten.
@@ -332,10 +344,13 @@ impl Context {
         self.adopted.read().unwrap_or_else(PoisonError::into_inner).ids.get(&raw).copied()
     }
 
-    /// Returns the adopted streams that were not forgotten. O(n).
+    /// Returns the adopted streams that were not forgotten, and the default streams of threads. O(n).
     pub fn adopted_streams(&self) -> Vec<StreamId> {
         let adopted = self.adopted.read().unwrap_or_else(PoisonError::into_inner);
-        adopted.raws.keys().copied().collect()
+        let mut streams: Vec<StreamId> = adopted.raws.keys().copied().collect();
+        drop(adopted);
+        streams.extend(self.allocator.thread_streams());
+        streams
     }
 
     /// Returns the stream of this name. Adopts a raw one.
@@ -376,7 +391,11 @@ impl Context {
     /// Returns the address of a stream on a card.
     pub fn stream_number(&self, stream: StreamId) -> Option<u64> {
         let card = self.device.card.as_ref()?;
-        let raw = card.raw_stream(self.allocator.stream(stream)?)?;
+        let open = self.allocator.stream(stream)?;
+        if self.is_of_thread(open) {
+            return Some(PER_THREAD as u64);
+        }
+        let raw = card.raw_stream(open)?;
         self.note_given_out(stream, raw as usize);
         Some(raw.addr() as u64)
     }
@@ -545,6 +564,25 @@ impl Context {
             self.blocks.remove(addr).ok_or_else(|| self.unknown_pointer(addr))?;
         let freed = self.owner(allocation.pool_number()).free(allocation, stream);
         freed.or_else(|error| self.not_freed(addr, error, charge))
+    }
+
+    /// Frees a block on the stream of this name. `cudaStreamPerThread` does not say which thread's: the block
+    /// is freed on its own stream, after what the calling thread has queued on its default stream. So a
+    /// collector of garbage may free what another thread uses.
+    ///
+    /// # Safety
+    /// As for [`Context::adopt`].
+    pub unsafe fn free_named(&self, addr: u64, name: StreamName) -> Result<()> {
+        // SAFETY: this function's contract is the same.
+        let stream = unsafe { self.named(name) }?;
+        if matches!(name, StreamName::Raw(raw) if raw == PER_THREAD as u64)
+            && let Some((_, _, home)) = self.block(addr)
+            && home != stream
+        {
+            self.record_use(addr, stream)?;
+            return self.free(addr, home);
+        }
+        self.free(addr, stream)
     }
 
     /// Frees a block on the stream that it was allocated for. Returns it, its requested bytes and that

@@ -135,8 +135,9 @@ pub extern "C" fn vramp_close(allocator: vramp_allocator_t) -> vramp_status_t {
 
 /// Adopts a stream that the caller made: a `cudaStream_t`, or null for the legacy default stream.
 /// Adopting it again returns the same handle. No driver call. On the simulator every value is a
-/// simulated stream. `cudaStreamPerThread` means another stream in each thread and returns
-/// VRAMP_ERROR_UNSUPPORTED: create a stream for each thread.
+/// simulated stream. `cudaStreamPerThread` is the calling thread's own stream: each thread gets another
+/// handle, two driver calls at first, which ends with the thread. Other threads may pass it to free and to
+/// record uses; requests for it are the thread's own.
 ///
 /// # Safety
 /// On a GPU, `raw` is null or a stream of the device's primary context that lives until it is

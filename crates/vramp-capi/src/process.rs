@@ -290,7 +290,8 @@ impl OpenAllocator {
     }
 
     /// Frees the block at an address, whichever interface allocated it. All work on it must be
-    /// queued on `stream` or recorded.
+    /// queued on `stream` or recorded. `cudaStreamPerThread` means the default stream of the block's thread,
+    /// and that of the calling one.
     ///
     /// # Errors
     /// No live block begins there; nothing changes.
@@ -301,8 +302,7 @@ impl OpenAllocator {
     pub unsafe fn free(self, addr: u64, stream: StreamName) -> CallResult<()> {
         self.with(|context| {
             // SAFETY: this function's contract is the same.
-            let stream = unsafe { context.named(stream) }?;
-            context.free(addr, stream)
+            unsafe { context.free_named(addr, stream) }
         })
     }
 
@@ -483,6 +483,32 @@ mod tests {
     fn free(allocator: OpenAllocator, addr: u64) -> CallResult<()> {
         // SAFETY: on the simulator any value is a stream.
         unsafe { allocator.free(addr, DEFAULT) }
+    }
+
+    #[test]
+    fn a_threads_block_that_another_thread_frees_stays_behind_the_work_of_both() {
+        const PER_THREAD: StreamName = StreamName::Raw(2);
+        let allocator = OpenAllocator::open("sim", "").unwrap();
+        // SAFETY: on the simulator any value is a stream.
+        let place = move || unsafe { allocator.malloc(4 << 20, PER_THREAD) }.unwrap().addr;
+        let addr = place();
+        let id = |name| {
+            // SAFETY: as above.
+            unsafe { allocator.stream_id(name) }.unwrap()
+        };
+        let own = id(PER_THREAD);
+        let ids = std::thread::spawn(move || {
+            // SAFETY: as above.
+            unsafe { allocator.free(addr, PER_THREAD) }.unwrap();
+            assert_ne!(place(), addr, "it may still be in use by the thread that allocated it");
+            // SAFETY: as above.
+            unsafe { allocator.stream_id(PER_THREAD) }.unwrap()
+        });
+        assert_ne!(ids.join().unwrap(), own);
+        assert_eq!(id(PER_THREAD), own);
+        // The other thread ended with nothing queued.
+        assert_eq!(place(), addr);
+        allocator.close().unwrap();
     }
 
     #[test]

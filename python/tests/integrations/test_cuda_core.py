@@ -116,13 +116,14 @@ def test_a_buffer_that_does_not_keep_its_stream_is_freed_on_it(pool: vramp.Pool)
             assert block.ptr == address, "that stream reuses it at once"
 
 
-def test_a_free_on_the_per_thread_stream_waits_for_it(resource: HostSide, pool: vramp.Pool) -> None:
-    waited: list[bool] = []
-    stream = SimpleNamespace(__cuda_stream__=lambda: (0, 2), sync=lambda: waited.append(True))
+def test_the_per_thread_default_stream_is_served(resource: HostSide, pool: vramp.Pool) -> None:
+    stream = SimpleNamespace(__cuda_stream__=lambda: (0, 2))
     resource.deallocate(pool.allocate(100), 100, stream=stream)
-    assert waited == [True]
-    with pytest.raises(vramp.VrampError, match="[Tt]hread"):
-        resource.allocate(100, stream=stream)
+    address, size, _ = resource.allocate(4 << 20, stream=stream)
+    resource.deallocate(address, size, stream=stream)
+    with pool.malloc(4 << 20, 2) as block:
+        assert block.ptr == address, "the thread's stream reuses it at once"
+    assert pool.stats().live == 0
 
 
 def test_what_is_no_stream_is_refused_before_anything_is_allocated(

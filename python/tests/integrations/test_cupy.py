@@ -248,11 +248,21 @@ def test_a_simulated_device_is_refused_for_real_arrays(
         adaptor.install()
 
 
-def test_the_per_thread_default_stream_is_refused(machine: Machine) -> None:
+def test_the_per_thread_default_stream_is_another_one_in_each_thread(machine: Machine) -> None:
     adaptor.install()
     machine.stream = SimpleNamespace(ptr=2, device_id=0)
-    with pytest.raises(vramp.VrampError, match="[Tt]hread"):
-        cupy.cuda.alloc(100)
+    addresses: list[int] = []
+
+    def allocate() -> None:
+        memory = cupy.cuda.alloc(4 << 20)
+        addresses.append(memory.ptr)
+
+    allocate()
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    thread.join()
+    allocate()
+    assert addresses[0] == addresses[2] != addresses[1], addresses
 
 
 def test_ten_thousand_cycles_in_four_threads_leave_nothing(machine: Machine) -> None:

@@ -37,6 +37,7 @@ use crate::abi::vramp_status_t::{self, *};
 use crate::context::Context;
 use crate::pointers;
 use crate::print::write_line;
+use crate::process::StreamName;
 use crate::status::{Failure, Result, catch_failure, check_fork, last_error_text, status_of};
 use open::DeviceOptions;
 use pins::Pins;
@@ -145,7 +146,8 @@ impl Torch {
                 return Ok(());
             }
         }
-        context.free(addr, stream)
+        // SAFETY: this function's contract is the same.
+        unsafe { context.free_named(addr, StreamName::Raw(raw as u64)) }
     }
 
     /// # Safety

@@ -59,13 +59,27 @@ fn streams_are_adopted_at_their_first_use() {
 }
 
 #[test]
-fn the_stream_that_each_thread_has_of_its_own_is_refused() {
+fn the_stream_that_each_thread_has_of_its_own_is_one_of_the_calling_thread() {
     let torch = torch("");
-    let block = torch.get(5000, 0).unwrap();
-    assert_eq!(status(torch.get(5000, 2)), VRAMP_ERROR_UNSUPPORTED);
-    assert_eq!(status(torch.note(block, 2)), VRAMP_ERROR_UNSUPPORTED);
-    assert_eq!(status(torch.put(block, 2)), VRAMP_ERROR_UNSUPPORTED);
-    torch.put(block, 0).unwrap();
+    let block = torch.get(4 << 20, 2).unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let theirs = torch.get(4 << 20, 2).unwrap();
+            assert_ne!(theirs, block);
+            torch.note(block, 2).unwrap();
+            torch.put(theirs, 2).unwrap();
+            // PyTorch frees on the stream of the allocation, from any thread.
+            torch.put(block, 2).unwrap();
+            assert_ne!(torch.get(4 << 20, 2).unwrap(), block);
+        });
+        other.join().unwrap();
+    });
+    let context = torch.context(0).unwrap();
+    // SAFETY: on the simulator any value is a stream.
+    let own = unsafe { context.adopt(raw(2)) }.unwrap();
+    assert_eq!(context.raw(own), 2);
+    assert!(context.adopted_streams().contains(&own));
+    context.audit().unwrap();
 }
 
 #[test]

@@ -205,13 +205,28 @@ fn foreign_and_made_up_streams_are_refused() {
 }
 
 #[test]
-fn the_stream_that_each_thread_has_of_its_own_is_refused() {
-    // `cudaStreamPerThread`. Two threads that adopted it had one stream, and each the other's memory.
+fn the_stream_that_each_thread_has_of_its_own_has_a_handle_in_each() {
+    // `cudaStreamPerThread`. Two threads that had one handle would have each the other's memory.
     let allocator = open("");
-    for _ in 0..2 {
-        assert_eq!(adopt(allocator, 2), Err(VRAMP_ERROR_UNSUPPORTED));
-        assert!(last_error().contains("create a stream for each thread"), "{}", last_error());
-    }
+    let own = adopt(allocator, 2).unwrap();
+    let block = malloc(allocator, 4096, own).unwrap();
+    let (addr, mine) = (block as usize, own.id);
+    let elsewhere = std::thread::spawn(move || {
+        let other = adopt(allocator, 2).unwrap();
+        assert_ne!(other.id, mine);
+        assert_eq!(adopt(allocator, 2), Ok(other));
+        let theirs = malloc(allocator, 4096, other).unwrap();
+        assert_ne!(theirs as usize, addr);
+        assert_eq!(vramp_free(allocator, theirs, other), VRAMP_OK);
+        // The handle of another thread's stream is good for a free of its block.
+        let freed = vramp_free(allocator, addr as *mut c_void, vramp_stream_t { id: mine });
+        assert_eq!(freed, VRAMP_OK);
+        other
+    });
+    let ended = elsewhere.join().unwrap();
+    assert_eq!(malloc(allocator, 4096, ended), Err(VRAMP_ERROR_UNKNOWN_STREAM));
+    assert_eq!(vramp_stream_forget(allocator, own), VRAMP_OK);
+    assert_ne!(adopt(allocator, 2), Ok(own), "a forgotten one is made anew");
     // The legacy stream by its number and as null.
     for raw in [0, 1] {
         let stream = adopt(allocator, raw).unwrap();
