@@ -25,6 +25,8 @@ const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// What was done about the shortage of one request so far.
 pub(crate) struct Relief<'a> {
     rounds: u32,
+    /// Memory of the group's other pools may have become idle since they were trimmed last.
+    others_may_be_idle: bool,
     patience: Duration,
     deadline: Option<Instant>,
     /// Work that uses freed memory of this pool was waited for.
@@ -39,6 +41,7 @@ impl Relief<'_> {
     pub(crate) fn new(patience: Duration) -> Self {
         Relief {
             rounds: 0,
+            others_may_be_idle: true,
             patience,
             deadline: None,
             own_waited_for: false,
@@ -140,6 +143,9 @@ impl Shared {
     /// at last for work that uses what was freed, here and in other pools. Returns true if the request is
     /// to be retried.
     ///
+    /// What a handler or another thread freed may lie in another pool of the group. So that pool is
+    /// trimmed before the next handler runs or the next wait begins.
+    ///
     /// A request made inside a handler only trims: its handlers would call each other without end,
     /// and it would wait for memory that the handler is about to free.
     pub(crate) fn relieve<'a>(
@@ -147,14 +153,15 @@ impl Shared {
         relief: &mut Relief<'a>,
         shortage: &Shortage,
     ) -> Result<bool, AllocError> {
-        relief.rounds += 1;
-        if relief.rounds == 1 && self.trim_others()? {
+        if std::mem::take(&mut relief.others_may_be_idle) && self.trim_others()? {
             return Ok(true);
         }
         if self.observers.is_in_handler() || self.group.handlers.is_in_handler() {
             return Ok(false);
         }
-        if relief.rounds <= ROUNDS_MAX && self.run_handlers(shortage) {
+        if relief.rounds < ROUNDS_MAX && self.run_handlers(shortage) {
+            relief.rounds += 1;
+            relief.others_may_be_idle = true;
             self.lock_asleep()?.retries += 1;
             return Ok(true);
         }
@@ -167,6 +174,7 @@ impl Shared {
             inner.retries += 1;
             relief.waiter.get_or_insert_with(|| self.add_waiter());
             self.wait_for_memory(inner, left);
+            relief.others_may_be_idle = true;
             return Ok(true);
         }
         if shortage.requested > self.driver.info().limits.memory {

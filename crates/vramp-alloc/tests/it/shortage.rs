@@ -164,6 +164,55 @@ fn a_handler_is_asked_before_a_request_fails_and_may_use_the_allocator() {
 }
 
 #[test]
+fn one_handler_call_is_enough_where_the_block_that_it_frees_is_of_another_pool() {
+    for preset in Preset::ALL {
+        for wanted in [pages(32), pages(60)] {
+            let config = Config { limit: Some(pages(500)), ..Config::preset(preset) };
+            let rig = Rig::on(Simulator::builder(), config);
+            let side = Arc::new(rig.allocator.create_pool("side").expect("a pool can be made"));
+            let own: Vec<_> = (0..4).map(|_| rig.malloc(60)).collect();
+            let of_side = |_| side.malloc(pages(60), rig.stream).expect("the limit leaves room");
+            let cache = Arc::new(Mutex::new((0..4).map(of_side).collect::<Vec<_>>()));
+            let calls = Arc::new(AtomicU64::new(0));
+            rig.allocator.on_shortage({
+                let (cache, calls, stream) = (Arc::clone(&cache), Arc::clone(&calls), rig.stream);
+                let side = Arc::clone(&side);
+                move |_| {
+                    calls.fetch_add(1, Ordering::Relaxed);
+                    let block = cache.lock().expect("no thread panicked").pop();
+                    block.is_some_and(|block| side.free(block, stream).is_ok())
+                }
+            });
+            let block = rig.allocator.malloc(wanted, rig.stream);
+            let block = block.unwrap_or_else(|error| panic!("{}: {error}", preset.name()));
+            assert_eq!(calls.load(Ordering::Relaxed), 1, "{} {wanted}", preset.name());
+            own.into_iter().chain([block]).for_each(|block| rig.free(block));
+        }
+    }
+}
+
+#[test]
+fn a_patient_request_gets_what_is_freed_in_another_pool_meanwhile() {
+    let patience = Duration::from_millis(300);
+    let rig = Rig::on(Simulator::builder(), Config { patience, ..limited_config() });
+    let side = rig.allocator.create_pool("side").expect("a pool can be made");
+    let block = side.malloc(pages(12), rig.stream).expect("the limit leaves room");
+    let (held, shortages) = (Mutex::new(Some(block)), Arc::new(AtomicU64::new(0)));
+    rig.allocator.observe({
+        let (shortages, stream) = (Arc::clone(&shortages), rig.stream);
+        move |event| {
+            if matches!(event, Event::Short(_)) && shortages.fetch_add(1, Ordering::Relaxed) == 1 {
+                let block = held.lock().expect("no thread panicked").take();
+                side.free(block.expect("it is freed once"), stream).expect("it is its pool's");
+            }
+        }
+    });
+    let block = rig.malloc(12);
+    assert_eq!(shortages.load(Ordering::Relaxed), 2, "the next attempt finds it");
+    rig.free(block);
+}
+
+#[test]
 fn a_patient_request_waits_for_another_thread_and_not_for_ever() {
     let config =
         Config { limit: Some(pages(16)), patience: Duration::from_secs(20), ..Config::default() };
