@@ -361,9 +361,7 @@ impl Driver for Simulator {
 
     fn synchronize_device(&self) -> DriverResult<()> {
         self.call(log(Call::SynchronizeStream), |state| {
-            let streams = 0..state.streams.made();
-            let own = streams.filter(|&stream| state.streams.device(stream) == state.current);
-            let own: Vec<usize> = own.collect();
+            let own = state.streams.of_device(state.current);
             let captures = own.iter().filter_map(|&stream| state.captures.of(stream));
             let captures: Vec<u64> = captures.collect();
             if !captures.is_empty() {

@@ -100,7 +100,7 @@ impl State {
         State {
             now_ns: 0,
             memory,
-            streams: Streams::default(),
+            streams: Streams::new(config.checker),
             host: HostBuffers::default(),
             checker: config.checker.then(Checker::default),
             events: HashMap::new(),
@@ -234,10 +234,7 @@ impl State {
 
     /// Blocks the host until the work of all streams of the device is complete.
     pub fn wait_for_everything(&mut self) -> Outcome<()> {
-        for stream in 0..self.streams.made() {
-            if self.streams.device(stream) != self.current {
-                continue;
-            }
+        for stream in self.streams.of_device(self.current) {
             self.run_to(self.streams.end_of(stream))?;
             if let Some(checker) = &mut self.checker {
                 checker.host_observed_stream(Stream::from_number(stream as u64 + 1));

@@ -13,7 +13,7 @@
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
@@ -21,9 +21,6 @@ use super::devices::DeviceSet;
 use super::hazard::Stamp;
 use super::refusal::{Outcome, Refusal};
 use crate::{Stream, ThreadNumber};
-
-/// Streams in one word of the set of busy ones.
-const WORD: usize = u64::BITS as usize;
 
 /// A gate that keeps a kernel running until the host opens it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -216,7 +213,8 @@ struct Queue {
     started_ns: Option<u64>,
     /// Streams that wait for this one, with the position that they wait for.
     waiters: BinaryHeap<Reverse<(u64, usize)>>,
-    destroyed: bool,
+    /// Callers have no id of it: it was destroyed, or never had one.
+    unnamed: bool,
     role: Role,
 }
 
@@ -229,6 +227,8 @@ enum Role {
     OfThread { owner: ThreadNumber, ids: usize },
     /// The legacy default stream, which has no id for callers.
     Legacy,
+    /// A stream of a graph, which has no id for callers. It stays without work: the graph uses it again.
+    Internal,
 }
 
 /// How a stream advanced.
@@ -251,12 +251,18 @@ struct GateState {
 
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    queues: Vec<Queue>,
+    /// By index, without those that were destroyed and are done, so that a program may make any number of
+    /// streams one after the other.
+    queues: BTreeMap<usize, Queue>,
+    /// Number of streams ever created.
+    made: usize,
     /// Default streams by device: the legacy one, and those of threads.
     defaults: BTreeMap<(usize, Option<ThreadNumber>), usize>,
+    /// Streams that were destroyed and are done stay: the race detector asks about them.
+    keeps_all: bool,
     gates: Vec<GateState>,
-    /// One bit for each stream: whether it has items that are not done.
-    busy: Vec<u64>,
+    /// Streams that have items that are not done.
+    busy: BTreeSet<usize>,
     /// Number of items not done, over all streams.
     pending: usize,
     /// Streams that advance by themselves, each once, by time. An entry stays until the step.
@@ -268,15 +274,46 @@ pub(super) struct Streams {
 }
 
 impl Streams {
+    /// No streams yet. With `keeps_all` those that were destroyed and are done stay.
+    pub fn new(keeps_all: bool) -> Streams {
+        Streams { keeps_all, ..Streams::default() }
+    }
+
     pub fn create(&mut self, device: usize) -> Stream {
-        self.queues.push(Queue { device, ..Queue::default() });
-        Stream::from_number(self.queues.len() as u64)
+        let index = self.add(Queue { device, ..Queue::default() });
+        Stream::from_number(index as u64 + 1)
+    }
+
+    fn add(&mut self, queue: Queue) -> usize {
+        self.queues.insert(self.made, queue);
+        self.made += 1;
+        self.made - 1
+    }
+
+    fn queue(&self, stream: usize) -> &Queue {
+        self.queues.get(&stream).expect("a stream that is used is not gone")
+    }
+
+    fn queue_mut(&mut self, stream: usize) -> &mut Queue {
+        self.queues.get_mut(&stream).expect("a stream that is used is not gone")
+    }
+
+    /// Forgets a stream that was destroyed and is done. Points of it are done.
+    fn leave_if_done(&mut self, stream: usize) {
+        let queue = self.queue(stream);
+        let stays = matches!(queue.role, Role::Legacy | Role::Internal) || self.keeps_all;
+        if !queue.unnamed || stays || !queue.items.is_empty() {
+            return;
+        }
+        if let Role::OfThread { owner, .. } = queue.role {
+            self.defaults.remove(&(queue.device, Some(owner)));
+        }
+        self.queues.remove(&stream);
     }
 
     /// Creates a stream without an id for callers.
     pub fn create_unnamed(&mut self, device: usize) -> usize {
-        self.queues.push(Queue { device, destroyed: true, ..Queue::default() });
-        self.queues.len() - 1
+        self.add(Queue { device, unnamed: true, role: Role::Internal, ..Queue::default() })
     }
 
     /// Returns the index of a stream of `device`.
@@ -284,48 +321,57 @@ impl Streams {
         let unknown = || Refusal::unknown("stream", stream.number());
         let index = usize::try_from(stream.number()).ok().and_then(|n| n.checked_sub(1));
         let index = index.ok_or_else(unknown)?;
-        match self.queues.get(index) {
-            Some(queue) if !queue.destroyed && queue.device == device => Ok(index),
+        match self.queues.get(&index) {
+            Some(queue) if !queue.unnamed && queue.device == device => Ok(index),
             _ => Err(unknown()),
         }
     }
 
     /// Ends one id of a stream, and the stream with its last one.
     pub fn destroy(&mut self, stream: usize) {
-        let queue = &mut self.queues[stream];
+        let queue = self.queue_mut(stream);
         if let Role::OfThread { ids, .. } = &mut queue.role {
             *ids -= 1;
-            queue.destroyed = *ids == 0;
+            queue.unnamed = *ids == 0;
         } else {
-            queue.destroyed = true;
+            queue.unnamed = true;
         }
+        self.leave_if_done(stream);
     }
 
     /// Returns the default stream of a thread on `device`, with one more id.
     pub fn of_thread(&mut self, device: usize, thread: ThreadNumber) -> usize {
-        let next = self.queues.len();
-        let index = *self.defaults.entry((device, Some(thread))).or_insert(next);
-        if index == next {
-            let role = Role::OfThread { owner: thread, ids: 0 };
-            self.queues.push(Queue { device, role, ..Queue::default() });
-        }
-        let queue = &mut self.queues[index];
+        let role = Role::OfThread { owner: thread, ids: 0 };
+        let index = self.default_of(device, Some(thread), role);
+        let queue = self.queue_mut(index);
         if let Role::OfThread { ids, .. } = &mut queue.role {
             *ids += 1;
-            queue.destroyed = false;
+            queue.unnamed = false;
         }
+        index
+    }
+
+    /// Returns a default stream, which its first use makes.
+    fn default_of(&mut self, device: usize, of: Option<ThreadNumber>, role: Role) -> usize {
+        if let Some(&index) = self.defaults.get(&(device, of)) {
+            return index;
+        }
+        let unnamed = role == Role::Legacy;
+        let index = self.add(Queue { device, role, unnamed, ..Queue::default() });
+        self.defaults.insert((device, of), index);
         index
     }
 
     /// Returns the thread whose default stream it is.
     pub fn thread(&self, stream: usize) -> Option<ThreadNumber> {
-        match self.queues[stream].role {
+        match self.queue(stream).role {
             Role::OfThread { owner, .. } => Some(owner),
-            Role::Created | Role::Legacy => None,
+            Role::Created | Role::Legacy | Role::Internal => None,
         }
     }
 
-    /// Returns the threads' default streams on `device`, also those whose ids ended.
+    /// Returns the threads' default streams on `device`, also those whose ids ended, but not those that
+    /// are done then.
     pub fn of_threads(&self, device: usize) -> Vec<usize> {
         let own = self.defaults.range((device, None)..).take_while(|((of, _), _)| *of == device);
         own.filter(|((_, thread), _)| thread.is_some()).map(|(_, index)| *index).collect()
@@ -338,37 +384,31 @@ impl Streams {
 
     /// Returns the legacy default stream of `device`.
     pub fn make_legacy(&mut self, device: usize) -> usize {
-        let next = self.queues.len();
-        let index = *self.defaults.entry((device, None)).or_insert(next);
-        if index == next {
-            self.queues.push(Queue { device, role: Role::Legacy, ..Queue::default() });
-        }
-        index
+        self.default_of(device, None, Role::Legacy)
     }
 
-    /// Returns the number of streams ever created.
-    pub fn made(&self) -> usize {
-        self.queues.len()
+    /// Returns the streams of a device, without those that were destroyed and are done. O(streams).
+    pub fn of_device(&self, device: usize) -> Vec<usize> {
+        let own = self.queues.iter().filter(|(_, queue)| queue.device == device);
+        own.map(|(&stream, _)| stream).collect()
     }
 
-    /// Returns the device of a stream.
+    /// Returns the device of a stream that is not gone.
     pub fn device(&self, stream: usize) -> usize {
-        self.queues[stream].device
+        self.queue(stream).device
     }
 
     /// Stops all streams of a device for good.
     pub fn stop(&mut self, device: usize) {
         self.stopped = self.stopped.with(device);
         let queues = &self.queues;
-        self.due.retain(|Reverse((_, stream))| queues[*stream].device != device);
+        self.due.retain(|Reverse((_, stream))| queues[stream].device != device);
     }
 
     /// Returns the number of streams of a device that are not destroyed. O(streams).
     pub fn live(&self, device: usize) -> usize {
-        let live = |queue: &&Queue| {
-            !queue.destroyed && queue.device == device && queue.role != Role::Legacy
-        };
-        self.queues.iter().filter(live).count()
+        let live = |queue: &&Queue| !queue.unnamed && queue.device == device;
+        self.queues.values().filter(live).count()
     }
 
     pub fn gate(&mut self) -> Gate {
@@ -402,36 +442,25 @@ impl Streams {
     }
 
     fn enqueue(&mut self, stream: usize, item: Item, queued_ns: u64) {
-        let queue = &mut self.queues[stream];
+        self.pending += 1;
+        let queue = self.queue_mut(stream);
         queue.queued += 1;
         queue.items.push_back(Queued { item, queued_ns });
-        self.pending += 1;
         if queue.items.len() == 1 {
-            let word = stream / WORD;
-            if self.busy.len() <= word {
-                self.busy.resize(word + 1, 0);
-            }
-            self.busy[word] |= 1 << (stream % WORD);
+            self.busy.insert(stream);
             self.schedule(stream);
         }
     }
 
-    /// Returns the streams that have items, in order. O(streams / 64).
+    /// Returns the streams that have items, in order.
     fn busy(&self) -> impl Iterator<Item = usize> + '_ {
-        self.busy.iter().enumerate().flat_map(|(word, bits)| {
-            let mut left = *bits;
-            std::iter::from_fn(move || {
-                let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
-                left &= left - 1;
-                Some(word * WORD + bit)
-            })
-        })
+        self.busy.iter().copied()
     }
 
     /// Finds the place of a stream that has none: its first item changed, or its wait or gate is over.
     fn schedule(&mut self, stream: usize) {
         let due_ns = self.due_ns(stream);
-        let queue = &self.queues[stream];
+        let queue = self.queue(stream);
         let Some(first) = queue.items.front().filter(|_| !self.stopped.contains(queue.device))
         else {
             return;
@@ -442,7 +471,7 @@ impl Streams {
             }
             (None, Item::Wait(point)) => {
                 let (position, of) = (point.position, point.stream);
-                self.queues[of].waiters.push(Reverse((position, stream)));
+                self.queue_mut(of).waiters.push(Reverse((position, stream)));
             }
             (None, Item::Work(work)) => {
                 let gate = work.kernel.until.expect("other work has an end");
@@ -454,11 +483,11 @@ impl Streams {
 
     /// Returns the point after all work queued on `stream`.
     pub fn end_of(&self, stream: usize) -> Point {
-        Point { stream, position: self.queues[stream].queued }
+        Point { stream, position: self.queues.get(&stream).map_or(0, |queue| queue.queued) }
     }
 
     pub fn is_done(&self, point: Point) -> bool {
-        self.queues[point.stream].done >= point.position
+        self.queues.get(&point.stream).is_none_or(|queue| queue.done >= point.position)
     }
 
     /// Returns which stream advances next, and when. `None` if all wait for closed gates, or for
@@ -468,7 +497,7 @@ impl Streams {
     }
 
     fn due_ns(&self, stream: usize) -> Option<u64> {
-        let queue = &self.queues[stream];
+        let queue = self.queue(stream);
         let first = queue.items.front()?;
         let ready_ns = queue.free_ns.max(first.queued_ns);
         match (&first.item, queue.started_ns) {
@@ -495,7 +524,7 @@ impl Streams {
         self.stepped_ns = self.stepped_ns.max(due_ns);
         let taken = self.due.pop();
         debug_assert_eq!(taken, Some(Reverse((due_ns, stream))), "the stream is not next");
-        let queue = &mut self.queues[stream];
+        let queue = self.queue_mut(stream);
         let first = queue.items.front_mut().expect("a stream that is due has work");
         if queue.started_ns.is_none() && matches!(first.item, Item::Work(_)) {
             queue.started_ns = Some(due_ns);
@@ -507,13 +536,15 @@ impl Streams {
         queue.done += 1;
         queue.free_ns = due_ns;
         let item = queue.items.pop_front().expect("a stream that is due has work").item;
+        let is_idle = queue.items.is_empty();
         self.pending -= 1;
-        if queue.items.is_empty() {
-            self.busy[stream / WORD] &= !(1 << (stream % WORD));
+        if is_idle {
+            self.busy.remove(&stream);
         } else {
             self.schedule(stream);
         }
         self.wake_waiters(stream);
+        self.leave_if_done(stream);
         match item {
             Item::Work(work) => Step::Done(work),
             Item::Wait(_) | Item::Starting => Step::Passed,
@@ -522,7 +553,7 @@ impl Streams {
 
     /// Schedules the streams whose wait for `stream` is over.
     fn wake_waiters(&mut self, stream: usize) {
-        while let queue = &mut self.queues[stream]
+        while let queue = self.queue_mut(stream)
             && let Some(&Reverse((position, waiter))) = queue.waiters.peek()
             && position <= queue.done
         {
@@ -533,7 +564,7 @@ impl Streams {
 
     /// Runs the work that [`Step::Started`] returned, whose duration is final now.
     pub fn run(&mut self, stream: usize, work: Box<Work>) {
-        let first = self.queues[stream].items.front_mut().expect("the work is still first");
+        let first = self.queue_mut(stream).items.front_mut().expect("the work is still first");
         first.item = Item::Work(work);
         self.schedule(stream);
     }
@@ -549,7 +580,7 @@ impl Streams {
             return None;
         }
         let devices = devices.without(self.stopped);
-        let busy = self.busy().map(|stream| (stream, &self.queues[stream]));
+        let busy = self.busy().map(|stream| (stream, self.queue(stream)));
         let mut queues = busy.filter(|(_, queue)| devices.contains(queue.device));
         queues.find_map(|(stream, queue)| {
             queue.items.iter().find_map(|queued| match &queued.item {
@@ -564,7 +595,8 @@ impl Streams {
     /// Describes what blocks each stream that has work left.
     pub fn describe_stuck(&self) -> String {
         let mut words = Vec::new();
-        for (queue, number) in self.queues.iter().zip(1..) {
+        for (&stream, queue) in &self.queues {
+            let number = stream + 1;
             match queue.items.front().map(|queued| &queued.item) {
                 Some(Item::Work(work)) => words.push(format!(
                     "stream {number} runs `{}`, whose gate is closed",

@@ -44,6 +44,36 @@ fn step(streams: &mut Streams, now_ns: &mut u64) {
     assert_eq!(streams.next_due(), naive(streams));
 }
 
+#[test]
+fn streams_that_were_destroyed_and_are_done_leave_nothing() {
+    let mut streams = Streams::default();
+    let stays = streams.create(0);
+    let gate = streams.gate();
+    for number in 0..1_000_u64 {
+        let created = streams.create(0);
+        let stream = streams.index(0, created).expect("it was just created");
+        let kernel = Kernel::new("work").lasting(1);
+        streams.push(stream, Work { kernel, ..Work::default() }, number);
+        let end = streams.end_of(stream);
+        streams.destroy(stream);
+        assert!(!streams.is_done(end) && streams.index(0, created).is_err());
+        while let Some((due_ns, next)) = streams.next_due() {
+            if let Step::Started(work) = streams.step(next, due_ns) {
+                streams.run(next, work);
+            }
+        }
+        assert!(streams.is_done(end) && streams.is_done(streams.end_of(stream)));
+    }
+    assert_eq!((streams.queues.len(), streams.busy.len(), streams.due.len()), (1, 0, 0));
+    assert_eq!(streams.index(0, stays).expect("it was not destroyed"), 0);
+    // One with work stays until that is done.
+    let last = streams.create_unnamed(0);
+    let kernel = Kernel::new("gated").until(gate);
+    streams.push(0, Work { kernel, ..Work::default() }, 0);
+    streams.destroy(0);
+    assert_eq!(streams.queues.keys().copied().collect::<Vec<_>>(), [0, last]);
+}
+
 proptest! {
     #[test]
     fn the_next_stream_is_the_one_that_asking_all_finds(
@@ -82,7 +112,7 @@ proptest! {
             step(&mut streams, &mut now_ns);
         }
         prop_assert!(streams.pending == 0 && streams.busy().count() == 0);
-        for queue in &streams.queues {
+        for queue in streams.queues.values() {
             prop_assert!(queue.items.is_empty() && queue.waiters.is_empty());
         }
     }
