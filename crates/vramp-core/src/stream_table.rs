@@ -2,10 +2,10 @@
 //!
 //! Ids are given in order and never again: one that is kept too long names a stream that left, not
 //! another one. A server that makes a stream for each request gives out millions, of which few exist at
-//! a time. So values lie in pages of 64 ids, and a page without values has no memory.
+//! a time. So values lie in pages of 64 ids, and only pages with values exist.
 //!
-//! Growth: finding, adding and removing are O(1). Half a byte stays for each id given out. Walking
-//! costs the values there are, and a look at each page.
+//! Growth: nothing stays of a stream that left. Finding is O(1) while each page up to the last has a value,
+//! else O(log pages). Walking costs the values there are, and at most 64 looks for each.
 
 use crate::ids::StreamId;
 
@@ -15,6 +15,7 @@ const PAGE: usize = 64;
 /// Values by stream.
 #[derive(Clone, Debug)]
 pub struct StreamTable<T> {
+    /// Those with values, by number.
     pages: Vec<Page<T>>,
     /// Number of ids given out.
     ids: usize,
@@ -24,6 +25,8 @@ pub struct StreamTable<T> {
 
 #[derive(Clone, Debug)]
 struct Page<T> {
+    /// The page of ids from 64 times this number on.
+    number: usize,
     values: Vec<Option<T>>,
     present: u32,
 }
@@ -81,9 +84,13 @@ impl<T> StreamTable<T> {
     /// Sets a stream's value and returns the one before. Ids below it that were not given out before
     /// are those of streams that left.
     pub fn insert(&mut self, id: StreamId, value: T) -> Option<T> {
-        let (page, slot) = place(id);
+        let (number, slot) = place(id);
         self.skip_to(id.index() + 1);
-        let page = &mut self.pages[page];
+        let place = self.find(number).unwrap_or_else(|place| {
+            self.pages.insert(place, Page { number, values: Vec::new(), present: 0 });
+            place
+        });
+        let page = &mut self.pages[place];
         if page.values.len() <= slot {
             page.values.resize_with(slot + 1, || None);
         }
@@ -98,21 +105,28 @@ impl<T> StreamTable<T> {
     /// Gives out ids up to this number of them, to streams that left.
     pub fn skip_to(&mut self, ids: usize) {
         self.ids = self.ids.max(ids);
-        if self.pages.len() < self.ids.div_ceil(PAGE) {
-            let none = || Page { values: Vec::new(), present: 0 };
-            self.pages.resize_with(self.ids.div_ceil(PAGE), none);
+    }
+
+    /// The place of a page, or where it is to be inserted.
+    #[inline]
+    fn find(&self, number: usize) -> Result<usize, usize> {
+        match self.pages.get(number) {
+            // All pages before it exist.
+            Some(page) if page.number == number => Ok(number),
+            _ => self.pages.binary_search_by_key(&number, |page| page.number),
         }
     }
 
     /// Removes a stream's value.
     pub fn remove(&mut self, id: StreamId) -> Option<T> {
-        let (page, slot) = place(id);
-        let page = self.pages.get_mut(page)?;
+        let (number, slot) = place(id);
+        let place = self.find(number).ok()?;
+        let page = &mut self.pages[place];
         let value = page.values.get_mut(slot)?.take()?;
         page.present -= 1;
         self.present -= 1;
         if page.present == 0 {
-            page.values = Vec::new();
+            self.pages.remove(place);
         }
         Some(value)
     }
@@ -120,15 +134,16 @@ impl<T> StreamTable<T> {
     /// A stream's value; `None` if it left, or if the id was not given out.
     #[inline]
     pub fn get(&self, id: StreamId) -> Option<&T> {
-        let (page, slot) = place(id);
-        self.pages.get(page)?.values.get(slot)?.as_ref()
+        let (number, slot) = place(id);
+        self.pages[self.find(number).ok()?].values.get(slot)?.as_ref()
     }
 
     /// The same to change it.
     #[inline]
     pub fn get_mut(&mut self, id: StreamId) -> Option<&mut T> {
-        let (page, slot) = place(id);
-        self.pages.get_mut(page)?.values.get_mut(slot)?.as_mut()
+        let (number, slot) = place(id);
+        let place = self.find(number).ok()?;
+        self.pages[place].values.get_mut(slot)?.as_mut()
     }
 
     /// Every value with its stream, in the order of ids.
@@ -138,10 +153,10 @@ impl<T> StreamTable<T> {
 
     /// The values of streams whose ids are not below this number, in the order of ids.
     pub fn iter_from(&self, first: usize) -> impl Iterator<Item = (StreamId, &T)> {
-        let pages = self.pages.iter().enumerate().skip(first / PAGE);
-        let all = pages.flat_map(|(page, known)| {
-            let slots = known.values.iter().enumerate();
-            slots.filter_map(move |(slot, value)| Some((page * PAGE + slot, value.as_ref()?)))
+        let (Ok(from) | Err(from)) = self.find(first / PAGE);
+        let all = self.pages[from..].iter().flat_map(|page| {
+            let slots = page.values.iter().enumerate();
+            slots.filter_map(|(slot, value)| Some((page.number * PAGE + slot, value.as_ref()?)))
         });
         all.skip_while(move |&(index, _)| index < first)
             .map(|(index, value)| (StreamId::new(index as u32), value))
@@ -187,15 +202,20 @@ mod tests {
     }
 
     #[test]
-    fn streams_that_left_keep_no_memory_but_their_page() {
+    fn streams_that_left_keep_nothing() {
         let mut table = StreamTable::default();
         let stays = table.push([0_u64; 16]);
         for _ in 0..100_000 {
             let id = table.push([1; 16]);
             table.remove(id);
         }
+        let last = table.push([2; 16]);
+        table.skip_to(1_000_000);
         let slots: usize = table.pages.iter().map(|page| page.values.capacity()).sum();
-        assert!(slots <= 2 * PAGE, "{slots} slots for one value");
-        assert!(table.get(stays).is_some());
+        assert!(slots <= 2 * PAGE, "{slots} slots for two values");
+        assert!(table.pages.len() == 2 && table.pages.capacity() <= 8, "{}", table.pages.len());
+        assert_eq!(table.iter().map(|(id, _)| id).collect::<Vec<_>>(), [stays, last]);
+        assert_eq!(table.iter_from(1).map(|(id, _)| id).collect::<Vec<_>>(), [last]);
+        assert!(table.get(stays).is_some() && table.get(StreamId::new(99_999)).is_none());
     }
 }
