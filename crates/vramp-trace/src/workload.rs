@@ -64,7 +64,8 @@ pub struct Workload {
     pub requests: Vec<Request>,
     /// Number of blocks. They are numbered from zero in the order of their `Alloc`.
     pub blocks: u32,
-    /// Peak of the allocated bytes: the sizes of blocks between their `Alloc` and their `Free`.
+    /// Peak of the allocated bytes: the sizes of blocks between their `Alloc` and their `Free`, from the
+    /// first event on. A block that was freed before it, or by it, does not count.
     pub peak_live: Bytes,
     /// Index in `requests` of the request that first reached the peak. Zero if there is none.
     pub peak_live_request: usize,
@@ -418,7 +419,9 @@ impl Builder {
         for (old, origin) in self.origins.iter().enumerate() {
             origins[new_block[old] as usize] = *origin;
         }
-        let Peak { peak_live, peak_live_request, peak_demand } = peak(&requests, self.blocks);
+        let first = events.iter().take_while(|&&event| event == NO_EVENT).count();
+        let Peak { peak_live, peak_live_request, peak_demand } =
+            peak(&requests, first, self.blocks);
         Workload {
             name: trace.name.clone(),
             device,
@@ -475,9 +478,13 @@ struct Peak {
     peak_demand: Bytes,
 }
 
-/// Finds the peaks. Counts in 128 bits, because a broken recording may request more than the address
-/// space.
-fn peak(requests: &[Request], blocks: u32) -> Peak {
+/// Finds the peaks from the first event on, which made request number `first`. Counts in 128 bits, because
+/// a broken recording may request more than the address space.
+fn peak(requests: &[Request], first: usize, blocks: u32) -> Peak {
+    // What was allocated before the first event was allocated in the recording too, unless that event
+    // freed a part of it.
+    let frees_first = matches!(requests.get(first), Some(Request::Free { .. }));
+    let counted_from = if frees_first { first } else { first.saturating_sub(1) };
     let mut sizes: Vec<u64> = Vec::with_capacity(blocks as usize);
     let (mut live, mut peak, mut peak_at, mut demand) = (0u128, 0u128, 0, 0u128);
     for (index, request) in requests.iter().enumerate() {
@@ -485,13 +492,13 @@ fn peak(requests: &[Request], blocks: u32) -> Peak {
             Request::Alloc { size, .. } => {
                 sizes.push(size.count());
                 live += u128::from(size.count());
-                if live > peak {
-                    (peak, peak_at) = (live, index);
-                }
             }
             Request::Free { block } => live -= u128::from(sizes[block as usize]),
             Request::Oom { size, .. } => demand = demand.max(live + u128::from(size.count())),
             Request::FreeCompleted { .. } => {}
+        }
+        if live > peak && index >= counted_from {
+            (peak, peak_at) = (live, index);
         }
     }
     let bytes = |count: u128| Bytes::new(u64::try_from(count).unwrap_or(u64::MAX));

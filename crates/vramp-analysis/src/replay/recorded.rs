@@ -66,11 +66,13 @@ pub struct Past {
     pub coverage: Coverage,
     /// Bytes that were reserved before the first event, if known and not zero.
     pub reserved: Option<Bytes>,
+    /// The ring of the history was full: older events were overwritten.
+    pub overwritten: bool,
 }
 
 impl Default for Past {
     fn default() -> Past {
-        Past { coverage: Coverage::Whole, reserved: None }
+        Past { coverage: Coverage::Whole, reserved: None, overwritten: false }
     }
 }
 
@@ -101,6 +103,7 @@ impl Past {
         match (self.coverage, self.reserved) {
             (Coverage::NoEvents { .. }, _) => Past::MISSING,
             (Coverage::FromTheMiddle { .. }, _) | (Coverage::Whole, Some(_)) => "from_the_middle",
+            (Coverage::Whole, None) if self.overwritten => "from_the_middle",
             (Coverage::Whole, None) => "whole",
         }
     }
@@ -120,7 +123,7 @@ impl fmt::Display for Past {
                     held.bytes
                 );
             }
-            Coverage::Whole if self.reserved.is_none() => return Ok(()),
+            Coverage::Whole if self.reserved.is_none() && !self.overwritten => return Ok(()),
             Coverage::Whole => OlderBlocks::default(),
             Coverage::FromTheMiddle { older } => older,
         };
@@ -133,10 +136,16 @@ impl fmt::Display for Past {
         if let Some(reserved) = self.reserved {
             write!(f, ", and {reserved} were reserved already")?;
         }
-        f.write_str(
-            ". To record all of it, call torch.cuda.memory._record_memory_history() before the job \
-             begins, with a larger max_entries if the ring was full.",
-        )
+        f.write_str(match self.overwritten {
+            true => {
+                ". The ring of the history was full, and older events are lost. To record all of it, \
+                 give torch.cuda.memory._record_memory_history() a larger max_entries."
+            }
+            false => {
+                ". To record all of it, call torch.cuda.memory._record_memory_history() before the \
+                 job begins, with a larger max_entries if the ring was full."
+            }
+        })
     }
 }
 
@@ -225,7 +234,9 @@ impl Recorded {
             Some(peak) => Reserved::Peak(peak),
         };
         let at_first = at_end.and_then(|_| reserved(0)).filter(|reserved| !reserved.is_zero());
-        recorded.past = Past { coverage: workload.coverage(), reserved: at_first };
+        let overwritten = ("trace_alloc_overflowed".to_owned(), "True".to_owned());
+        let overwritten = trace.allocator_settings.contains(&overwritten);
+        recorded.past = Past { coverage: workload.coverage(), reserved: at_first, overwritten };
         recorded.oom = failure.map(|(index, change)| {
             let event = &trace.events[index];
             let (request, live) = before(workload, index);
@@ -412,11 +423,19 @@ mod tests {
         let late = recorded(&[(FreeRequested, 3), (SegmentFree, 4), (Alloc, 1)], &[0]).past;
         let older = OlderBlocks { blocks: 1, bytes: Bytes::gib(3) };
         let coverage = Coverage::FromTheMiddle { older };
-        assert_eq!(late, Past { coverage, reserved: Some(Bytes::gib(4)) });
+        let expected = Past { coverage, reserved: Some(Bytes::gib(4)), overwritten: false };
+        assert_eq!(late, expected);
         assert!(!late.supports_comparison(Bytes::gib(30), Bytes::gib(30)));
         assert!(late.supports_comparison(Bytes::gib(60), Bytes::gib(80)));
         assert!(late.to_string().contains("1 block (3.00 GiB) are older"), "{late}");
         assert!(late.to_string().contains("_record_memory_history"), "{late}");
+        // As PyTorch says itself.
+        for (past, whole) in [(late, false), (Past::default(), true)] {
+            let past = Past { overwritten: true, ..past };
+            let text = past.to_string();
+            assert!(text.contains("The ring of the history was full"), "{whole}: {text}");
+            assert_eq!(past.name(), "from_the_middle");
+        }
     }
 
     #[test]

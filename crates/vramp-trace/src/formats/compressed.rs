@@ -4,6 +4,9 @@ use std::io::{self, BufRead, BufReader, Read};
 
 use liblzma::stream::{CONCATENATED, Stream};
 
+use super::foreign::Foreign;
+use crate::ReadError;
+
 /// How a file is compressed, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compression {
@@ -47,12 +50,15 @@ impl Compression {
 struct Members<R: BufRead> {
     /// `None` only while a member is replaced by the next.
     member: Option<flate2::bufread::GzDecoder<R>>,
+    /// The present member is not the first.
+    is_later: bool,
     is_over: bool,
 }
 
 impl<R: BufRead> Members<R> {
     fn new(source: R) -> Members<R> {
-        Members { member: Some(flate2::bufread::GzDecoder::new(source)), is_over: false }
+        let member = Some(flate2::bufread::GzDecoder::new(source));
+        Members { member, is_later: false, is_over: false }
     }
 }
 
@@ -60,7 +66,13 @@ impl<R: BufRead> Read for Members<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         while !self.is_over && !out.is_empty() {
             let Some(member) = &mut self.member else { break };
-            let read = member.read(out)?;
+            let read = member.read(out).map_err(|error| {
+                // What follows the last member begins as none.
+                match self.is_later && member.header().is_none() {
+                    true => io::Error::other(ReadError::from(Foreign::BYTES_BEHIND)),
+                    false => error,
+                }
+            })?;
             if read > 0 {
                 return Ok(read);
             }
@@ -68,6 +80,7 @@ impl<R: BufRead> Read for Members<R> {
                 break;
             };
             self.is_over = !skip_zeros(&mut source)?;
+            self.is_later = true;
             self.member = Some(flate2::bufread::GzDecoder::new(source));
         }
         Ok(0)

@@ -67,6 +67,14 @@ impl Foreign {
         looks: "a zip archive whose file is compressed by neither deflate nor zstd",
         advice: UNPACK,
     };
+    pub const BYTES_BEHIND: Foreign = Foreign {
+        looks: "a gzip file with other bytes behind its end",
+        advice: "cut them off, or copy or download it again",
+    };
+    const OLD_PICKLE: Foreign = Foreign {
+        looks: "a pickle of protocol 1",
+        advice: "write it again in Python with pickle.dump(snapshot, file, protocol=4)",
+    };
     const CHECKPOINT: Foreign = Foreign {
         looks: "a PyTorch checkpoint (torch.save), not a memory snapshot",
         advice: RECORD,
@@ -92,6 +100,7 @@ impl Foreign {
             .or_else(|| elf(start))
             .or_else(|| tar(start))
             .or_else(|| safetensors(start))
+            .or_else(|| pickle_of_protocol_1(start))
             .or_else(|| text(start))
     }
 
@@ -169,10 +178,7 @@ fn text(start: &[u8]) -> Option<Foreign> {
             "give the .pickle file that was recorded or opened in the page",
         )
     } else if is_old_pickle(text) {
-        (
-            "a pickle of protocol 0",
-            "write it again in Python with pickle.dump(snapshot, file, protocol=4)",
-        )
+        ("a pickle of protocol 0", Foreign::OLD_PICKLE.advice)
     } else {
         (
             "a text file without the header of an RMM log",
@@ -180,6 +186,17 @@ fn text(start: &[u8]) -> Option<Foreign> {
         )
     };
     Some(Foreign { looks, advice })
+}
+
+/// Python begins a dict or a list by its opcode and its memo entry, and then a mark or, if it is empty, the
+/// end.
+fn pickle_of_protocol_1(start: &[u8]) -> Option<Foreign> {
+    let is_old = match start {
+        [b'}' | b']', b'q', _, rest @ ..] => matches!(rest, [b'(' | b'.' | b'U' | b'X' | b'}', ..]),
+        [b'}' | b']', b'r', _, _, _, _, rest @ ..] => matches!(rest, [b'(' | b'.', ..]),
+        _ => false,
+    };
+    is_old.then_some(Foreign::OLD_PICKLE)
 }
 
 /// Python begins a dict or a list by a mark, its opcode, and its memo entry.

@@ -166,6 +166,20 @@ fn the_peak_counts_from_allocation_to_the_request_to_free() {
 }
 
 #[test]
+fn what_the_first_event_frees_is_not_in_the_peak() {
+    let peak = |events: &[Event]| {
+        let workload = Workload::from_trace(&trace(events, &[]), 0);
+        (workload.peak_live.count(), workload.peak_demand.count())
+    };
+    assert_eq!(peak(&[event(FreeRequested, 1, 10)]), (0, 0));
+    assert_eq!(peak(&[event(FreeCompleted, 1, 10)]), (0, 0));
+    assert_eq!(peak(&[event(FreeRequested, 1, 10), event(FreeCompleted, 1, 10)]), (0, 0));
+    // What a later event frees was allocated before that.
+    assert_eq!(peak(&[event(FreeRequested, 1, 10), event(FreeRequested, 2, 7)]), (7, 7));
+    assert_eq!(peak(&[event(Alloc, 3, 5), event(FreeRequested, 1, 10)]), (15, 15));
+}
+
+#[test]
 fn sums_beyond_64_bits_are_no_panic() {
     let events: Vec<Event> = (0..3).map(|address| event(Alloc, address, u64::MAX)).collect();
     let workload = Workload::from_trace(&trace(&events, &[]), 0);
@@ -277,7 +291,11 @@ proptest! {
                 }
                 let live = sizes.iter().filter(|(_, state)| *state == 0).map(|(size, _)| size);
                 let live: u64 = live.sum();
-                if live > peak {
+                let next = workload.requests.get(index + 1);
+                let begins = workload.event_of(index + 1).is_some() || next.is_none();
+                let is_kept = !matches!(next, Some(Request::Free { .. }));
+                let counts = workload.event_of(index).is_some() || (begins && is_kept);
+                if live > peak && counts {
                     (peak, peak_at) = (live, index);
                 }
             }
