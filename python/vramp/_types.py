@@ -58,6 +58,10 @@ class Stats:
     """Bytes of the handles moved or reactivated."""
     plans_undone: int
     """Sequences of driver calls that failed and were undone."""
+    quarantined: int
+    """Bytes, part of `reserved`, that a failed driver call left unusable until a trim releases them."""
+    quarantined_addresses: int
+    """Bytes of addresses that a failed driver call left unusable until a trim unmaps them."""
     device_free: int
     """Free memory of the device."""
     device_total: int

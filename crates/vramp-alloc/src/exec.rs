@@ -27,6 +27,8 @@ pub(crate) struct Executor {
     page: Bytes,
     spans: Vec<AddrRange>,
     chunks: Vec<Option<Handle>>,
+    /// The last call that left something unusable.
+    pub quarantined_by: Option<DriverError>,
     /// Which chunks are not on the card, while the pool sleeps. Their plans wait until it wakes.
     pub asleep: Option<Asleep>,
 }
@@ -41,6 +43,7 @@ impl Executor {
             page,
             spans: Vec::new(),
             chunks: Vec::new(),
+            quarantined_by: None,
             asleep: None,
         }
     }
@@ -50,6 +53,9 @@ impl Executor {
         for index in 0..plan.ops.len() {
             if let Err(error) = self.step(plan.ops[index], &mut plan) {
                 let leftovers = self.undo(&plan, index);
+                if plan.is_optional() {
+                    self.quarantined_by = Some(error.clone());
+                }
                 pool.abandon(plan, leftovers);
                 return Err(error);
             }
@@ -130,19 +136,27 @@ impl Executor {
             match (op, op.inverse()) {
                 (Op::Map { chunk, at, len }, Some(_)) => {
                     let range = Range { at, len };
-                    if self.driver.unmap(self.range(range)).is_err() {
+                    if let Err(error) = self.driver.unmap(self.range(range)) {
+                        self.quarantined_by = Some(error);
                         leftovers.mapped.push(range);
                         stuck.push(chunk);
                     }
                 }
                 (Op::Create { chunk, len }, Some(_)) => {
                     // A handle released while mapped would stay allocated and uncounted.
-                    let kept =
-                        stuck.contains(&chunk) || self.driver.release(self.handle(chunk)).is_err();
-                    if kept {
-                        leftovers.chunks.push((chunk, len));
-                    } else {
-                        self.chunks[chunk.index()] = None;
+                    let released = match stuck.contains(&chunk) {
+                        true => false,
+                        false => match self.driver.release(self.handle(chunk)) {
+                            Ok(()) => true,
+                            Err(error) => {
+                                self.quarantined_by = Some(error);
+                                false
+                            }
+                        },
+                    };
+                    match released {
+                        true => self.chunks[chunk.index()] = None,
+                        false => leftovers.chunks.push((chunk, len)),
                     }
                 }
                 _ => {}

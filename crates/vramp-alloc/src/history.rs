@@ -28,6 +28,7 @@ use vramp_trace::{Block, EventKind, Frame, History, Record, Segment, StreamIndex
 pub use vramp_trace::{BlockState, HistorySize, Trace};
 
 use crate::Allocator;
+use crate::error::QuarantinedMemory;
 use crate::observe::{Event, Observers, Recorder, Registration};
 use crate::shared::{Inner, Shared};
 use crate::virtual_pool::VirtualPool;
@@ -115,7 +116,15 @@ impl Allocator {
         let mut trace = match recording {
             // In a forked child a thread of the parent may hold the history's lock.
             Some(recording) if !is_forked() => {
-                recording.recorder.sink.lock().unwrap_or_else(PoisonError::into_inner).to_trace()
+                let sink = recording.recorder.sink.lock();
+                let history = sink.unwrap_or_else(PoisonError::into_inner);
+                let mut trace = history.to_trace();
+                if history.overwritten() > 0 {
+                    // As PyTorch's snapshots say it.
+                    let setting = ("trace_alloc_overflowed".to_owned(), "True".to_owned());
+                    trace.allocator_settings.push(setting);
+                }
+                trace
             }
             _ => Trace::default(),
         };
@@ -229,8 +238,15 @@ fn segments(inner: &mut Inner, trace: &mut Trace) {
     }
     let name = if inner.manager.caching().is_some() { "torch" } else { "vramp" };
     let Some(counters) = inner.manager.known_counters() else { return };
-    let settings = [("allocator", name.to_owned()), ("reserved", bytes(counters.reserved))];
-    trace.allocator_settings.extend(settings.map(|(name, value)| (name.to_owned(), value)));
+    let mut settings = vec![("allocator", name.to_owned()), ("reserved", bytes(counters.reserved))];
+    let QuarantinedMemory { memory, addresses, failed_call } = inner.manager.quarantined();
+    if !memory.is_zero() || !addresses.is_zero() {
+        settings.push(("quarantined", bytes(memory)));
+        settings.push(("quarantined_addresses", bytes(addresses)));
+        settings.extend(failed_call.map(|failed| ("quarantined_by", failed.to_string())));
+    }
+    let named = settings.into_iter().map(|(name, value)| (name.to_owned(), value));
+    trace.allocator_settings.extend(named);
 }
 
 fn segments_of_pool(pool: &VirtualPool, trace: &mut Trace) {
@@ -370,6 +386,27 @@ mod tests {
         free(&allocator, own);
         assert_eq!(allocator.snapshot(Some(&recording)).events.len(), trace.events.len());
         assert!(!allocator.stop_history(&recording));
+    }
+
+    #[test]
+    fn a_snapshot_says_that_its_ring_was_full() {
+        let device = crate::open("sim:h200").expect("it is simulated").driver;
+        let allocator = Allocator::new(device, Config::default()).expect("it is possible");
+        let stream = allocator.create_stream().expect("a stream can be made");
+        let recording =
+            allocator.record_history(HistorySize { events: 8, ..HistorySize::default() }, None);
+        let overflowed = || {
+            let trace = allocator.snapshot(Some(&recording));
+            let mut names = trace.allocator_settings.iter().map(|(name, _)| &name[..]);
+            names.any(|name| name == "trace_alloc_overflowed")
+        };
+        for (pairs, expected) in [(1, false), (8, true)] {
+            for _ in 0..pairs {
+                let block = allocator.malloc(Bytes::mib(3), stream).expect("there is memory");
+                allocator.free(block, stream).expect("it is the allocator's");
+            }
+            assert_eq!(overflowed(), expected);
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use vramp_model::{TorchConfig, TorchPool};
 
 use crate::allocation::{Allocation, Owner};
 use crate::config::{Config, FIRST_SPAN, Preset};
-use crate::error::{CreateError, Largest};
+use crate::error::{CreateError, Largest, QuarantinedMemory};
 use crate::sharing::Access;
 use crate::stream_end::StreamEnd;
 use crate::stream_ordered::{OrderedOutcome, OrderedPool};
@@ -306,6 +306,15 @@ impl Manager {
             }
             Manager::Ordered(_) => Ok(()),
             Manager::Caching(caching) => caching.prefill(len, stream),
+        }
+    }
+
+    /// Returns what failed calls left unusable. O(what is).
+    pub(crate) fn quarantined(&self) -> QuarantinedMemory {
+        match self {
+            Manager::Virtual { pool, .. } => pool.quarantined(),
+            Manager::Caching(caching) => caching.quarantined(),
+            Manager::Ordered(_) => QuarantinedMemory::default(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vramp_core::{
     AddrRange, BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Request, StreamId, StreamTable,
 };
-use vramp_driver::{Driver, DriverResult, Handle, Stream};
+use vramp_driver::{Driver, DriverError, DriverResult, Handle, Stream};
 use vramp_model::{
     SegmentId, TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep,
 };
@@ -14,6 +14,7 @@ use vramp_model::{
 use crate::allocation::Owner;
 use crate::completion::Events;
 use crate::config::{Config, Progress};
+use crate::error::QuarantinedMemory;
 use crate::exec::captures;
 use crate::manager::Found;
 use crate::sharing::Access;
@@ -37,8 +38,10 @@ pub(crate) struct CachingPool {
     segments: Vec<Option<Memory>>,
     /// Handles whose release failed: unused, and released again by `trim` and `close`.
     stuck: Vec<(Handle, Bytes)>,
-    /// Segments that a failed call left behind: unused, and returned by `close`.
+    /// Segments that a failed call left behind: unused, and returned by `trim` and `close`.
     spoiled: Vec<Memory>,
+    /// The last call that left something behind.
+    left_by: Option<DriverError>,
     /// Memory on the card: the pool's, and handles left by a failed call.
     held: Bytes,
     held_peak: Bytes,
@@ -84,6 +87,7 @@ impl CachingPool {
             segments: Vec::new(),
             stuck: Vec::new(),
             spoiled: Vec::new(),
+            left_by: None,
             held: Bytes::ZERO,
             held_peak: Bytes::ZERO,
         }
@@ -91,7 +95,14 @@ impl CachingPool {
 
     /// Returns the counts, with all memory that is reserved on the card. No driver call.
     pub(crate) fn counters(&self) -> Counters {
-        Counters { reserved: self.held, reserved_peak: self.held_peak, ..self.pool.counters() }
+        let QuarantinedMemory { memory, addresses, .. } = self.quarantined();
+        Counters {
+            reserved: self.held,
+            reserved_peak: self.held_peak,
+            quarantined: memory,
+            quarantined_addresses: addresses,
+            ..self.pool.counters()
+        }
     }
 
     pub(crate) fn reset_peaks(&mut self) {
@@ -126,8 +137,7 @@ impl CachingPool {
     /// Allocates at least `size` bytes. No driver call on a hit except queries of open events.
     pub(crate) fn malloc(&mut self, size: Bytes, stream: StreamId) -> Result<Found, Refusal> {
         let mut attempt = TorchAttempt::new(Request { size, stream });
-        let mut full = None;
-        let mut performed = false;
+        let (mut full, mut performed, mut retried) = (None, false, false);
         loop {
             match self.pool.place(&mut attempt) {
                 TorchStep::Placed(block) => return Ok(self.found(block, !performed)),
@@ -141,7 +151,12 @@ impl CachingPool {
                     }
                     Err(error) => return Err(Refusal::Driver(error)),
                 },
-                TorchStep::Short(shortage) => return Err(Refusal::Short(Box::new(shortage), full)),
+                TorchStep::Short(shortage) => {
+                    if std::mem::replace(&mut retried, true) || !self.retry_left() {
+                        return Err(Refusal::Short(Box::new(shortage), full));
+                    }
+                    attempt = TorchAttempt::new(Request { size, stream });
+                }
             }
         }
     }
@@ -187,9 +202,7 @@ impl CachingPool {
     /// device.
     pub(crate) fn trim(&mut self, to: Bytes) -> DriverResult<()> {
         self.wait()?;
-        for (handle, len) in std::mem::take(&mut self.stuck) {
-            self.release(handle, len);
-        }
+        self.retry_left();
         let mut release = self.pool.release(to);
         while let Some(plan) = self.pool.next_release(&mut release) {
             self.perform(plan.op())?;
@@ -257,7 +270,10 @@ impl CachingPool {
                     let undone = self.unmap_each(segment, Bytes::ZERO, len);
                     let undone = undone.and_then(|()| self.driver.free_addresses(range));
                     let memory = self.segments[segment.index()].take();
-                    self.spoiled.extend(memory.filter(|_| undone.is_err()));
+                    if let Err(undone) = undone {
+                        self.left_by = Some(undone);
+                        self.spoiled.extend(memory);
+                    }
                     return Err(error);
                 }
             }
@@ -432,8 +448,65 @@ impl CachingPool {
     fn release(&mut self, handle: Handle, len: Bytes) {
         match self.driver.release(handle) {
             Ok(()) => self.held -= len,
-            Err(_) => self.stuck.push((handle, len)),
+            Err(error) => {
+                self.left_by = Some(error);
+                self.stuck.push((handle, len));
+            }
         }
+    }
+
+    /// Returns to the device what failed calls left behind. Returns true if there was something and less is
+    /// left. A driver call for each handle and range; none if nothing is left.
+    fn retry_left(&mut self) -> bool {
+        let before = self.quarantined();
+        for memory in std::mem::take(&mut self.spoiled) {
+            self.return_spoiled(memory);
+        }
+        for (handle, len) in std::mem::take(&mut self.stuck) {
+            self.release(handle, len);
+        }
+        let after = self.quarantined();
+        (after.memory, after.addresses) != (before.memory, before.addresses)
+    }
+
+    /// Returns a segment that a failed call left behind, or what can be returned of it.
+    fn return_spoiled(&mut self, memory: Memory) {
+        let Memory::Range { range, mut handles } = memory else {
+            self.spoiled.push(memory);
+            return;
+        };
+        let driver = Arc::clone(&self.driver);
+        let mut failed = None;
+        for (offset, (handle, len)) in std::mem::take(&mut handles) {
+            match driver.unmap(AddrRange::new(range.start + offset, len)) {
+                Ok(()) => self.release(handle, len),
+                Err(error) => {
+                    handles.insert(offset, (handle, len));
+                    failed = Some(error);
+                }
+            }
+        }
+        if handles.is_empty() {
+            failed = driver.free_addresses(range).err();
+        }
+        if failed.is_some() {
+            self.left_by = failed;
+            self.spoiled.push(Memory::Range { range, handles });
+        }
+    }
+
+    /// Returns what failed calls left behind, and the last of these calls. O(what is).
+    pub(crate) fn quarantined(&self) -> QuarantinedMemory {
+        let mut left =
+            QuarantinedMemory { failed_call: self.left_by.clone(), ..Default::default() };
+        left.memory = self.stuck.iter().map(|&(_, len)| len).sum();
+        for memory in &self.spoiled {
+            if let Memory::Range { range, handles } = memory {
+                left.memory += handles.values().map(|&(_, len)| len).sum();
+                left.addresses += range.len;
+            }
+        }
+        left
     }
 
     /// Returns everything to the device. The caller waited for all work. Goes on after a failure

@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError};
 
 use vramp_core::{
     ArenaAllocError, Attempt, Block, BlockId, Bytes, Census, Counters, Freed, Inconsistency,
-    Leftovers, Mark, PartCount, Plan, Policy, Pool, PoolAddr, PoolConfig, Request, Shortage, Slab,
-    Step, StreamHeap, StreamId, StreamTable,
+    Leftovers, Mark, PartCount, Plan, Policy, Pool, PoolAddr, PoolConfig, Quarantined, Request,
+    Shortage, Slab, Step, StreamHeap, StreamId, StreamTable,
 };
 use vramp_driver::{Driver, DriverError, ErrorKind, StreamThread};
 use vramp_host::HostShortage;
@@ -17,6 +17,7 @@ use crate::arenas::Arenas;
 use crate::cache::{Cache, CachedBlock, Tag};
 use crate::completion::Awaited;
 use crate::config::Progress;
+use crate::error::QuarantinedMemory;
 use crate::exec::{Executor, is_capacity_error};
 use crate::sharing::Access;
 use crate::sleep::Asleep;
@@ -344,7 +345,7 @@ impl VirtualPool {
 
     /// Goes on from the attempt's first step.
     fn serve_from(&mut self, attempt: &mut Attempt, first: Step) -> Result<Served, Refusal> {
-        let (mut full, mut raced, mut asked) = (None, 0, false);
+        let (mut full, mut raced, mut asked, mut retried) = (None, 0, false, false);
         let mut step = first;
         loop {
             match step {
@@ -387,10 +388,11 @@ impl VirtualPool {
                         if is_capacity_error(&error) && attempt.out_of_memory() {
                             full = Some(error);
                         } else if is_capacity_error(&error) {
-                            return Err(Refusal::Short(
-                                Box::new(self.pool.shortage(attempt)),
-                                Some(error),
-                            ));
+                            full = Some(error);
+                            if !self.may_go_on(attempt, &mut retried)? {
+                                let shortage = Box::new(self.pool.shortage(attempt));
+                                return Err(Refusal::Short(shortage, full));
+                            }
                         } else if optional && error.kind != ErrorKind::DeviceLost {
                             // It was only of use.
                         } else if error.kind == ErrorKind::Capturing && raced < RACES_MAX {
@@ -403,10 +405,49 @@ impl VirtualPool {
                         }
                     }
                 }
-                Step::Short(shortage) => return Err(Refusal::Short(Box::new(shortage), full)),
+                Step::Short(shortage) => {
+                    if !self.may_go_on(attempt, &mut retried)? {
+                        return Err(Refusal::Short(Box::new(shortage), full));
+                    }
+                }
             }
             step = self.pool.place(attempt);
         }
+    }
+
+    /// Retries once what failed calls left unusable, before a request fails. Returns true if the request
+    /// may find memory now.
+    fn may_go_on(&mut self, attempt: &mut Attempt, retried: &mut bool) -> Result<bool, Refusal> {
+        let retry = !std::mem::replace(retried, true);
+        if !retry || !self.retry_quarantined().map_err(Refusal::Driver)? {
+            return Ok(false);
+        }
+        attempt.after_release();
+        Ok(true)
+    }
+
+    /// Unmaps and releases what failed calls left unusable. Returns true if some of it is usable again; the
+    /// rest stays as it is. A driver call for each such mapping and chunk; none if there are none.
+    ///
+    /// # Errors
+    /// The device is lost.
+    pub(crate) fn retry_quarantined(&mut self) -> Result<bool, DriverError> {
+        let mut any = false;
+        for plans in [Pool::unmap_quarantined, Pool::release_quarantined] {
+            for plan in plans(&self.pool) {
+                match self.exec.perform(&mut self.pool, plan) {
+                    Err(error) if error.is_device_lost() => return Err(error),
+                    performed => any |= performed.is_ok(),
+                }
+            }
+        }
+        Ok(any)
+    }
+
+    /// Returns what failed calls left unusable, and the last of these calls. O(what is).
+    pub(crate) fn quarantined(&self) -> QuarantinedMemory {
+        let Quarantined { memory, addresses } = self.pool.quarantined();
+        QuarantinedMemory { memory, addresses, failed_call: self.exec.quarantined_by.clone() }
     }
 
     /// Remaps free chunks towards a block whose last parts are not free yet ([`Pool::assemble`]).
@@ -713,8 +754,6 @@ impl VirtualPool {
         Ok(false)
     }
 
-    /// Returns idle memory to the card until no more than `to` is reserved, or nothing more is
-    /// idle. Three driver calls and more for each chunk.
     /// Returns the counts of driver work. What left the card in a sleep is not reserved.
     pub(crate) fn counters(&self) -> Counters {
         let counters = self.pool.counters();
@@ -722,10 +761,13 @@ impl VirtualPool {
         Counters { reserved: counters.reserved - asleep, ..counters }
     }
 
+    /// Returns idle memory to the card until no more than `to` is reserved, or nothing more is
+    /// idle, and whatever failed calls left unusable. Three driver calls and more for each chunk.
     pub(crate) fn trim(&mut self, to: Bytes) -> Result<(), DriverError> {
         if self.exec.asleep.is_some() {
             return Ok(());
         }
+        self.retry_quarantined()?;
         self.note_ended_captures()?;
         self.lend_idle()?;
         self.find_idle()?;

@@ -307,6 +307,13 @@ typedef struct {
    * grows with the pool.
    */
   uint64_t looked_at;
+  /*
+   * Physical memory, part of `reserved`, that a failed driver call left unusable until a trim releases
+   * it.
+   */
+  uint64_t quarantined;
+  /* Addresses that a failed driver call left unusable until a trim unmaps them. */
+  uint64_t quarantined_addresses;
 } vramp_stats_t;
 
 /* An event. Fields that its kind does not list are zero. Later versions add fields at the end. */

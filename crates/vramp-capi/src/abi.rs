@@ -284,6 +284,11 @@ pub struct vramp_stats_t {
     /// Number of entries that requests looked at beside index searches: how the cost of requests
     /// grows with the pool.
     pub looked_at: u64,
+    /// Physical memory, part of `reserved`, that a failed driver call left unusable until a trim releases
+    /// it.
+    pub quarantined: u64,
+    /// Addresses that a failed driver call left unusable until a trim unmaps them.
+    pub quarantined_addresses: u64,
 }
 
 /// Kind of an event.

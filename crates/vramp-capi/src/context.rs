@@ -887,6 +887,8 @@ impl Context {
             released: stats.released.count(),
             limit: self.allocator.limit().map_or(0, Bytes::count),
             looked_at: stats.looked_at,
+            quarantined: stats.quarantined.count(),
+            quarantined_addresses: stats.quarantined_addresses.count(),
         })
     }
 

@@ -525,6 +525,8 @@ pub(crate) fn sum(a: Stats, b: Stats) -> Stats {
         released: a.released + b.released,
         moved: a.moved + b.moved,
         plans_undone: a.plans_undone + b.plans_undone,
+        quarantined: a.quarantined + b.quarantined,
+        quarantined_addresses: a.quarantined_addresses + b.quarantined_addresses,
         callback_panics: a.callback_panics + b.callback_panics,
         looked_at: a.looked_at + b.looked_at,
     }

@@ -249,6 +249,8 @@ impl Pool {
         set("chunks_released", stats.chunks_released)?;
         set("moved", stats.moved.count())?;
         set("plans_undone", stats.plans_undone)?;
+        set("quarantined", stats.quarantined.count())?;
+        set("quarantined_addresses", stats.quarantined_addresses.count())?;
         set("device_free", card.free.count())?;
         set("device_total", card.total.count())?;
         result(py, "Stats", &fields)

@@ -275,12 +275,13 @@ impl Shared {
         failed_call: Option<DriverError>,
         stream: StreamId,
     ) -> OutOfMemoryReport {
-        let (largest_is, streams, idle, mut tags) = {
+        let (largest_is, streams, idle, quarantined, mut tags) = {
             let mut inner = self.lock_anyway();
             inner.ooms += 1;
             let largest_is = inner.manager.largest_is(shortage.requested);
             let idle = inner.manager.virtual_pool().map_or(Bytes::ZERO, |pool| pool.pool.idle());
-            (largest_is, inner.stream_usage(), idle, inner.tags.clone())
+            let quarantined = inner.manager.quarantined();
+            (largest_is, inner.stream_usage(), idle, quarantined, inner.tags.clone())
         };
         tags.retain(|tag| tag.live > Bytes::ZERO);
         tags.sort_by_key(|tag| std::cmp::Reverse(tag.live));
@@ -299,6 +300,7 @@ impl Shared {
             tags,
             siblings: siblings.collect(),
             idle,
+            quarantined,
             card: self.driver.memory_info().ok(),
             failed_call,
         }

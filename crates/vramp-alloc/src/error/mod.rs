@@ -9,7 +9,9 @@ pub use vramp_core::{ArenaAllocError, ConfigError, Inconsistency, Shortage};
 pub use vramp_driver::{Call, DriverError, ErrorKind, MemoryInfo};
 pub use vramp_host::HostShortage;
 
-pub use report::{Largest, OutOfMemoryReport, SiblingPool, StreamUsage, TagUsage};
+pub use report::{
+    Largest, OutOfMemoryReport, QuarantinedMemory, SiblingPool, StreamUsage, TagUsage,
+};
 
 use vramp_core::{Bytes, DeviceAddr, StreamId};
 use vramp_host::fork::is_forked;

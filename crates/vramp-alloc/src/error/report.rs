@@ -3,7 +3,7 @@
 use std::fmt;
 
 use vramp_core::{Bytes, Shortage, StreamId};
-use vramp_driver::{DriverError, MemoryInfo};
+use vramp_driver::{Call, DriverError, MemoryInfo};
 
 /// Memory of one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,18 @@ pub struct SiblingPool {
     pub reserved: Bytes,
 }
 
+/// Memory and addresses that failed driver calls left unusable. Each trim, and each request before it
+/// fails, tries again to return them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QuarantinedMemory {
+    /// Physical memory, which counts as reserved.
+    pub memory: Bytes,
+    /// Addresses. Free memory that is mapped there too cannot be released.
+    pub addresses: Bytes,
+    /// The last call that failed so.
+    pub failed_call: Option<DriverError>,
+}
+
 /// What [`Shortage::largest`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Largest {
@@ -70,6 +82,8 @@ pub struct OutOfMemoryReport {
     pub siblings: Vec<SiblingPool>,
     /// Free memory of no stream: no work uses it, and every stream may take it.
     pub idle: Bytes,
+    /// What failed calls left unusable.
+    pub quarantined: QuarantinedMemory,
     /// Free and total memory of the card; `None` if the driver call for it failed.
     pub card: Option<MemoryInfo>,
     /// The driver call that ran out of memory; `None` if a limit was the cause.
@@ -90,8 +104,10 @@ impl fmt::Display for OutOfMemoryReport {
         let Shortage { requested, reserved, used, free, largest, waiting, limit, .. } =
             &self.shortage;
         write!(f, "out of memory: tried to allocate {requested} on {}", self.stream)?;
+        let addresses_used_up = self.failed_reserve().is_some();
         match (limit, &self.card) {
             (Some(limit), _) => write!(f, "; the limit of {limit} allows no more")?,
+            (None, _) if addresses_used_up => write!(f, "; no addresses are left for it")?,
             (None, Some(card)) => write!(f, "; the card has {} free", card.free)?,
             (None, None) => {}
         }
@@ -110,8 +126,18 @@ impl fmt::Display for OutOfMemoryReport {
         if let Some(card) = &self.card {
             write!(f, "\n  the card has {} of {} free", card.free, card.total)?;
         }
+        if let Some(failed) = self.failed_reserve() {
+            write!(f, "\n  driver call {} failed: {} ({})", failed.call, failed.name, failed.code)?;
+            if !failed.detail.is_empty() {
+                write!(f, "\n  {}", Shortened(&failed.detail))?;
+            }
+        }
         match limit {
             Some(_) => write!(f, "\n  what to do: raise the limit, or free memory")?,
+            None if addresses_used_up => write!(
+                f,
+                "\n  what to do: free memory or stable ranges, or reserve fewer addresses elsewhere"
+            )?,
             None => write!(f, "\n  what to do: free memory, request less, or use a larger card")?,
         }
         for StreamUsage { stream, used, free, waiting } in self.streams.iter().take(LINES_MAX) {
@@ -120,6 +146,13 @@ impl fmt::Display for OutOfMemoryReport {
         if !self.idle.is_zero() {
             write!(f, "\n  idle: {} free for any stream", self.idle)?;
         }
+        let QuarantinedMemory { memory, addresses, failed_call } = &self.quarantined;
+        if !memory.is_zero() || !addresses.is_zero() {
+            write!(f, "\n  quarantined: {memory} of memory, {addresses} of addresses")?;
+            if let Some(DriverError { call, name, code, .. }) = failed_call {
+                write!(f, "\n    because {call} failed: {name} ({code}); a trim tries again")?;
+            }
+        }
         for TagUsage { name, live, blocks, .. } in self.tags.iter().take(LINES_MAX) {
             write!(f, "\n  tag '{}': {live} in {blocks} blocks", Shortened(name))?;
         }
@@ -127,6 +160,13 @@ impl fmt::Display for OutOfMemoryReport {
             write!(f, "\n  pool '{}': {reserved} reserved", Shortened(name))?;
         }
         Ok(())
+    }
+}
+
+impl OutOfMemoryReport {
+    /// Returns the call that found no addresses, if that was the cause.
+    pub fn failed_reserve(&self) -> Option<&DriverError> {
+        self.failed_call.as_ref().filter(|failed| failed.call == Call::Reserve)
     }
 }
 
@@ -165,6 +205,7 @@ mod tests {
             tags: Vec::new(),
             siblings: Vec::new(),
             idle: Bytes::ZERO,
+            quarantined: QuarantinedMemory::default(),
             card: None,
             failed_call: None,
         }

@@ -201,7 +201,7 @@ impl VirtualPool {
         from: Bytes,
         len: Bytes,
     ) -> Result<(), HostBackingError> {
-        let mut queried = false;
+        let (mut queried, mut retried) = (false, false);
         loop {
             match self.pool.vacate(id, from, len) {
                 Ok(None) => return Ok(()),
@@ -211,6 +211,10 @@ impl VirtualPool {
                     queried = true;
                     self.note_ended_captures()?;
                     self.find_idle()?;
+                }
+                Err(NotVacant::Quarantined) if !retried => {
+                    retried = true;
+                    self.retry_quarantined()?;
                 }
                 Err(refused) => return Err(refused.into()),
             }
@@ -231,7 +235,10 @@ impl VirtualPool {
         };
         match self.exec.driver.unmap(at) {
             Ok(()) => self.pool.clear_hosted(id, from),
-            Err(_) => self.pool.spoil_hosted(id, from),
+            Err(failed) => {
+                self.exec.quarantined_by = Some(failed);
+                self.pool.spoil_hosted(id, from, false);
+            }
         }
         Err(error.into())
     }
@@ -241,9 +248,13 @@ impl VirtualPool {
     pub(crate) fn end_hosting(&mut self, id: vramp_core::ArenaId, range: AddrRange, over: bool) {
         for (from, len) in self.pool.hosted(id) {
             let at = AddrRange::new(range.start + from, len);
-            match over && self.exec.driver.unmap(at).is_ok() {
-                true => self.pool.clear_hosted(id, from),
-                false => self.pool.spoil_hosted(id, from),
+            match over.then(|| self.exec.driver.unmap(at)) {
+                Some(Ok(())) => self.pool.clear_hosted(id, from),
+                Some(Err(failed)) => {
+                    self.exec.quarantined_by = Some(failed);
+                    self.pool.spoil_hosted(id, from, false);
+                }
+                None => self.pool.spoil_hosted(id, from, true),
             }
         }
     }

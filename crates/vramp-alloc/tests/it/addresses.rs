@@ -1,7 +1,7 @@
 //! Addresses: taken as a pool grows, so that many pools share those of one process.
 
 use crate::common::{Rig, pages};
-use vramp_alloc::{Allocator, Bytes, Config, Preset};
+use vramp_alloc::{AllocError, Allocator, Bytes, Config, Preset};
 use vramp_driver::sim::{CardModel, Simulator};
 use vramp_driver::{Call, Driver};
 
@@ -57,6 +57,33 @@ fn a_pool_that_fills_the_card_has_addresses_from_one_reservation() {
     }
     assert_eq!(rig.sim.calls_of(Call::Reserve), 1);
     assert_eq!(rig.sim.live().reserved_addresses, Bytes::gib(512));
+}
+
+#[test]
+fn a_request_without_addresses_names_them_and_the_call_that_found_none() {
+    for (preset, space) in
+        [(Preset::Vramp, 600), (Preset::Vpmm, 600), (Preset::TorchExpandable, 600)]
+    {
+        let card = Simulator::builder().memory(Bytes::gib(24)).address_space(Bytes::mib(space));
+        let rig = Rig::on(card, Config { span: Bytes::mib(128), ..Config::preset(preset) });
+        let mut blocks = Vec::new();
+        let error = loop {
+            match rig.allocator.malloc(pages(25), rig.stream) {
+                Ok(block) => blocks.push(block),
+                Err(error) => break error,
+            }
+        };
+        let text = error.to_string();
+        let AllocError::OutOfMemory(report) = error else { panic!("{text}") };
+        let failed = report.failed_reserve().expect("addresses were the cause");
+        assert_eq!(failed.call, Call::Reserve);
+        for part in ["no addresses are left", "driver call reserve failed", "stable ranges"] {
+            assert!(text.contains(part), "{}: {part}: {text}", preset.name());
+        }
+        assert!(!text.contains("larger card"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        drop(blocks);
+    }
 }
 
 #[test]

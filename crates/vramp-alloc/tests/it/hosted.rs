@@ -208,17 +208,23 @@ fn every_driver_call_fails_once_and_the_rest_of_the_range_stays_whole() {
 }
 
 #[test]
-fn host_memory_that_is_neither_allowed_nor_unmapped_leaves_addresses_out_of_use() {
+fn host_memory_that_is_neither_allowed_nor_unmapped_leaves_addresses_out_of_use_until_it_is() {
     let rig = rig();
     let (memory, door) = rig.host(MIB(16));
     let range = rig.allocator.stable_range(MIB(16), MIB(16)).unwrap();
-    rig.sim
-        .set_faults(FaultPlan::nth_of(Call::SetAccess, 1).and(FaultPlan::nth_of(Call::Unmap, 1)));
+    rig.sim.set_faults(
+        FaultPlan::nth_of(Call::SetAccess, 1).and(FaultPlan::from_nth_of(Call::Unmap, 1)),
+    );
     assert!(matches!(range.map_host_part(Bytes::ZERO, &memory), Err(HostBackingError::Driver(_))));
     assert_eq!(rig.allocator.census().quarantined_addresses, MIB(16));
     let gone = range.map_host_part(Bytes::ZERO, &memory).unwrap_err();
     assert!(matches!(gone, HostBackingError::NotVacant(NotVacant::Quarantined)), "{gone}");
     assert!(range.back(rig.stream).unwrap_err().is_out_of_memory());
+    rig.sim.set_faults(FaultPlan::none());
+    range.map_host_part(Bytes::ZERO, &memory).unwrap();
+    assert_eq!(rig.allocator.census().quarantined_addresses, Bytes::ZERO);
+    range.unmap_host_part(Bytes::ZERO, MIB(16)).unwrap();
+    range.back(rig.stream).unwrap();
     rig.sim.set_faults(FaultPlan::nth_of(Call::Unmap, 1));
     assert!(matches!(door.unmap_host_part(Bytes::ZERO, MIB(16)), Err(HostBackingError::Driver(_))));
     assert_eq!(door.memory().host, MIB(16), "it is mapped as before");

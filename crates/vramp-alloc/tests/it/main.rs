@@ -22,6 +22,7 @@ mod hits;
 mod hosted;
 mod hostile;
 mod limits;
+mod quarantine;
 mod random_graphs;
 mod random_sharing;
 mod random_streams;

@@ -144,6 +144,7 @@ fn fields_stay_where_programs_of_this_abi_read_them() {
     // Later versions add fields behind the last ones here.
     assert_eq!(offset_of!(vramp_stats_t, callback_panics), 136);
     assert_eq!(offset_of!(vramp_stats_t, looked_at), 160);
+    assert_eq!(offset_of!(vramp_stats_t, quarantined_addresses), 176);
     assert_eq!(offset_of!(vramp_arena_report_t, lent), 48);
     assert_eq!(offset_of!(vramp_capture_report_t, kept), 56);
     assert_eq!(offset_of!(vramp_event_t, requested), 24);

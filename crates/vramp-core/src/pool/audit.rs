@@ -34,6 +34,7 @@ impl View<'_> {
             self.holes_are_indexed(),
             self.chunks_lie_end_to_end(),
             self.retired_mappings_are_aliases(),
+            self.quarantined_is_listed(),
             self.waiting_regions_are_listed(),
             self.epochs_are_possible(),
             self.arenas_are_whole(),
@@ -166,7 +167,7 @@ impl View<'_> {
         for (_, region) in self.regions.iter() {
             let foreign = matches!(
                 region.kind,
-                Kind::Retired { .. } | Kind::Hosted { .. } | Kind::Quarantined
+                Kind::Retired { .. } | Kind::Hosted { .. } | Kind::Quarantined { .. }
             );
             let mapped = region.kind.is_mapped() && !foreign;
             match (&mut stretch, mapped) {
@@ -210,6 +211,31 @@ impl View<'_> {
         let retired = self.regions.iter().filter(|(_, r)| matches!(r.kind, Kind::Retired { .. }));
         let (retired, indexed) = (retired.count(), self.retired.len());
         (retired == indexed).then_some(()).ok_or(format!("{retired} retired, {indexed} indexed"))
+    }
+
+    fn quarantined_is_listed(self) -> Check {
+        let mut found = 0;
+        for (key, region) in self.regions.iter() {
+            let Kind::Quarantined { chunk, .. } = region.kind else { continue };
+            found += 1;
+            let is_alias = |id| {
+                let chunk = self.chunks.get(id);
+                chunk.len == region.len && chunk.aliases.contains(&region.at)
+            };
+            if self.quarantined.get(&region.at) != Some(&key) || !chunk.is_none_or(is_alias) {
+                return Err(format!("quarantined region {key} at {:?} is not known", region.at));
+            }
+        }
+        let listed = self.quarantined.len();
+        if found != listed {
+            return Err(format!("{found} mappings are quarantined, {listed} listed"));
+        }
+        let homeless = self.chunks.iter().filter(|(_, chunk)| chunk.home.is_none());
+        let homeless: Vec<_> = homeless.map(|(id, _)| id).collect();
+        let listed: Vec<_> = self.chunks.homeless().collect();
+        (homeless == listed)
+            .then_some(())
+            .ok_or(format!("{homeless:?} have no home, not {listed:?}"))
     }
 
     fn waiting_regions_are_listed(self) -> Check {
@@ -268,7 +294,7 @@ impl View<'_> {
             Kind::Arena { arena, .. } | Kind::Gap { arena } | Kind::Hosted { arena } => {
                 Some(*arena)
             }
-            Kind::Retired { arena, .. } => *arena,
+            Kind::Retired { arena, .. } | Kind::Quarantined { arena, .. } => *arena,
             Kind::Free(free) => free.lent_by,
             _ => None,
         };
@@ -277,11 +303,10 @@ impl View<'_> {
             let range = self.arenas.get(arena).range();
             let mut here = range.at;
             for (key, region) in self.arena_regions(arena) {
-                let own = claimed(&region.kind) == Some(arena);
-                if region.at != here || !(own || region.kind == Kind::Quarantined) {
+                if region.at != here || claimed(&region.kind) != Some(arena) {
                     return Err(format!("region {key} at {:?} lies within {arena}", region.at));
                 }
-                found += usize::from(own);
+                found += 1;
                 here = region.end();
             }
             if here != range.end() {

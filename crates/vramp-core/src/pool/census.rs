@@ -116,7 +116,7 @@ impl View<'_> {
                 Kind::Hole | Kind::Gap { .. } => census.holes += len,
                 Kind::Retired { .. } => census.retired += len,
                 Kind::Hosted { .. } => census.hosted += len,
-                Kind::Quarantined => census.quarantined_addresses += len,
+                Kind::Quarantined { .. } => census.quarantined_addresses += len,
                 Kind::Free(free) if free.lent_by.is_some() => census.lent += len,
                 Kind::Free(_) => census.free += len,
                 Kind::Arena { .. } => census.arenas += len,
@@ -151,7 +151,7 @@ impl View<'_> {
     pub(crate) fn accessible_ranges(self) -> Vec<Range> {
         let mut ranges: Vec<Range> = Vec::new();
         for (_, region) in self.regions.iter() {
-            if region.kind.is_mapped() && region.kind != Kind::Quarantined {
+            if region.kind.is_mapped() && !matches!(region.kind, Kind::Quarantined { .. }) {
                 Range::new(region.at, region.len).append(&mut ranges);
             }
         }
@@ -195,7 +195,7 @@ impl View<'_> {
                 | Kind::Hole
                 | Kind::Retired { .. }
                 | Kind::Hosted { .. }
-                | Kind::Quarantined => {}
+                | Kind::Quarantined { .. } => {}
             }
         }
         shares.into_values().collect()
@@ -218,7 +218,7 @@ impl View<'_> {
                 | Kind::Hole
                 | Kind::Retired { .. }
                 | Kind::Hosted { .. }
-                | Kind::Quarantined => continue,
+                | Kind::Quarantined { .. } => continue,
             };
             let (at, len) = (region.at, region.len);
             let part = StretchPart { at, len, requested, stream, kind };

@@ -2,8 +2,8 @@
 //!
 //! A chunk has one *home*, the address at which it is counted, and any number of *aliases*: retired
 //! mappings at addresses from which it was moved. The home changes when the chunk moves; a move to
-//! one of its own aliases needs no driver call. A quarantined alias is never dropped, so its chunk
-//! is never released.
+//! one of its own aliases needs no driver call. A quarantined alias keeps its chunk from being released
+//! until an unmap of it succeeds.
 //!
 //! A *pinned* chunk keeps its home, because something outside holds its memory physically: another
 //! process, a network card, a communication library. Blocks come and go in it; it is neither moved nor
@@ -18,7 +18,7 @@ use crate::room::make_room;
 #[derive(Clone, Debug)]
 pub(crate) struct Chunk {
     pub len: Bytes,
-    /// `None` for a quarantined chunk: it exists, but its memory is unusable.
+    /// `None` for a quarantined chunk: it exists, but its memory is unusable until it is released.
     pub home: Option<PoolAddr>,
     pub aliases: Vec<PoolAddr>,
     /// Number of pins that hold it at its home.
@@ -51,6 +51,9 @@ pub(crate) struct Chunks {
     /// Homes of pinned chunks.
     pinned: BTreeSet<PoolAddr>,
     pinned_bytes: Bytes,
+    /// Quarantined chunks.
+    homeless: BTreeSet<ChunkId>,
+    homeless_bytes: Bytes,
 }
 
 impl Chunks {
@@ -92,8 +95,12 @@ impl Chunks {
         assert!(self.slots[id.index()].is_none(), "{id} exists already");
         self.slots[id.index()] = Some(Chunk { len, home, aliases: Vec::new(), pins: 0 });
         *self.lens.entry(len).or_default() += 1;
-        if let Some(home) = home {
-            self.homes.insert(home, id);
+        match home {
+            Some(home) => drop(self.homes.insert(home, id)),
+            None => {
+                self.homeless.insert(id);
+                self.homeless_bytes += len;
+            }
         }
         self.bytes += len;
     }
@@ -101,8 +108,12 @@ impl Chunks {
     pub(crate) fn remove(&mut self, id: ChunkId) {
         let chunk = self.slots[id.index()].take().unwrap_or_else(|| panic!("{id} is gone already"));
         assert_eq!(chunk.pins, 0, "{id} is pinned and cannot go");
-        if let Some(home) = chunk.home {
-            self.homes.remove(&home);
+        match chunk.home {
+            Some(home) => drop(self.homes.remove(&home)),
+            None => {
+                self.homeless.remove(&id);
+                self.homeless_bytes -= chunk.len;
+            }
         }
         self.vacant.push(id);
         self.bytes -= chunk.len;
@@ -226,6 +237,16 @@ impl Chunks {
 
     pub(crate) fn bytes(&self) -> Bytes {
         self.bytes
+    }
+
+    /// Quarantined chunks, in the order of their ids.
+    pub(crate) fn homeless(&self) -> impl Iterator<Item = ChunkId> {
+        self.homeless.iter().copied()
+    }
+
+    /// Bytes of quarantined chunks.
+    pub(crate) fn homeless_bytes(&self) -> Bytes {
+        self.homeless_bytes
     }
 
     /// Chunks with a home, in the order of their addresses.

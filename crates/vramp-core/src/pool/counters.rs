@@ -4,7 +4,8 @@ use std::cell::Cell;
 
 use crate::Bytes;
 
-/// Totals of a pool since it was created. All but `live` and `reserved` only grow.
+/// Totals of a pool since it was created. All but `live`, `reserved` and what is
+/// quarantined only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Allocated bytes as requested, without rounding.
@@ -38,6 +39,11 @@ pub struct Counters {
     pub moved: Bytes,
     /// Plans that failed and were undone.
     pub plans_undone: u64,
+    /// Physical memory, part of `reserved`, that a failed driver call left unusable until a trim releases
+    /// it.
+    pub quarantined: Bytes,
+    /// Addresses that a failed driver call left unusable until a trim unmaps them.
+    pub quarantined_addresses: Bytes,
     /// Panics of the user's callbacks that an allocator caught. Zero in a pool, which calls none.
     pub callback_panics: u64,
     /// Regions, chunks, streams, slabs, pieces and waiting entries that requests looked at, beside

@@ -21,7 +21,7 @@ impl View<'_> {
                 Kind::Used(_) | Kind::Arena { .. } => "",
                 Kind::Free(_) | Kind::Waiting { .. } => "-",
                 Kind::Hole | Kind::Gap { .. } | Kind::Retired { .. } => "*",
-                Kind::Hosted { .. } | Kind::Quarantined => "!",
+                Kind::Hosted { .. } | Kind::Quarantined { .. } => "!",
             };
             match drawn.last_mut() {
                 Some((last, len)) if *last == sign && (sign == "-" || sign == "*") => {
@@ -53,7 +53,7 @@ impl View<'_> {
                 Kind::Used(used) if used.slab => format!("slab, {}", used.stream),
                 Kind::Used(used) => format!("used, {}", used.stream),
                 Kind::Retired { chunk, .. } => format!("retired, {chunk}"),
-                Kind::Quarantined => "quarantined".to_owned(),
+                Kind::Quarantined { .. } => "quarantined".to_owned(),
             };
             writeln!(f, "{:?} {:>12} {what}", region.at, region.len.to_string())?;
         }

@@ -46,4 +46,4 @@ pub use ops::{Leftovers, Op, Plan, Range};
 pub use pinned::{ChunkAt, NotPoolMemory};
 pub use plan::hosted::NotVacant;
 pub use request::{Attempt, Request, Shortage, Step};
-pub use state::Pool;
+pub use state::{Pool, Quarantined};

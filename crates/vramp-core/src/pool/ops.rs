@@ -131,6 +131,8 @@ pub(crate) enum Change {
     Unmap { ranges: Vec<Range> },
     /// Free chunks released.
     Trim { trims: Vec<Trim> },
+    /// A quarantined chunk released.
+    Release { chunk: ChunkId },
     /// The stream takes over free and waiting regions of other streams.
     Order { order: Order, free: Vec<RegionKey>, waiting: Vec<Age> },
 }
@@ -199,6 +201,11 @@ impl Plan {
         Plan { ops, change: Change::Unmap { ranges } }
     }
 
+    /// A plan that releases a quarantined chunk.
+    pub(crate) fn release(chunk: ChunkId) -> Plan {
+        Plan { ops: vec![Op::Release { chunk }], change: Change::Release { chunk } }
+    }
+
     /// A plan that releases these chunks.
     pub(crate) fn trim(trims: Vec<Trim>) -> Plan {
         let ops = trims.iter().flat_map(|trim| {
@@ -234,7 +241,10 @@ impl Plan {
             Change::Fill { order, .. }
             | Change::Back { order, .. }
             | Change::Order { order, .. } => order,
-            Change::Reserve { .. } | Change::Unmap { .. } | Change::Trim { .. } => return None,
+            Change::Reserve { .. }
+            | Change::Unmap { .. }
+            | Change::Trim { .. }
+            | Change::Release { .. } => return None,
         };
         (!order.waits.is_empty() || !order.records.is_empty()).then_some(order.stream)
     }
@@ -246,7 +256,10 @@ impl Plan {
                 fills.iter().any(|fill| fill.from().is_some())
             }
             Change::Order { .. } => true,
-            Change::Reserve { .. } | Change::Unmap { .. } | Change::Trim { .. } => false,
+            Change::Reserve { .. }
+            | Change::Unmap { .. }
+            | Change::Trim { .. }
+            | Change::Release { .. } => false,
         }
     }
 
@@ -257,7 +270,7 @@ impl Plan {
 
     /// True if the plan only unmaps or releases: a request can go on without it.
     pub fn is_optional(&self) -> bool {
-        matches!(self.change, Change::Unmap { .. } | Change::Trim { .. })
+        matches!(self.change, Change::Unmap { .. } | Change::Trim { .. } | Change::Release { .. })
     }
 }
 

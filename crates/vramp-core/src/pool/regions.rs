@@ -221,7 +221,7 @@ pub(crate) struct Used {
     pub inherited: Epoch,
     /// Requested bytes, before rounding.
     pub requested: Bytes,
-    /// Uses on other streams, at most one mark for each.
+    /// Uses on other streams, at most one mark for each, in their order.
     pub uses: Vec<Mark>,
     /// True if a stream's heap cuts it up.
     pub slab: bool,
@@ -249,8 +249,16 @@ pub(crate) enum Kind {
     Gap { arena: ArenaId },
     /// An arena's addresses with memory mapped that is not the pool's.
     Hosted { arena: ArenaId },
-    /// Mapped by a driver call that could not be undone. Counted, never used again.
-    Quarantined,
+    /// A mapping that a failed driver call left in an unknown state. It is counted and not used until an
+    /// unmap of it succeeds.
+    Quarantined {
+        /// The chunk that is mapped there, as an alias; `None` for memory that is not the pool's.
+        chunk: Option<ChunkId>,
+        /// The arena whose addresses these are.
+        arena: Option<ArenaId>,
+        /// True if work may still access it: it stays until the pool's memory is released.
+        in_use: bool,
+    },
 }
 
 impl Kind {

@@ -205,6 +205,12 @@ impl Attempt {
         self.relief = Relief::Untried;
     }
 
+    /// Starts again at the first rung, with growth, after memory or addresses became usable again.
+    pub fn after_release(&mut self) {
+        self.again();
+        self.may_grow_again();
+    }
+
     /// Starts again at the first rung, after a plan that failed because the device is full. Returns
     /// true if another way is left: first without slack, then without growth.
     pub fn out_of_memory(&mut self) -> bool {

@@ -30,6 +30,8 @@ pub(crate) struct View<'a> {
     pub arenas: &'a ArenaRanges,
     /// Every retired mapping by address.
     pub retired: &'a BTreeMap<PoolAddr, RegionKey>,
+    /// Every quarantined mapping by address.
+    pub quarantined: &'a BTreeMap<PoolAddr, RegionKey>,
     /// Freed regions that wait for other streams than their owner.
     pub waiting: &'a WaitQueue<RegionKey>,
     /// Bytes of these regions.

@@ -118,7 +118,7 @@ impl View<'_> {
     /// Nothing is left to fill: done, unless a failed driver call left part of the range unusable.
     fn backed(self, arena: ArenaId, part: Range, attempt: &Attempt) -> Decision {
         let mut within = self.arena_regions(arena).filter(|(_, r)| part.touches(r.at, r.len));
-        let unusable = |kind: &Kind| matches!(kind, Kind::Hosted { .. } | Kind::Quarantined);
+        let unusable = |kind: &Kind| matches!(kind, Kind::Hosted { .. } | Kind::Quarantined { .. });
         Decision::Return(match within.any(|(_, region)| unusable(&region.kind)) {
             true => Step::Short(self.shortage(attempt)),
             false => Step::Backed,

@@ -35,7 +35,7 @@ pub enum NotVacant {
     #[error("other memory is mapped there already: unmap it first")]
     Hosted,
     /// A failed driver call left a mapping there in an unknown state.
-    #[error("a failed driver call left part of it unusable: use other addresses")]
+    #[error("a failed driver call left part of it unusable: try again, or use other addresses")]
     Quarantined,
 }
 
@@ -60,7 +60,7 @@ impl View<'_> {
                 Kind::Free(_) => return self.release_first(key, part).map(Some),
                 Kind::Arena { .. } => return Err(NotVacant::Backed),
                 Kind::Hosted { .. } => return Err(NotVacant::Hosted),
-                Kind::Quarantined => return Err(NotVacant::Quarantined),
+                Kind::Quarantined { .. } => return Err(NotVacant::Quarantined),
                 other => panic!("region {key} of {arena} is {other:?}"),
             }
         }

@@ -216,8 +216,11 @@ impl Pool {
                     self.release_region(key, stream, uses.clone());
                 }
                 // No caller is left that would unmap it.
-                kind @ Kind::Hosted { .. } => *kind = Kind::Quarantined,
-                Kind::Quarantined => {}
+                Kind::Hosted { .. } => {
+                    let kind = Kind::Quarantined { chunk: None, arena: None, in_use: true };
+                    self.quarantine_as(key, kind);
+                }
+                Kind::Quarantined { arena, .. } => *arena = None,
                 other => panic!("region {key} of {arena} is {other:?}"),
             }
         }
@@ -272,13 +275,15 @@ impl Pool {
         self.add_gap(key, arena);
     }
 
-    /// Notes that it could not be unmapped: the part is never used again.
+    /// Notes that it could not be unmapped: the part is not used before it is. If work may still access
+    /// it (`in_use`), no unmap is tried again.
     ///
     /// # Panics
     /// If no such part begins at `from`.
-    pub fn spoil_hosted(&mut self, arena: ArenaId, from: Bytes) {
+    pub fn spoil_hosted(&mut self, arena: ArenaId, from: Bytes, in_use: bool) {
         let key = self.view().hosted_at(arena, from);
-        self.regions.get_mut(key).kind = Kind::Quarantined;
+        let kind = Kind::Quarantined { chunk: None, arena: Some(arena), in_use };
+        self.quarantine_as(key, kind);
     }
 
     /// Returns the parts of an arena with memory that is not the pool's: offsets and lengths,

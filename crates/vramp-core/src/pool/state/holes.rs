@@ -1,4 +1,4 @@
-//! Addresses with nothing mapped, and mappings that are unmapped or given up.
+//! Addresses with nothing mapped, and mappings that are unmapped.
 
 use super::Pool;
 use crate::Bytes;
@@ -97,16 +97,20 @@ impl Pool {
         }
     }
 
-    /// Turns an unmapped range of one or more retired mappings into holes or gaps.
+    /// Turns an unmapped range of one or more retired or quarantined mappings into holes or gaps.
     pub(super) fn note_unmapped(&mut self, range: Range) {
         let (mut at, end) = (range.at, range.end());
         while at < end {
-            let key = self.retired.remove(&at);
+            let key = self.retired.remove(&at).or_else(|| self.quarantined.remove(&at));
             let key = key.unwrap_or_else(|| panic!("no retired mapping begins at {at:?}"));
-            let Kind::Retired { chunk, .. } = self.regions.get(key).kind else {
-                panic!("region {key} is indexed as retired");
+            let chunk = match self.regions.get(key).kind {
+                Kind::Retired { chunk, .. } => Some(chunk),
+                Kind::Quarantined { chunk, .. } => chunk,
+                ref other => panic!("region {key} is indexed as retired and is {other:?}"),
             };
-            self.chunks.drop_alias(chunk, at);
+            if let Some(chunk) = chunk {
+                self.chunks.drop_alias(chunk, at);
+            }
             at = self.regions.get(key).end();
             self.empty(key);
         }
@@ -134,51 +138,13 @@ impl Pool {
     /// Turns a region in which nothing is mapped any more into a hole, or into an arena's gap.
     fn empty(&mut self, key: RegionKey) {
         let arena = match &self.regions.get(key).kind {
-            Kind::Retired { arena, .. } => *arena,
+            Kind::Retired { arena, .. } | Kind::Quarantined { arena, .. } => *arena,
             Kind::Free(free) => free.lent_by,
             _ => None,
         };
         match arena {
             Some(arena) => self.add_gap(key, arena),
             None => self.add_hole(key),
-        }
-    }
-
-    /// Quarantines a mapped range that should be unmapped: it is never used again.
-    pub(super) fn quarantine(&mut self, range: Range) {
-        let (mut at, end) = (range.at, range.end());
-        while at < end {
-            let key = self.unmapped_region_at(at);
-            let region = self.regions.get(key);
-            let len = (end - at).min(region.end() - at);
-            let offset = at - region.at;
-            let mut piece = key;
-            match region.kind {
-                Kind::Hole => {
-                    self.unindex_hole(key);
-                    if !offset.is_zero() {
-                        piece = self.regions.split(key, offset);
-                        self.index_hole(key);
-                    }
-                    if self.regions.get(piece).len > len {
-                        let rest = self.regions.split(piece, len);
-                        self.index_hole(rest);
-                    }
-                }
-                Kind::Gap { .. } => {
-                    if !offset.is_zero() {
-                        piece = self.regions.split(key, offset);
-                    }
-                    if self.regions.get(piece).len > len {
-                        self.regions.split(piece, len);
-                    }
-                }
-                _ => {
-                    self.retired.remove(&at);
-                }
-            }
-            self.regions.get_mut(piece).kind = Kind::Quarantined;
-            at = at + len;
         }
     }
 }

@@ -12,7 +12,8 @@
 //!    (`free.rs`). No driver call: an event is recorded only when another stream wants the memory.
 //! 4. The same stream may reuse it at once; another one once the epoch is reached, or behind a wait.
 //!
-//! Performed plans change the pool in `settle.rs`; the tables of addresses in `holes.rs`, arenas in
+//! Performed plans change the pool in `settle.rs`, what a failed call left behind is in
+//! `quarantine.rs`; the tables of addresses in `holes.rs`, arenas in
 //! `arenas.rs`, and the progress of streams in `progress.rs`.
 //!
 //! Deliberately absent: a device, a lock, a clock. Events that the shell queried come in through
@@ -27,6 +28,7 @@ mod idle;
 mod pins;
 mod place;
 mod progress;
+mod quarantine;
 mod reports;
 mod settle;
 
@@ -46,6 +48,8 @@ use crate::pool::streams::Streams;
 use crate::pool::view::View;
 use crate::waiting::WaitQueue;
 
+pub use quarantine::Quarantined;
+
 /// The virtual pool of one device. See the [crate's page](crate).
 #[derive(Clone)]
 pub struct Pool {
@@ -57,6 +61,8 @@ pub struct Pool {
     arenas: ArenaRanges,
     /// Every retired mapping by address.
     retired: BTreeMap<PoolAddr, RegionKey>,
+    /// Every quarantined mapping by address.
+    quarantined: BTreeMap<PoolAddr, RegionKey>,
     /// Freed regions that wait for other streams than their owner.
     waiting: WaitQueue<RegionKey>,
     /// Bytes of these regions.
@@ -103,6 +109,7 @@ impl Pool {
             holes: Holes::default(),
             arenas: ArenaRanges::default(),
             retired: BTreeMap::new(),
+            quarantined: BTreeMap::new(),
             waiting: WaitQueue::default(),
             waiting_bytes: Bytes::ZERO,
             heap_waits: HeapWaits::default(),
@@ -138,6 +145,7 @@ impl Pool {
             holes: &self.holes,
             arenas: &self.arenas,
             retired: &self.retired,
+            quarantined: &self.quarantined,
             waiting: &self.waiting,
             waiting_bytes: self.waiting_bytes,
             heap_waits: &self.heap_waits,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Pool;
+use super::{Pool, Quarantined};
 use crate::Bytes;
 use crate::ids::BlockId;
 use crate::pool::audit::Inconsistency;
@@ -22,8 +22,14 @@ impl Pool {
 
     /// Totals since the pool was created.
     pub fn counters(&self) -> Counters {
-        let looked_at = self.looked_at.get();
-        Counters { reserved: self.chunks.bytes(), looked_at, ..self.counters }
+        let Quarantined { memory, addresses } = self.quarantined();
+        Counters {
+            reserved: self.chunks.bytes(),
+            quarantined: memory,
+            quarantined_addresses: addresses,
+            looked_at: self.looked_at.get(),
+            ..self.counters
+        }
     }
 
     /// Bytes by state, with slabs counted as free: [`StreamHeap::count_into`] adds what is in them.

@@ -25,6 +25,7 @@ impl Pool {
                 ranges.iter().for_each(|&range| self.note_unmapped(range));
             }
             Change::Trim { trims } => trims.iter().for_each(|trim| self.settle_trim(trim)),
+            Change::Release { chunk } => self.settle_release(chunk),
             Change::Order { order, free, waiting } => {
                 self.settle_order(&order);
                 self.take_over_ordered(order.stream, &free, &waiting);
@@ -78,19 +79,16 @@ impl Pool {
                 ranges.iter().take(unmapped).for_each(|&range| self.note_unmapped(range));
                 // The one that failed: still mapped, in an unknown state.
                 if let Some(&range) = ranges.get(unmapped) {
-                    self.quarantine(range);
+                    self.quarantine_retired(range);
                 }
             }
             Change::Trim { trims } => self.abandon_trim(trims, leftovers.performed),
             _ => {}
         }
-        for &range in &leftovers.mapped {
-            self.quarantine(range);
-        }
         for &(chunk, len) in &leftovers.chunks {
             self.chunks.add(chunk, len, None);
         }
-        self.keep_stuck_chunks(&plan.ops, &leftovers);
+        self.quarantine_mapped(&plan.ops, &leftovers);
         // Events that were recorded before the failure close their epochs all the same.
         for op in &plan.ops {
             if let Op::Record(mark) = *op
@@ -101,14 +99,14 @@ impl Pool {
         }
     }
 
-    /// A chunk that was to move and is stuck at its new address too is never released: released
-    /// while mapped there its memory would stay taken, uncounted.
-    fn keep_stuck_chunks(&mut self, ops: &[Op], leftovers: &Leftovers) {
+    /// A chunk that was to move and is stuck at its new address too is not released before it is unmapped
+    /// there: its memory would stay taken, uncounted.
+    fn quarantine_mapped(&mut self, ops: &[Op], leftovers: &Leftovers) {
         for op in ops {
             if let Op::Map { chunk, at, len } = *op
                 && leftovers.mapped.contains(&Range { at, len })
             {
-                self.chunks.add_alias(chunk, at);
+                self.quarantine_new(chunk, at, len);
             }
         }
     }

@@ -340,7 +340,17 @@ impl Shell {
         }
     }
 
+    /// Tries again what failed: first unmaps, then releases.
+    pub fn retry_quarantined(&mut self) {
+        for plans in [Pool::unmap_quarantined, Pool::release_quarantined] {
+            for plan in plans(&self.pool) {
+                let _ = self.perform(plan);
+            }
+        }
+    }
+
     pub fn trim(&mut self, to: Bytes) {
+        self.retry_quarantined();
         if !self.record_freed() {
             return;
         }
