@@ -123,7 +123,10 @@ impl OrderedPool {
         if let Some(limit) = near {
             let usage = self.driver.pool_usage()?;
             if usage.reserved > limit {
-                self.driver.free_async(stream, addr)?;
+                if let Err(error) = self.driver.free_async(stream, addr) {
+                    self.unfreed.push_back((Held { addr, uses: vec![id] }, id));
+                    return Err(error);
+                }
                 self.trim_known(stream)?;
                 let usage = self.driver.pool_usage()?;
                 return Ok(OrderedOutcome::Full(shortage((size, id), usage, Some(limit)), None));
@@ -187,9 +190,9 @@ impl OrderedPool {
 
     pub(crate) fn record_use(&mut self, slot: u64, stream: StreamId) {
         if let Some(held) = self.held.get_mut(&slot)
-            && !held.uses.contains(&stream)
+            && let Err(place) = held.uses.binary_search(&stream)
         {
-            held.uses.push(stream);
+            held.uses.insert(place, stream);
         }
     }
 

@@ -242,11 +242,12 @@ impl<T> WaitQueue<T> {
     }
 }
 
-/// Adds a mark to a list with at most one mark for each stream: the later epoch stays.
+/// Adds a mark to a list in the order of the streams, with at most one mark for each: the later epoch
+/// stays. O(log n), and a shift of those behind.
 pub(crate) fn add_mark(marks: &mut Vec<Mark>, mark: Mark) {
-    match marks.iter_mut().find(|listed| listed.stream == mark.stream) {
-        Some(listed) => listed.epoch = listed.epoch.max(mark.epoch),
-        None => marks.push(mark),
+    match marks.binary_search_by_key(&mark.stream, |listed| listed.stream) {
+        Ok(place) => marks[place].epoch = marks[place].epoch.max(mark.epoch),
+        Err(place) => marks.insert(place, mark),
     }
 }
 
@@ -447,12 +448,14 @@ mod tests {
     }
 
     #[test]
-    fn of_each_stream_the_later_mark_stays() {
+    fn of_each_stream_the_later_mark_stays_in_the_order_of_the_streams() {
         let mut marks = vec![mark(1, 5)];
         for (added, expected) in [
             (mark(1, 3), vec![mark(1, 5)]),
             (mark(2, 4), vec![mark(1, 5), mark(2, 4)]),
             (mark(1, 6), vec![mark(1, 6), mark(2, 4)]),
+            (mark(0, 7), vec![mark(0, 7), mark(1, 6), mark(2, 4)]),
+            (mark(2, 5), vec![mark(0, 7), mark(1, 6), mark(2, 5)]),
         ] {
             add_mark(&mut marks, added);
             assert_eq!(marks, expected);

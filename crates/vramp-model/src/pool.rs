@@ -273,8 +273,10 @@ impl TorchPool {
     pub fn record_use(&mut self, id: BlockId, stream: StreamId) -> Result<(), UnknownBlock> {
         self.block(id)?;
         let block = self.blocks.get_mut(id.slot());
-        if block.stream != stream && !block.uses.contains(&stream) {
-            block.uses.push(stream);
+        if block.stream != stream
+            && let Err(place) = block.uses.binary_search(&stream)
+        {
+            block.uses.insert(place, stream);
         }
         Ok(())
     }
