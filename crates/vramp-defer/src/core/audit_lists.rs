@@ -118,7 +118,15 @@ impl Deferrables {
                 end = offset + len.unwrap_or_default();
             }
             let longest = found.iter().map(|&(_, len)| len).max().unwrap_or_default();
+            let mut pages = Range::group(range.len, self.config.page, None);
+            for id in self.tenants(id).flat_map(|tenant| self.pieces_of(tenant)) {
+                let (piece, buffer) = (self.piece(id), &self.buffers[id.buffer]);
+                if piece.backed {
+                    pages.count_pages(buffer.offset, piece.len, self.config.page, true);
+                }
+            }
             let agree = gaps.iter().eq(found.iter().copied())
+                && pages.backed_in_page == range.backed_in_page
                 && gaps.counts() == [found.len(); 2]
                 && range.listed_gap == longest;
             if !agree {

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use slotmap::SlotMap;
-use smallvec::SmallVec;
 
 use super::buffer_state::{Buffer, Exposures, Hint};
 use super::grant::Lease;
@@ -251,10 +250,16 @@ impl Deferrables {
     }
 
     /// Returns the parts of a range that need memory, as offsets and lengths: sorted, merged,
-    /// disjoint. The rest may be lent to the pool: all work on it is complete. O(pieces).
+    /// disjoint; of a group in whole pages. The rest may be lent to the pool: all work on it is complete.
+    /// O(pieces), and O(pages) for a group.
     pub fn needed_memory(&self, range: RangeId) -> Result<Vec<(Bytes, Bytes)>, UnknownRange> {
-        let tenants = &self.ranges.get(range).ok_or(UnknownRange { range })?.tenants;
-        let pieces = tenants.values().flat_map(|tenant| {
+        let known = self.ranges.get(range).ok_or(UnknownRange { range })?;
+        if known.is_group {
+            let page = self.config.page;
+            let backed = (0..).zip(&known.backed_in_page).filter(|(_, backed)| **backed > 0);
+            return Ok(merged(backed.map(|(index, _)| (page * index, page))));
+        }
+        let pieces = known.tenants.values().flat_map(|tenant| {
             let buffer = &self.buffers[tenant.buffer];
             let at = |index: usize| buffer.offset + self.config.piece * index as u64;
             let backed = buffer.pieces.iter().enumerate().filter(|(_, piece)| piece.backed);
@@ -319,8 +324,11 @@ impl Deferrables {
         }
         piece.backed = backed;
         let len = piece.len;
-        let range = self.buffers[id.buffer].range;
+        let Buffer { range, offset, .. } = self.buffers[id.buffer];
         let range = &mut self.ranges[range];
+        if range.is_group {
+            range.count_pages(offset, len, self.config.page, backed);
+        }
         let others = if backed { range.backed } else { range.backed - 1 };
         range.backed = if backed { others + 1 } else { others };
         let memory = match (range.leaves_together(), others) {
@@ -381,7 +389,7 @@ impl Deferrables {
             self.wait_queue.mark_pinned();
         }
         // Other tenants share the memory.
-        for buffer in self.tenants(range).collect::<SmallVec<[BufferId; 4]>>() {
+        for buffer in self.waited_tenants(range) {
             self.touch(buffer);
             if pins_changed {
                 self.wait_queue.mark_all_for(buffer);

@@ -569,8 +569,17 @@ impl Deferrables {
     /// Records that a stream's work up to a point is complete. Returns the buffers that have no work in
     /// flight since. O(log n) for each use that is complete.
     pub fn complete_use(&mut self, token: UseToken) -> Vec<BufferId> {
+        let mut all = usize::MAX;
+        self.complete_some_uses(token, &mut all)
+    }
+
+    /// Does the same for `most` uses, and subtracts those. Where zero are left, call it again for the rest:
+    /// that work counts as in flight until then.
+    pub fn complete_some_uses(&mut self, token: UseToken, most: &mut usize) -> Vec<BufferId> {
         let mut idle = Vec::new();
-        for id in self.uses.take_over(token) {
+        let over = self.uses.take_over(token, *most);
+        *most -= over.len();
+        for id in over {
             self.counters.looked_at += 1;
             let Some(buffer) = self.buffers.get_mut(id) else { continue };
             if buffer.uses.is_empty() {

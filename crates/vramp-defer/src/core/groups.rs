@@ -31,7 +31,7 @@ impl Deferrables {
     pub fn add_group(&mut self, len: Bytes, set: Option<GroupSetId>) -> Result<RangeId, AddError> {
         self.check_len(len, self.config.piece)?;
         let len = self.config.pages(len);
-        let range = self.ranges.insert(Range::group(len, set));
+        let range = self.ranges.insert(Range::group(len, self.config.page, set));
         self.list_gap(range);
         Ok(range)
     }

@@ -44,12 +44,12 @@ impl Deferrables {
     }
 
     /// Records that the shell maps host copies at a range's addresses, or that it is done. Leases on
-    /// its buffers wait until then. O(1), and O(tenants) in a group.
+    /// its buffers wait until then. O(1), and in a group O(its
+    /// tenants, or the buffers with waiters if those are fewer).
     pub fn set_mapping(&mut self, range: RangeId, is_mapping: bool) {
         let Some(known) = self.ranges.get_mut(range) else { return };
         known.is_mapping = is_mapping;
-        let tenants: SmallVec<[BufferId; 4]> = self.tenants(range).collect();
-        tenants.into_iter().for_each(|buffer| self.touch(buffer));
+        self.waited_tenants(range).into_iter().for_each(|buffer| self.touch(buffer));
     }
 
     /// Invalidates the host copy of a piece on the card because it cannot be mapped: another one is

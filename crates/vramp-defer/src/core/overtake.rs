@@ -31,6 +31,12 @@ impl<'a> Overtaking<'a> {
         Overtaking { core, holders, holds, waiting: None }
     }
 
+    /// Returns true if the holders have leases with room on the card: each waiter that lacks room waits for
+    /// these, and may be overtaken.
+    pub fn hold_room(&self) -> bool {
+        self.holds && self.core.hold_room(self.holders)
+    }
+
     /// Returns true if a waiter cannot be granted before the holders end a lease.
     pub fn may_pass(&mut self, ticket: Ticket) -> bool {
         if !self.holds {

@@ -28,6 +28,8 @@ pub(super) struct Range {
     pub kept_count: u32,
     /// Number of pieces with memory.
     pub backed: u32,
+    /// The same for each page of a group: what small buffers need is known without a look at each.
+    pub backed_in_page: Vec<u32>,
     /// Host copies are being mapped at its addresses.
     pub is_mapping: bool,
     /// Number of pieces that were chosen to leave.
@@ -58,6 +60,7 @@ impl Range {
             unevictable_count: 0,
             kept_count: 0,
             backed: 0,
+            backed_in_page: Vec::new(),
             is_mapping: false,
             leaving: 0,
             gaps: None,
@@ -81,9 +84,20 @@ impl Range {
         self.kept_count == 0 && !self.needs().is_zero()
     }
 
-    /// Returns a range for the buffers of a group.
-    pub fn group(len: Bytes, set: Option<GroupSetId>) -> Range {
-        Range { is_group: true, gaps: Some(Gaps::one(len)), set, ..Range::of_buffer(len) }
+    /// Returns a range of whole pages for the buffers of a group.
+    pub fn group(len: Bytes, page: Bytes, set: Option<GroupSetId>) -> Range {
+        let backed_in_page = vec![0; (len.count() / page.count()) as usize];
+        let gaps = Some(Gaps::one(len));
+        Range { is_group: true, gaps, set, backed_in_page, ..Range::of_buffer(len) }
+    }
+
+    /// Counts a piece of a group that got memory, or lost it, in each of its pages.
+    pub fn count_pages(&mut self, offset: Bytes, len: Bytes, page: Bytes, backed: bool) {
+        let last = (offset + len - Bytes::new(1)).count() / page.count();
+        let first = offset.count() / page.count();
+        for count in self.backed_in_page.iter_mut().take(last as usize + 1).skip(first as usize) {
+            *count = if backed { *count + 1 } else { *count - 1 };
+        }
     }
 }
 

@@ -30,11 +30,11 @@ impl UseIndex {
         }
     }
 
-    /// Removes the work of a stream up to a point. Returns its buffers: some more than once, and some
-    /// that do not exist any more.
-    pub fn take_over(&mut self, token: UseToken) -> Vec<BufferId> {
+    /// Removes the work of a stream up to a point, `most` uses of it. Returns their buffers: some more than
+    /// once, and some that do not exist any more.
+    pub fn take_over(&mut self, token: UseToken, most: usize) -> Vec<BufferId> {
         let Some(uses) = self.streams.get_mut(&token.stream) else { return Vec::new() };
-        let count = uses.partition_point(|&(number, _)| number <= token.number);
+        let count = uses.partition_point(|&(number, _)| number <= token.number).min(most);
         let over = uses.drain(..count).map(|(_, buffer)| buffer).collect();
         if uses.is_empty() {
             self.streams.remove(&token.stream);

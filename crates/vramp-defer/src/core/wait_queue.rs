@@ -475,6 +475,24 @@ impl Deferrables {
         self.wait_queue.marked.extend(followers);
     }
 
+    /// Returns the buffers of a range that have waiters. O(its tenants, or the buffers with waiters if
+    /// those are fewer).
+    pub(super) fn waited_tenants(&self, range: RangeId) -> SmallVec<[BufferId; 4]> {
+        let tenants = self.ranges.get(range).map_or(0, |range| range.tenants.len());
+        let waited = &self.wait_queue.by_buffer;
+        if tenants < 2 {
+            return self.tenants(range).collect();
+        }
+        (0..tenants.min(waited.len())).for_each(|_| self.wait_queue.step());
+        if tenants < waited.len() {
+            return self.tenants(range).filter(|buffer| waited.contains_key(buffer)).collect();
+        }
+        let lies_there = |buffer: &&BufferId| {
+            self.buffers.get(**buffer).is_some_and(|buffer| buffer.range == range)
+        };
+        waited.keys().filter(lies_there).copied().collect()
+    }
+
     /// Marks the waiters that a change of a buffer may serve. O(1) if the queue is empty.
     pub(super) fn touch(&mut self, buffer: BufferId) {
         if !self.wait_queue.is_empty() {
@@ -544,6 +562,14 @@ impl Deferrables {
     ) -> Option<Ticket> {
         let taken = self.taken_by(wanted);
         if taken.is_empty() {
+            return None;
+        }
+        // One that is not marked lacks room as it did when it was checked.
+        let may_have_room = |older: &Ticket| {
+            self.wait_queue.step();
+            self.wait_queue.keeping.contains(older)
+        };
+        if overtaking.hold_room() && !self.wait_queue.marked.range(..ticket).any(may_have_room) {
             return None;
         }
         for &older in self.wait_queue.keeping.range(..ticket).rev() {

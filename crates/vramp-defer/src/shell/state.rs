@@ -79,6 +79,8 @@ pub(super) struct State {
     pub events: Events,
     pub copies: BTreeMap<PieceId, SpilledCopies>,
     pub homes: Homes,
+    /// Work that is known to be complete, and may be recorded still as in flight on some buffers.
+    completed: Vec<UseToken>,
     /// Leases that end once their streams no longer capture.
     pub deferred_ends: Vec<LeaseEnding>,
     /// Ranges that need less memory, which earlier owners' work may still use.
@@ -232,6 +234,7 @@ impl Shared {
             events: Events::new(allocator, &mover),
             copies: BTreeMap::new(),
             homes: Homes::default(),
+            completed: Vec::new(),
             deferred_ends: Vec::new(),
             pending_release: BTreeSet::new(),
             reclaimed: Bytes::ZERO,
@@ -338,6 +341,9 @@ impl Shared {
     }
 }
 
+/// Uses of buffers that a lease records as complete at most.
+const SOME_USES: usize = 256;
+
 /// Boxes a value to be dropped after unlocking.
 fn needless<T: Send + 'static>(what: T) -> Box<dyn Send> {
     Box::new(what)
@@ -404,25 +410,35 @@ impl State {
     /// # Errors
     /// A query failed: that work counts as in flight.
     pub fn poll(&mut self) -> Result<(), DriverError> {
-        self.poll_by(Events::poll)
+        self.poll_by(Events::poll, usize::MAX)
     }
 
-    /// Does the same for the work of at most 64 streams, others at each call: for what may go on without
-    /// knowing what completed.
+    /// Does the same for the work of at most 64 streams, others at each call, and for 256 uses of buffers:
+    /// for what may go on without knowing what completed. So a lease does not pay for all that completed
+    /// since the last one.
     ///
     /// # Errors
     /// A query failed: that work counts as in flight.
     pub fn poll_some(&mut self) -> Result<(), DriverError> {
-        self.poll_by(Events::poll_some)
+        self.poll_by(Events::poll_some, SOME_USES)
     }
 
-    fn poll_by(&mut self, poll: fn(&mut Events) -> Polled) -> Result<(), DriverError> {
+    fn poll_by(
+        &mut self,
+        poll: fn(&mut Events) -> Polled,
+        mut uses: usize,
+    ) -> Result<(), DriverError> {
         for ending in std::mem::take(&mut self.deferred_ends) {
             self.end_lease(ending);
         }
         let (over, asked) = poll(&mut self.events);
-        for token in over {
-            self.core.complete_use(token);
+        self.completed.extend(over);
+        while let Some(&token) = self.completed.last() {
+            self.core.complete_some_uses(token, &mut uses);
+            if uses == 0 {
+                break;
+            }
+            self.completed.pop();
         }
         for range in std::mem::take(&mut self.pending_release) {
             let lent = self.lend(range);
@@ -544,6 +560,7 @@ impl State {
             ("address ranges", self.homes.len()),
             ("streams with work", streams),
             ("uses with work", uses),
+            ("streams with completed work", self.completed.len()),
             ("leases on capturing streams", self.deferred_ends.len()),
             ("ranges to lend", self.pending_release.len()),
             ("charges", self.account.entries()),

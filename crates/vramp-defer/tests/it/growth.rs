@@ -85,6 +85,33 @@ fn a_lease_that_spills_looks_at_as_many_entries_whatever_the_number_of_buffers()
 }
 
 #[test]
+fn the_first_lease_after_much_work_completed_looks_at_few_of_its_buffers() {
+    for count in [100, u64::from(vramp_testing::cases(2_000)).min(100_000)] {
+        let (rig, buffers) = full_card(count);
+        let [busy, other] = [0, 1].map(|_| rig.allocator.create_stream().unwrap());
+        let (raw, gate) = (rig.allocator.stream(busy).unwrap(), rig.sim.gate());
+        rig.sim.launch(raw, Kernel::new("busy").until(gate)).unwrap();
+        for buffer in &buffers[1..] {
+            drop(buffer.lease(Access::Shared, busy).unwrap());
+        }
+        rig.sim.open(gate);
+        rig.sim.synchronize_stream(raw).unwrap();
+        let lease = || drop(buffers[0].lease(Access::Shared, other).unwrap());
+        let first = looked_at(&rig, lease);
+        assert!(first <= 300, "{first} entries with {count} buffers");
+        // Each lease records more of it, and what needs to know all of it waits for none.
+        let second = looked_at(&rig, lease);
+        assert!(second <= 300 && (second > 200 || count < 600), "{second} entries");
+        rig.manager.census();
+        let third = looked_at(&rig, lease);
+        assert!(third <= 16, "{third} entries once all is recorded");
+        let kept = rig.manager.footprint();
+        assert!(kept.contains(&("streams with completed work", 0)), "{kept:?}");
+        rig.check();
+    }
+}
+
+#[test]
 fn a_buffer_that_is_dropped_while_many_are_held_looks_at_none_of_them() {
     let mut counts = Vec::new();
     for count in buffer_counts() {

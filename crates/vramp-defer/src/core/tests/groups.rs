@@ -53,7 +53,7 @@ fn tenants_leave_together_or_not_at_all() {
     let outs = choice.victims[0].moves.clone();
     core.settle(outs[0].id).unwrap();
     assert_eq!(core.occupied(), b(4096), "the others are still there");
-    assert_eq!(core.needed_memory(group).unwrap(), [(b(512), b(1024))]);
+    assert_eq!(core.needed_memory(group).unwrap(), [(b(0), b(2048))]);
     core.settle(outs[1].id).unwrap();
     let last = core.settle(outs[2].id).unwrap();
     assert_eq!(last, Settled::Spilled { piece: outs[2].piece, range: group, frees: b(4096) });
@@ -72,7 +72,7 @@ fn a_lease_on_one_tenant_keeps_those_that_have_not_left() {
         assert!(matches!(core.settle(out.id), Ok(Settled::Cleaned { .. })), "it frees nothing");
     }
     end(&mut core, back, 2);
-    assert_eq!(core.needed_memory(group).unwrap(), [(b(0), b(1536))]);
+    assert_eq!(core.needed_memory(group).unwrap(), [(b(0), b(2048))]);
     assert_eq!(core.census().clean, b(1536));
 }
 
@@ -86,8 +86,29 @@ fn one_tenant_comes_back_alone() {
     let granted = try_lease(&mut core, &[(all[1], Shared)], S1, 2).unwrap();
     assert_eq!(granted.restores.len(), 1);
     assert_eq!(granted.restores[0].at, RangeSlice { range: group, offset: b(512), len: b(512) });
-    assert_eq!(core.needed_memory(group).unwrap(), [(b(512), b(512))]);
+    assert_eq!(core.needed_memory(group).unwrap(), [(b(0), b(1024))]);
     assert_eq!(core.census().committed, b(4096));
+}
+
+#[test]
+fn what_a_group_needs_is_known_by_pages_whatever_the_number_of_its_buffers() {
+    let piece = b(64 * 4096);
+    let config = DeferConfig { piece, page: b(4096), capacity: b(1 << 30), ..config() };
+    let mut core = Deferrables::new(config).unwrap();
+    let group = core.add_group(piece, None).unwrap();
+    let all: Vec<BufferId> =
+        (0..512).map(|_| core.add_tenant(group, b(512)).unwrap().buffer).collect();
+    // Every second one gets memory, then only those of the first and the fourth page keep it.
+    let odd = all.iter().skip(1).step_by(2);
+    odd.clone().for_each(|&buffer| write(&mut core, buffer, 0));
+    assert_eq!(core.needed_memory(group).unwrap(), [(b(0), piece)]);
+    for (index, &buffer) in all.iter().enumerate().filter(|(index, _)| index % 2 == 1) {
+        if ![0, 3].contains(&(index / 8)) {
+            core.remove(buffer).unwrap();
+        }
+        core.audit().unwrap();
+    }
+    assert_eq!(core.needed_memory(group).unwrap(), [(b(0), b(4096)), (b(3 * 4096), b(4096))]);
 }
 
 #[test]

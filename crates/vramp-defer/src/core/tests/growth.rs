@@ -218,6 +218,76 @@ fn steps_beside(count: u64, waiters_hold: bool) -> u64 {
     steps
 }
 
+/// Returns the steps of ten leases of a member of a group with `count` of them, while one request waits for
+/// another buffer.
+fn steps_in_a_group(count: u64) -> u64 {
+    let sizes = DeferConfig { piece: b(1 << 20), page: b(4096), capacity: b(1 << 24), ..config() };
+    let mut core = Deferrables::new(sizes).unwrap();
+    let group = core.add_group(b(512) * count, None).unwrap();
+    let members: Vec<BufferId> =
+        (0..count).map(|_| core.add_tenant(group, b(512)).unwrap().buffer).collect();
+    let other = resident(&mut core, 16);
+    let _held = shared(&mut core, other, 1, StreamKey(1));
+    let buffers = [(other, Exclusive)];
+    let request = LeaseRequest { buffers: &buffers, ..LeaseRequest::default() };
+    core.enqueue(&request, &[], None).unwrap();
+    while let Some(ticket) = core.next_to_check() {
+        assert_eq!(core.recheck(ticket, &[], 1), Ok(None));
+    }
+    let before = core.counters().queue_steps;
+    for round in 0..10 {
+        let member = members[members.len() / 2 + round];
+        let lease = shared(&mut core, member, 2, StreamKey(2)).lease;
+        core.end_lease(lease, &LeaseEnd::default(), 2).unwrap();
+    }
+    core.audit().unwrap();
+    core.counters().queue_steps - before
+}
+
+#[test]
+fn a_lease_of_a_small_buffer_looks_at_no_other_of_its_group() {
+    for count in [20, 1_000] {
+        let steps = steps_in_a_group(count);
+        assert!(steps <= 40, "{steps} steps with {count} members");
+    }
+}
+
+/// Returns the steps of `count` requests that wait for room, each of a holder with a lease of its own.
+fn steps_of_waiters_for_room(count: u64) -> u64 {
+    let capacity = b(16 * (count + 1));
+    let mut core = Deferrables::new(DeferConfig { capacity, ..config() }).unwrap();
+    let lease = |core: &mut Deferrables, buffer, number| {
+        let (buffers, holder) = ([(buffer, Exclusive)], HolderKey(number));
+        core.lease(&LeaseRequest { buffers: &buffers, holder, ..LeaseRequest::default() }, 1)
+    };
+    for number in 1..=count + 1 {
+        let own = core.add_buffer(b(16)).unwrap().buffer;
+        let _own = lease(&mut core, own, number).unwrap();
+    }
+    let before = core.counters().queue_steps;
+    let mut checks = 0;
+    for number in 1..=count {
+        let wanted = core.add_buffer(b(16)).unwrap().buffer;
+        let (buffers, holder) = ([(wanted, Exclusive)], HolderKey(number));
+        let request = LeaseRequest { buffers: &buffers, holder, ..LeaseRequest::default() };
+        core.enqueue(&request, &[], None).unwrap();
+        while let Some(ticket) = core.next_to_check() {
+            checks += 1;
+            assert_eq!(core.recheck(ticket, &[], 1), Ok(None));
+        }
+    }
+    core.audit().unwrap();
+    core.counters().queue_steps - before + checks
+}
+
+#[test]
+fn requests_that_wait_for_room_check_none_of_the_others_again() {
+    let costs = [50, 400].map(|count| (count, steps_of_waiters_for_room(count)));
+    for (count, steps) in costs {
+        assert!(steps <= 16 * count, "{costs:?}");
+    }
+}
+
 #[test]
 fn a_resident_lease_looks_at_no_waiter_for_another_buffer() {
     let many = u64::from(vramp_testing::cases(300)).min(5_000);
