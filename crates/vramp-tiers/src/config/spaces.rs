@@ -1,6 +1,7 @@
 //! Configuration of the spaces of each tier.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::ledger::core::{Level, SpaceConfig, SpaceId};
 use serde::{Deserialize, Serialize};
@@ -110,6 +111,10 @@ const fn default_initial_pools() -> u32 {
     1
 }
 
+const fn default_idle_ms() -> u64 {
+    10_000
+}
+
 /// Configuration of a host space.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -140,6 +145,13 @@ pub struct HostSpaceConfig {
     /// See [`HostBlocks::initial_pools`].
     #[serde(default = "default_initial_pools")]
     pub initial_pools: u32,
+    /// Least bytes that stay pinned however long they are free. By default what the initial pools have; the capacity
+    /// keeps all.
+    #[serde(default, with = "text::set_bytes", skip_serializing_if = "Option::is_none")]
+    pub keep: Option<Bytes>,
+    /// Milliseconds for which memory above that is free before it is unpinned.
+    #[serde(default = "default_idle_ms")]
+    pub idle_ms: u64,
 }
 
 impl HostSpaceConfig {
@@ -162,6 +174,8 @@ impl HostSpaceConfig {
             block,
             blocks_per_pool,
             initial_pools,
+            keep: None,
+            idle_ms: default_idle_ms(),
         }
     }
 
@@ -171,11 +185,35 @@ impl HostSpaceConfig {
         HostSpaceConfig { block, blocks_per_pool, initial_pools, ..self }
     }
 
+    /// Returns the configuration with at most a sixteenth of the capacity pinned at once, so that most of what is
+    /// freed can be unpinned, but eight blocks. Nothing is pinned at the start of a space that is shorter than
+    /// [`HostBlocks::default`]'s pool.
+    pub fn pinned_in_parts(self) -> HostSpaceConfig {
+        let blocks = self.capacity.count() / self.block.count();
+        let part = (blocks / 16).max(8).min(blocks).clamp(1, u64::from(self.blocks_per_pool));
+        let is_short = self.capacity < self.block * u64::from(self.blocks_per_pool);
+        HostSpaceConfig {
+            blocks_per_pool: part as u32,
+            initial_pools: if is_short { 0 } else { self.initial_pools },
+            ..self
+        }
+    }
+
     /// Returns the configuration of the pool that holds its memory.
     pub fn pool(&self) -> HostPoolConfig {
-        let &HostSpaceConfig { block, blocks_per_pool, initial_pools, .. } = self;
-        let node = self.node.map(NumaNode);
-        HostPoolConfig { block, blocks_per_pool, initial_pools, node, ..HostPoolConfig::default() }
+        let &HostSpaceConfig { block, blocks_per_pool, initial_pools, keep, .. } = self;
+        let usual = HostPoolConfig::default();
+        HostPoolConfig {
+            block,
+            blocks_per_pool,
+            initial_pools,
+            // Pinned ahead: a quarter of what is pinned at once.
+            spare_blocks: usual.spare_blocks.min(blocks_per_pool / 4),
+            node: self.node.map(NumaNode),
+            idle: Some(Duration::from_millis(self.idle_ms)),
+            keep,
+            ..usual
+        }
     }
 
     /// Returns the id of the space.

@@ -85,6 +85,29 @@ pub(super) mod bytes {
     }
 }
 
+/// As [`bytes`], of an amount that is set.
+pub(super) mod set_bytes {
+    use serde::Serializer;
+
+    use super::{Bytes, BytesVisitor, Deserializer, exact};
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        bytes: &Option<Bytes>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        match bytes {
+            None => to.serialize_none(),
+            Some(bytes) => to.serialize_str(&exact(*bytes)),
+        }
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Bytes>, D::Error> {
+        from.deserialize_any(BytesVisitor).map(Some)
+    }
+}
+
 /// A level that is set: a fraction as a number, an amount as a text.
 pub(super) mod level {
     use serde::Serializer;

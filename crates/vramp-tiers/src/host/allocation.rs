@@ -213,6 +213,34 @@ impl HostAllocation {
         Ok(())
     }
 
+    /// Copies `len` bytes from `from` down to `to`, which is not above `from`. The two may overlap. Work that uses the
+    /// blocks must be complete.
+    ///
+    /// # Errors
+    /// The range at `from` lies outside the allocation.
+    pub(crate) fn copy_down(
+        &mut self,
+        from: Bytes,
+        to: Bytes,
+        len: Bytes,
+    ) -> Result<(), OutOfBounds> {
+        self.spans(from, len)?;
+        assert!(
+            to <= from,
+            "{to} is above {from}: what is there would be overwritten before it is copied"
+        );
+        let mut buffer = vec![0; len.min(Bytes::kib(256)).count() as usize];
+        let mut done = Bytes::ZERO;
+        while done < len {
+            let now = len.saturating_sub(done).min(Bytes::kib(256));
+            let part = &mut buffer[..now.count() as usize];
+            self.read(from + done, part)?;
+            self.write(to + done, part)?;
+            done += now;
+        }
+        Ok(())
+    }
+
     /// Notes that work queued on `stream` uses the blocks. Once dropped, they are reused only after
     /// that work. At most two driver calls.
     ///

@@ -40,7 +40,9 @@
 //!    runs as possible. When few blocks are left, a background thread pins more.
 //! 3. [`HostAllocation::record_stream`] notes that work on a stream uses the blocks.
 //! 4. Dropping the allocation credits the charge. Its blocks are free once that work is complete.
-//! 5. [`HostPool::shrink`] unpins memory that is wholly free.
+//! 5. [`HostPool::shrink`] unpins memory that is wholly free. The background thread does so with what was free
+//!    for [`HostPoolConfig::idle`], down to [`HostPoolConfig::keep`]. Memory that a device cannot unpin is
+//!    quarantined and counted, and each later attempt includes it.
 //!
 //! [`HostPool::allocate_small`] carves allocations of up to a block from shared blocks.
 //!
@@ -59,8 +61,9 @@
 //! space is full.
 
 mod allocation;
+mod background;
 mod core;
-mod grower;
+mod idle;
 mod pool;
 mod returns;
 mod small;

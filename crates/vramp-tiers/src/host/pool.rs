@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use crate::extents::{BackingId, Extent, ExtentAllocator, ExtentList};
 use crate::ledger::core::Tier;
@@ -11,8 +12,8 @@ use vramp_driver::{HostBuffer, HostSlice};
 use vramp_host::{HostMemory, HostMemoryError, HostSpan, NumaNode, OutOfBounds, PageKind};
 
 use super::allocation::{HostAllocation, Part};
-use super::core::growth::{Held, to_unpin};
-use super::grower::Grower;
+use super::background::{Background, Wake};
+use super::core::growth::Held;
 use super::returns::{Free, Return, Returned, Returns, Uses};
 use super::small::{Slabs, SmallHostAllocation};
 use crate::ledger::shell::charge::Charge;
@@ -38,10 +39,24 @@ pub struct HostPoolConfig {
     pub node: Option<NumaNode>,
     /// Kind of pages.
     pub pages: PageKind,
+    /// Memory that is wholly free for this long is unpinned, at most as long again later. `None` keeps it until
+    /// [`HostPool::shrink`].
+    pub idle: Option<Duration>,
+    /// Least bytes that stay pinned however long they are free. `None` is what the initial pools have.
+    pub keep: Option<Bytes>,
+}
+
+impl HostPoolConfig {
+    /// Returns the bytes that stay pinned however long they are free.
+    pub fn floor(&self) -> Bytes {
+        let blocks = u64::from(self.initial_pools) * u64::from(self.blocks_per_pool);
+        self.keep.unwrap_or(Bytes::new(self.block.count().saturating_mul(blocks)))
+    }
 }
 
 impl Default for HostPoolConfig {
-    /// 128 blocks of 1 MiB at a time, once at first, and at least 32 blocks free.
+    /// 128 blocks of 1 MiB at a time, once at first, and at least 32 blocks free. What is idle for ten seconds is
+    /// unpinned, down to the first 128.
     fn default() -> HostPoolConfig {
         HostPoolConfig {
             block: Bytes::mib(1),
@@ -50,6 +65,8 @@ impl Default for HostPoolConfig {
             spare_blocks: 32,
             node: None,
             pages: PageKind::Transparent,
+            idle: Some(Duration::from_secs(10)),
+            keep: None,
         }
     }
 }
@@ -97,7 +114,7 @@ pub enum HostPoolError {
 /// Blocks and activity of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostPoolStats {
-    /// Pinned blocks.
+    /// Pinned blocks, free or not.
     pub blocks: u64,
     /// Free blocks.
     pub free_blocks: u64,
@@ -105,12 +122,16 @@ pub struct HostPoolStats {
     pub pending_blocks: u64,
     /// Blocks that are never reused: the device could not tell when the work that uses them ends.
     pub leaked_blocks: u64,
+    /// Blocks that a device could not unpin: pinned, and never used. Each [`HostPool::shrink`] tries again.
+    pub quarantined_blocks: u64,
     /// Times that memory was pinned while an allocation waited.
     pub pools_on_demand: u64,
     /// Times that memory was pinned ahead of need, including by [`HostPool::new`].
     pub pools_ahead: u64,
     /// Times that memory was unpinned.
     pub pools_unpinned: u64,
+    /// Times that a device could not unpin memory.
+    pub unpins_failed: u64,
     /// Times that an allocation waited for work on a stream.
     pub waits_for_work: u64,
 }
@@ -118,11 +139,14 @@ pub struct HostPoolStats {
 /// Blocks pinned together, with their handle on each device.
 pub(super) struct Pinned {
     pub memory: Arc<HostMemory>,
-    buffers: Vec<HostBuffer>,
+    /// `None` on a device that has unpinned it.
+    pub buffers: Vec<Option<HostBuffer>>,
+    /// No block was taken since a pass of the background thread found all of them free.
+    pub is_idle: bool,
 }
 
 impl Pinned {
-    fn len(&self) -> Bytes {
+    pub fn len(&self) -> Bytes {
         self.memory.len()
     }
 }
@@ -133,10 +157,16 @@ pub(super) struct State {
     pub pools: BTreeMap<BackingId, Pinned>,
     pub returns: Returns,
     pub slabs: Slabs,
+    /// Memory that a device could not unpin.
+    pub quarantined: Vec<Pinned>,
+    /// Bytes that threads unpin now.
+    pub unpinning: Bytes,
+    /// The background thread looks for idle memory from time to time.
+    pub is_aging: bool,
     growing: bool,
     /// Number of threads that wait for the work of a return they took from `returns`.
     waiting_for_work: usize,
-    stats: HostPoolStats,
+    pub stats: HostPoolStats,
 }
 
 pub(super) struct Shared {
@@ -144,8 +174,9 @@ pub(super) struct Shared {
     pub config: HostPoolConfig,
     pub devices: Vec<Arc<dyn Driver>>,
     pub state: Mutex<State>,
-    /// Memory was pinned or could not be, or blocks were returned.
-    changed: Condvar,
+    /// Memory was pinned or unpinned or could not be, or blocks were returned.
+    pub changed: Condvar,
+    background: Background,
     /// Capacity of the space, in whole blocks.
     most: Bytes,
 }
@@ -161,8 +192,7 @@ pub(super) enum Growth {
 /// and the last allocation, which wait for all noted work. If a wait fails it stays pinned.
 #[derive(Clone)]
 pub struct HostPool {
-    shared: Arc<Shared>,
-    grower: Arc<Grower>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl HostPool {
@@ -201,6 +231,9 @@ impl HostPool {
             pools: BTreeMap::new(),
             returns: Returns::default(),
             slabs: Slabs::default(),
+            quarantined: Vec::new(),
+            unpinning: Bytes::ZERO,
+            is_aging: false,
             growing: false,
             waiting_for_work: 0,
             stats: HostPoolStats::default(),
@@ -212,18 +245,23 @@ impl HostPool {
             devices: devices.into_iter().collect(),
             state: Mutex::new(state),
             changed: Condvar::new(),
+            background: Background::default(),
             most,
         });
         for _ in 0..initial_pools {
             shared.grow(Growth::Ahead)?;
         }
-        let grower = Arc::new(Grower::new(&shared));
-        Ok(HostPool { shared, grower })
+        Ok(HostPool { shared })
     }
 
     /// Returns the space that is charged.
     pub fn space(&self) -> &MemorySpace {
         &self.shared.space
+    }
+
+    /// Returns true for clones of one pool.
+    pub fn is_same(&self, other: &HostPool) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 
     /// Returns the length of a block.
@@ -254,7 +292,7 @@ impl HostPool {
     /// The charge is credited.
     pub fn allocate_with(&self, charge: Charge) -> Result<HostAllocation, HostPoolError> {
         let parts = self.shared.take(&charge)?;
-        self.grower.wake_if_low(&self.shared);
+        self.shared.grow_ahead();
         Ok(HostAllocation::new(&self.shared, parts, charge))
     }
 
@@ -265,32 +303,8 @@ impl HostPool {
     /// As [`allocate`](HostPool::allocate), or `len` is more than a block.
     pub fn allocate_small(&self, len: Bytes) -> Result<SmallHostAllocation, HostPoolError> {
         let slab = Slabs::allocate(&self.shared, len)?;
-        self.grower.wake_if_low(&self.shared);
+        self.shared.grow_ahead();
         Ok(slab)
-    }
-
-    /// Unpins memory that is wholly free until at most `keep` is pinned, and returns the bytes
-    /// unpinned. Frees shared blocks without small allocations first. Does not wait for work. Two
-    /// driver calls for each device and unpinned memory.
-    pub fn shrink(&self, keep: Bytes) -> Bytes {
-        let mut unpinned = Vec::new();
-        let charges;
-        {
-            let mut state = lock(&self.shared.state);
-            self.shared.sweep(&mut state);
-            let State { blocks, pools, slabs, stats, .. } = &mut *state;
-            charges = slabs.end_idle(blocks);
-            let len_of = |pool| pools.get(&pool).map_or(Bytes::ZERO, Pinned::len);
-            let idle: Vec<_> = blocks.idle().map(|pool| (pool, len_of(pool))).collect();
-            let pinned = pools.values().map(Pinned::len).sum();
-            for pool in to_unpin(&idle, pinned, keep) {
-                blocks.remove(pool).expect("an idle backing has no used blocks");
-                stats.pools_unpinned += 1;
-                unpinned.extend(pools.remove(&pool));
-            }
-        }
-        drop(charges);
-        unpinned.into_iter().map(|pinned| self.shared.unpin(pinned)).sum()
     }
 
     /// Returns statistics. Queries events of returned blocks.
@@ -301,6 +315,7 @@ impl HostPool {
             blocks: self.shared.count(state.pinned()),
             free_blocks: self.shared.count(state.blocks.free_bytes()),
             pending_blocks: self.shared.count(state.returns.bytes()),
+            quarantined_blocks: self.shared.count(state.quarantined()),
             ..state.stats
         }
     }
@@ -315,7 +330,8 @@ impl HostPool {
         if let Err(what) = state.blocks.audit() {
             return bad(what);
         }
-        let (pinned, listed) = (state.pinned(), state.blocks.census().capacity);
+        let leaving = state.unpinning + state.quarantined();
+        let (pinned, listed) = (state.pinned(), state.blocks.census().capacity + leaving);
         if pinned > self.shared.most || pinned != listed {
             return bad(format!(
                 "{pinned} pinned, {listed} as extents, at most {}",
@@ -351,11 +367,11 @@ impl Shared {
             if self.sweep(&mut state) {
                 continue;
             }
-            if state.growing {
+            let full = state.pinned() >= self.most;
+            if state.growing || (full && !state.unpinning.is_zero()) {
                 self.wait_for_others(state);
                 continue;
             }
-            let full = state.pinned() >= self.most;
             drop(state);
             let failure = match full {
                 true => HostPoolError::Exhausted {
@@ -418,10 +434,24 @@ impl Shared {
     }
 
     /// Returns blocks, at once or after the work that uses them. No driver call.
-    pub fn put_back(&self, what: Returned, uses: Uses) {
+    pub fn put_back(self: &Arc<Shared>, what: Returned, uses: Uses) {
         let mut state = lock(&self.state);
         let State { returns, blocks, slabs, .. } = &mut *state;
         returns.give(Free { blocks, slabs }, Return::new(what, uses));
+        let begins = !state.is_aging && self.may_idle(&state);
+        state.is_aging |= begins;
+        drop(state);
+        if begins && !self.background.wake(self, Wake::Age) {
+            lock(&self.state).is_aging = false;
+        }
+    }
+
+    /// Has the background thread pin more if few blocks are free. Never blocks on pinning. Without a thread the pool grows on
+    /// demand, in the thread that allocates.
+    fn grow_ahead(self: &Arc<Shared>) {
+        if self.config.spare_blocks > 0 && self.is_low() {
+            self.background.wake(self, Wake::Grow);
+        }
     }
 
     /// Leaks the blocks of runs, and with them the pool: they stay pinned.
@@ -473,26 +503,18 @@ impl Shared {
     fn pin(&self, len: Bytes) -> Result<Pinned, HostPoolError> {
         let memory = HostMemory::new(len, self.config.node, self.config.pages)?;
         memory.prefault(TOUCH_THREADS);
-        let mut pinned = Pinned { memory, buffers: Vec::new() };
+        let mut pinned = Pinned { memory, buffers: Vec::new(), is_idle: false };
         for device in &self.devices {
             match device.register_host(&pinned.memory) {
-                Ok(buffer) => pinned.buffers.push(buffer),
+                Ok(buffer) => pinned.buffers.push(Some(buffer)),
                 Err(error) => {
-                    self.unpin(pinned);
+                    // What a device cannot unpin now stays pinned and mapped: it keeps the memory.
+                    self.unpin(&mut pinned);
                     return Err(error.into());
                 }
             }
         }
         Ok(pinned)
-    }
-
-    /// Unpins memory and returns its length. If a device fails to, the memory stays pinned and
-    /// mapped.
-    fn unpin(&self, pinned: Pinned) -> Bytes {
-        for (device, buffer) in self.devices.iter().zip(&pinned.buffers) {
-            let _ = device.free_host(*buffer);
-        }
-        pinned.memory.len()
     }
 
     /// Returns the index of a device among those that the pool is pinned for.
@@ -506,7 +528,8 @@ impl Shared {
         let state = lock(&self.state);
         let pinned = state.pools.get(&run.backing);
         let pinned = pinned.expect("memory with allocated blocks stays pinned");
-        HostSlice { buffer: pinned.buffers[device], offset: run.offset, len: run.len }
+        let buffer = pinned.buffers[device].expect("memory in use is pinned for every device");
+        HostSlice { buffer, offset: run.offset, len: run.len }
     }
 }
 
@@ -517,14 +540,19 @@ impl State {
     }
 
     /// Returns the pinned bytes. O(groups).
-    fn pinned(&self) -> Bytes {
-        self.pools.values().map(Pinned::len).sum()
+    pub fn pinned(&self) -> Bytes {
+        self.usable() + self.unpinning + self.quarantined()
     }
 
-    /// Pairs runs with their memory.
-    fn parts(&self, runs: ExtentList) -> Vec<Part> {
+    fn quarantined(&self) -> Bytes {
+        self.quarantined.iter().map(Pinned::len).sum()
+    }
+
+    /// Pairs runs that were taken with their memory.
+    fn parts(&mut self, runs: ExtentList) -> Vec<Part> {
         let part = |run: Extent| {
-            let pinned = self.pools.get(&run.backing).expect("runs lie in pinned memory");
+            let pinned = self.pools.get_mut(&run.backing).expect("runs lie in pinned memory");
+            pinned.is_idle = false;
             Part { run, memory: Arc::clone(&pinned.memory) }
         };
         runs.into_iter().map(part).collect()
@@ -548,13 +576,15 @@ impl Drop for Shared {
         }
         state.returns.end(&self.devices);
         let pools = std::mem::take(&mut state.pools);
+        let quarantined = std::mem::take(&mut state.quarantined);
         drop(state);
         if !over {
             // Nothing tells when the work is over: the memory stays pinned.
             return std::mem::forget(pools);
         }
-        for pinned in pools.into_values() {
-            self.unpin(pinned);
+        for mut pinned in pools.into_values().chain(quarantined) {
+            // A device that cannot unpin it keeps it.
+            self.unpin(&mut pinned);
         }
     }
 }

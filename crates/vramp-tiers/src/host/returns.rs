@@ -172,6 +172,11 @@ impl Returns {
         }
     }
 
+    /// Returns true if nothing waits for work.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     /// Returns the bytes that wait for work.
     pub fn bytes(&self) -> Bytes {
         let runs = self.waiting.iter().map(|returned| match &returned.what {

@@ -1,5 +1,6 @@
 //! Configurations: as text, in code, and drawn up for made machines.
 use std::path::PathBuf;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use vramp_host::NumaNode;
@@ -79,6 +80,15 @@ fn a_file_says_amounts_and_parts_and_what_it_leaves_out_is_the_tiers_default() {
     let least = TiersConfig::from_toml("[[host]]\nindex = 0\ncapacity = \"1GiB\"").unwrap();
     let HostPoolConfig { block, blocks_per_pool, .. } = least.hosts[0].pool();
     assert_eq!((block, blocks_per_pool), (Bytes::mib(1), 128));
+    let pool = |lines: &str| {
+        let text = format!("[[host]]\nindex = 0\ncapacity = \"1GiB\"\n{lines}");
+        TiersConfig::from_toml(&text).unwrap().hosts[0].pool()
+    };
+    let usual = pool("");
+    assert_eq!((usual.floor(), usual.idle), (Bytes::mib(128), Some(Duration::from_secs(10))));
+    let other = pool("keep = \"512MiB\"\nidle_ms = 500");
+    assert_eq!((other.floor(), other.idle), (Bytes::mib(512), Some(Duration::from_millis(500))));
+    assert_eq!(pool("keep = 0").floor(), Bytes::ZERO);
 }
 
 #[test]

@@ -488,6 +488,70 @@ fn blocks_are_pinned_before_they_are_needed() {
 }
 
 #[test]
+fn what_is_idle_is_unpinned_in_the_background_down_to_the_floor() {
+    let config = HostPoolConfig { idle: Some(Duration::ZERO), ..BLOCKS };
+    let pool = HostPool::new(&space(Bytes::mib(64)), config, []).unwrap();
+    drop(pool.allocate(MIB * 23).unwrap());
+    let begin = Instant::now();
+    while pool.stats().blocks > 4 {
+        assert!(begin.elapsed() < Duration::from_secs(30), "nothing was unpinned");
+        vramp_testing::moment();
+    }
+    assert_eq!((pool.stats().pools_unpinned, pool.floor()), (5, MIB * 4));
+    pool.audit().unwrap();
+}
+
+#[test]
+fn memory_that_a_device_cannot_unpin_is_counted_and_unpinned_later() {
+    let sims = [(); 2].map(|()| Arc::new(simulator()));
+    let devices = sims.clone().map(|sim| -> Arc<dyn Driver> { sim });
+    let pool = HostPool::new(&space(Bytes::mib(8)), BLOCKS, devices).unwrap();
+    drop(pool.allocate(MIB * 8).unwrap());
+    sims[1].set_faults(FaultPlan::nth_of(Call::FreeHost, 1).with_code(304));
+    assert_eq!(pool.shrink(Bytes::ZERO), MIB * 4, "one of two");
+    let stats = pool.stats();
+    assert_eq!((stats.blocks, stats.free_blocks, stats.quarantined_blocks), (4, 0, 4));
+    assert_eq!((stats.unpins_failed, stats.pools_unpinned), (1, 1));
+    assert_eq!([&sims[0], &sims[1]].map(|sim| sim.live().host_buffers), [0, 1]);
+    pool.audit().unwrap();
+    let half = pool.allocate(MIB * 4).unwrap();
+    let full = pool.allocate(MIB);
+    assert!(matches!(full, Err(HostPoolError::Exhausted { .. })), "it counts: {full:?}");
+    assert_eq!(pool.shrink(Bytes::ZERO), MIB * 4, "no call to the device that has done so");
+    let stats = pool.stats();
+    assert_eq!((stats.blocks, stats.quarantined_blocks, stats.unpins_failed), (4, 0, 1));
+    drop((half, pool.allocate(MIB).unwrap()));
+    pool.audit().unwrap();
+    drop(pool);
+    assert_eq!([&sims[0], &sims[1]].map(|sim| sim.live().host_buffers), [0, 0]);
+}
+
+#[test]
+fn a_thousand_allocations_that_ended_leave_nothing() {
+    let sim = Arc::new(simulator());
+    let device: Arc<dyn Driver> = sim.clone();
+    let config = HostPoolConfig { initial_pools: 0, ..BLOCKS };
+    let pool = HostPool::new(&space(Bytes::gib(1)), config, [Arc::clone(&device)]).unwrap();
+    let stream = device.create_stream().unwrap();
+    let mut kept = std::collections::VecDeque::new();
+    for nth in 0..1000 {
+        let mut blocks = pool.allocate(MIB * (1 + nth % 7)).unwrap();
+        blocks.record_stream(&device, stream).unwrap();
+        kept.push_back((blocks, pool.allocate_small(Bytes::kib(nth)).unwrap()));
+        if kept.len() > 8 {
+            kept.pop_front();
+        }
+    }
+    assert!(pool.stats().blocks < 96, "{:?}", pool.stats());
+    kept.clear();
+    pool.shrink(Bytes::ZERO);
+    let stats = pool.stats();
+    assert_eq!((stats.blocks, stats.pending_blocks), (0, 0));
+    assert_eq!((sim.live().host_buffers, pool.space().total()), (0, Bytes::ZERO));
+    assert!(sim.live().events < 64, "events are used again");
+}
+
+#[test]
 fn a_device_that_pins_nothing_is_an_error_and_leaves_nothing_charged() {
     for n in 1..=2 {
         let faults = FaultPlan::nth_of(Call::RegisterHost, n).with_code(2);
@@ -538,7 +602,8 @@ fn two_devices_see_the_same_blocks() {
 
 #[test]
 fn threads_that_allocate_and_free_at_random_share_no_block_and_leave_nothing() {
-    let config = HostPoolConfig { block: Bytes::mib(1), spare_blocks: 3, ..BLOCKS };
+    // The background thread pins ahead, and unpins whatever it finds free twice.
+    let config = HostPoolConfig { spare_blocks: 3, idle: Some(Duration::ZERO), ..BLOCKS };
     let pool = HostPool::new(&space(Bytes::mib(24)), config, []).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..8_u8 {
@@ -559,7 +624,11 @@ fn threads_that_allocate_and_free_at_random_share_no_block_and_leave_nothing() {
                         assert_eq!(back, mark);
                         continue;
                     }
-                    let Ok(mut blocks) = pool.allocate(MIB * random.u64(1..5)) else { continue };
+                    let allocated = pool.allocate(MIB * random.u64(1..5));
+                    let Ok(mut blocks) = allocated else {
+                        assert!(matches!(allocated, Err(HostPoolError::Full(_))), "{allocated:?}");
+                        continue;
+                    };
                     for block in 0..blocks.blocks() as u64 {
                         blocks.write(MIB * block, &mark).unwrap();
                     }

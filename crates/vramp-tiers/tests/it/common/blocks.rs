@@ -5,7 +5,7 @@ use vramp_tiers::{Bytes, MemorySpace, ReservationManager, SpaceConfig, SpaceId};
 
 pub const MIB: Bytes = Bytes::mib(1);
 
-/// Four blocks of 1 MiB at a time, none spare.
+/// Four blocks of 1 MiB at a time, none spare. Idle memory stays.
 pub const BLOCKS: HostPoolConfig = HostPoolConfig {
     block: MIB,
     blocks_per_pool: 4,
@@ -13,6 +13,8 @@ pub const BLOCKS: HostPoolConfig = HostPoolConfig {
     spare_blocks: 0,
     node: None,
     pages: PageKind::Small,
+    idle: None,
+    keep: None,
 };
 
 pub fn space(capacity: Bytes) -> MemorySpace {
