@@ -365,6 +365,18 @@ impl Sleep {
         &self.contents
     }
 
+    /// Returns what of [`contents`](Sleep::contents) is still allocated: frees are served meanwhile. Nothing once the
+    /// pool is closed. O(regions of the pool).
+    pub fn contents_left(&self) -> Vec<AddrRange> {
+        let mut inner = self.shared.lock_anyway();
+        if inner.closed {
+            return Vec::new();
+        }
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool sleeps");
+        pool.gather();
+        pool.pool.contents().into_iter().map(|range| pool.exec.range(range)).collect()
+    }
+
     /// Gives the memory of chunks, by index, to the card. Their contents are lost. The caller has waited for
     /// all work that uses them. Chunks whose memory the card has are left out.
     ///

@@ -38,6 +38,9 @@
 //! nothing: of a region that is [read-only](RegionOptions::read_only), until something is allocated or
 //! freed in it; of any region after [`Regions::clean`], until it is resumed.
 //!
+//! A block that is freed while the region sleeps needs no copy: [`Regions::reclaim`] moves the rest of a copy on the
+//! host together and returns the blocks behind it.
+//!
 //! A pause may [discard](PauseOptions::discard) contents: the region then has no backup until it is resumed.
 //!
 //! A copy on a disk is staged: a few pinned blocks of the mover's pool are filled from the card and written,
@@ -106,6 +109,7 @@ mod copies;
 mod error;
 mod moves;
 mod pressure;
+mod reclaim;
 mod region;
 mod set;
 

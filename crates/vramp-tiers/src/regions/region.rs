@@ -173,6 +173,8 @@ pub struct Region {
     on_disk: AtomicU64,
     copied: AtomicU64,
     to_copy: AtomicU64,
+    /// Bytes freed while it sleeps, since its copy was looked at.
+    freed: AtomicU64,
 }
 
 const PHASES: [Phase; 4] = [Phase::Awake, Phase::Pausing, Phase::Asleep, Phase::Resuming];
@@ -190,6 +192,7 @@ impl Region {
             on_disk: AtomicU64::new(0),
             copied: AtomicU64::new(0),
             to_copy: AtomicU64::new(0),
+            freed: AtomicU64::new(0),
         }
     }
 
@@ -250,6 +253,23 @@ impl Region {
 
     pub(super) fn set_copied(&self, bytes: Bytes) {
         self.copied.store(bytes.count(), Ordering::Relaxed);
+    }
+
+    /// Returns the bytes of its copy, on the host or on a disk, while it sleeps. `None` without a copy.
+    pub(super) fn copied_while_asleep(&self) -> Option<Bytes> {
+        let load = |value: &AtomicU64| Bytes::new(value.load(Ordering::Relaxed));
+        let is_asleep = PHASES[usize::from(self.phase.load(Ordering::Relaxed))] == Phase::Asleep;
+        let copied = load(&self.on_host) + load(&self.on_disk);
+        (is_asleep && !copied.is_zero()).then_some(copied)
+    }
+
+    /// Adds to the bytes freed while it sleeps. Returns their sum.
+    pub(super) fn add_freed(&self, bytes: Bytes) -> Bytes {
+        bytes + Bytes::new(self.freed.fetch_add(bytes.count(), Ordering::Relaxed))
+    }
+
+    pub(super) fn take_freed(&self) {
+        self.freed.store(0, Ordering::Relaxed);
     }
 
     /// Notes where the memory is, once a move is over.

@@ -56,7 +56,7 @@ impl Shared {
         })
     }
 
-    fn all(&self) -> Vec<Arc<Region>> {
+    pub fn all(&self) -> Vec<Arc<Region>> {
         lock(&self.regions).values().cloned().collect()
     }
 }

@@ -3,6 +3,7 @@
 mod disk;
 mod growth;
 mod random;
+mod reclaim;
 
 use std::sync::Arc;
 

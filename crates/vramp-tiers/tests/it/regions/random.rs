@@ -95,6 +95,9 @@ impl Tagged {
         if random.u32(..4) == 0 && !self.blocks.is_empty() {
             let (block, _) = self.blocks.swap_remove(random.usize(..self.blocks.len()));
             self.region.allocator().free(block, rig.stream).unwrap();
+            if random.bool() {
+                rig.regions.reclaim();
+            }
         }
         rig.regions.resume(&[tag]).unwrap();
         if discard || self.options.backup == Backup::None {
@@ -151,10 +154,11 @@ fn threads_that_move_one_region_at_once_lose_no_byte() {
             scope.spawn(move || {
                 let mut random = fastrand::Rng::with_seed(thread);
                 for _ in 0..60 {
-                    match random.u32(..5) {
+                    match random.u32(..6) {
                         0 | 1 => pause(rig, "weights", MIB * random.u64(..20)).unwrap(),
                         2 => rig.regions.prefetch("weights").unwrap(),
                         3 => rig.regions.clean("weights").unwrap(),
+                        4 => rig.regions.reclaim(),
                         _ => rig.regions.resume(&["weights"]).unwrap(),
                     }
                 }
@@ -196,7 +200,7 @@ fn calls_that_fail_at_random_lose_no_byte_and_unmap_nothing_in_use() {
                         // Two calls in a row, or so many that several moves meet them.
                         let several = FaultPlan::several(random.u64(1..40), random.u64(2..8));
                         rig.card.set_faults(several.with_code(800));
-                        match random.u32(..6) {
+                        match random.u32(..7) {
                             0 | 1 if is_awake && blocks.len() < 5 => {
                                 let (len, byte) =
                                     (Bytes::new(random.u64(1..3 << 20)), random.u8(..));
@@ -214,6 +218,7 @@ fn calls_that_fail_at_random_lose_no_byte_and_unmap_nothing_in_use() {
                                 let _ = region.allocator().free(block, rig.stream);
                             }
                             3 => drop(rig.regions.resume(&[&tag])),
+                            4 => rig.regions.reclaim(),
                             _ => drop(pause(rig, &tag, MIB * random.u64(..8))),
                         }
                     }
