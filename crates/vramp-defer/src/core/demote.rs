@@ -1,18 +1,32 @@
 //! Host copies that make room for new victims, when the host is full and there is a disk.
 //!
-//! A victim that finds no room on the host goes to the disk, while older copies keep the host's memory.
-//! Moving the older copy to the disk instead costs the same write, and a copy of the victim to the host
-//! beside it. It saves the time by which the disk is slower to restore from, times the difference of the
-//! probabilities that the victim and the older copy are needed soon. A copy is moved if it saves more.
+//! A victim that finds no room on the host would go to the disk, through blocks of the host, while older copies
+//! keep the host's memory. Moving an older copy to the disk instead costs the same write and the same copy of the
+//! victim to the host, and what is needed sooner is restored from the faster tier. So copies that are less likely
+//! needed than the victim make room for it, and of those as likely needed the ones that were used before it, the
+//! least recently used first. None is moved where the disk is as fast as the host.
 
 use super::hosts::HostCopyUse;
 use super::spill_room::TierOrder;
 use super::{Deferrables, PieceId, Push, SpillDemand, SpillTier};
 use vramp_core::Bytes;
 
+/// How much contents are needed: more likely, or as likely and used later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Need {
+    per_mille: u32,
+    idle_ns: std::cmp::Reverse<u64>,
+}
+
+impl Need {
+    fn of(per_mille: u32, idle_ns: u64) -> Need {
+        Need { per_mille, idle_ns: std::cmp::Reverse(idle_ns) }
+    }
+}
+
 impl Deferrables {
     /// Chooses host copies to push to the disk so that victims of this demand find room on the host,
-    /// where that costs less than sending the victims to the disk. The least recently used first. Each
+    /// if they are needed less than the victims are. The least recently used first. Each
     /// has to be settled or abandoned. O(1) if the other tiers have room; else as
     /// [`choose`](Deferrables::choose), and O(log n) for each copy looked at.
     pub fn demote(&mut self, short: &SpillDemand, now_ns: u64) -> Vec<Push> {
@@ -41,11 +55,12 @@ impl Deferrables {
         let model = self.cost_model(short, &order, now_ns);
         let cover = self.cover(*deficit, &model);
         let mut left = *room;
-        let mut to_disk: Vec<(u32, Bytes)> = Vec::new();
+        let mut to_disk: Vec<(Need, Bytes)> = Vec::new();
         for candidate in &cover.picked {
             for &out in &candidate.dirty {
                 if left.take(out, &order) == Some(SpillTier::Disk) {
-                    to_disk.push((candidate.cost.need_per_mille, out.len));
+                    let need = Need::of(candidate.cost.need_per_mille, candidate.cost.idle_ns);
+                    to_disk.push((need, out.len));
                 }
             }
         }
@@ -57,21 +72,19 @@ impl Deferrables {
         });
         let (mut chosen, mut disk_room) = (Vec::new(), room.disk);
         for (need, len) in to_disk {
-            let (mut taken, mut bytes, mut need_of_copies) = (Vec::new(), Bytes::ZERO, 0);
+            let (mut taken, mut bytes, mut need_of_copies) = (Vec::new(), Bytes::ZERO, None);
             while bytes < len
                 && let Some(id) = copies.next()
             {
                 let buffer = &self.buffers[id.buffer];
                 let idle_ns = now_ns.saturating_sub(buffer.last_use_ns);
-                need_of_copies = model.need_per_mille(buffer.hint, idle_ns).max(need_of_copies);
+                let of_copy = Need::of(model.need_per_mille(buffer.hint, idle_ns), idle_ns);
+                need_of_copies = Some(of_copy).max(need_of_copies);
                 bytes += self.piece(id).len;
                 taken.push(id);
             }
-            let slower = rates.in_ns(SpillTier::Disk, len);
-            let slower = slower.saturating_sub(rates.in_ns(SpillTier::Host, len));
-            let more_likely = need.saturating_sub(need_of_copies);
-            let saved_ns = u128::from(slower) * u128::from(more_likely) / 1000;
-            let pays = saved_ns > u128::from(rates.out_ns(SpillTier::Host, len));
+            let is_slower = rates.in_ns(SpillTier::Disk, len) > rates.in_ns(SpillTier::Host, len);
+            let pays = is_slower && Some(need) > need_of_copies;
             if bytes < len || bytes > disk_room || !pays {
                 break;
             }

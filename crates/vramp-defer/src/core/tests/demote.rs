@@ -42,11 +42,23 @@ fn an_old_copy_makes_room_for_a_victim_that_is_more_likely_needed() {
 }
 
 #[test]
+fn the_oldest_copies_leave_first_however_little_older_they_are() {
+    for (used_ns, now) in [([1, 2], 3), ([1000, 1001], 1_000_000)] {
+        let (mut core, old, _) = full_host(used_ns);
+        let pushes = core.demote(&demand(16, 0, 100), now);
+        assert_eq!(pushed(&pushes), [old], "{used_ns:?} {now}");
+        core.audit().unwrap();
+    }
+}
+
+#[test]
 fn a_copy_stays_where_moving_it_saves_nothing() {
-    // The victim is hardly more likely needed, the host has room, or the disk has none.
+    // It was used as late as the victim, the disk is as fast, the host has room, or the disk has none.
+    let mut fast = demand(16, 0, 100);
+    (fast.rates.to_disk, fast.rates.from_disk) = (fast.rates.to_host, fast.rates.from_host);
     for (used_ns, now, demand) in [
-        ([1, 2], 3, demand(16, 0, 100)),
-        ([1000, 1001], 1_000_000, demand(16, 0, 100)),
+        ([0, 0], 3, demand(16, 0, 100)),
+        ([900, 950], 1000, fast),
         ([900, 950], 1000, demand(16, 16, 100)),
         ([900, 950], 1000, demand(16, 0, 15)),
         ([900, 950], 1000, demand(16, 0, 0)),
@@ -60,13 +72,13 @@ fn a_copy_stays_where_moving_it_saves_nothing() {
 #[test]
 fn a_leased_copy_makes_no_room_and_of_the_others_those_that_are_not_needed_do() {
     let (mut core, old, _) = full_host([900, 901]);
-    let other = written(&mut core, 16, 899);
+    let other = written(&mut core, 16, 905);
     core.hint(other, Hint::WontNeed).unwrap();
-    assert_eq!(spill(&mut core, 16, 899), [piece(other, 0)]);
+    assert_eq!(spill(&mut core, 16, 905), [piece(other, 0)]);
     core.hint(other, Hint::None).unwrap();
     let granted = try_lease(&mut core, &[(old, Access::Shared)], S1, 960).unwrap();
     core.abandon(granted.restores[0].id).unwrap();
-    assert_eq!(core.demote(&demand(32, 0, 100), 1000), [], "the other one is as young");
+    assert_eq!(core.demote(&demand(32, 0, 100), 1000), [], "the other one is younger than both");
     core.hint(other, Hint::WontNeed).unwrap();
     let pushes = core.demote(&demand(32, 0, 100), 1000);
     assert_eq!(pushed(&pushes), [other], "one of the two victims finds room");
