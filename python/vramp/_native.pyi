@@ -148,7 +148,8 @@ class Pool:
     @limit.setter
     def limit(self, limit: int | str | None) -> None: ...
     def trim(self, keep: SupportsIndex | None = None) -> None:
-        """Releases idle memory until at most `keep` bytes are reserved, or no more is idle."""
+        """Releases idle memory until at most `keep` bytes are reserved, or no more is idle, and unpins all idle memory
+        of the host."""
 
     def audit(self) -> None:
         """Checks every invariant of the pool, for tests. O(n log n). Raises InternalError."""

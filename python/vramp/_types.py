@@ -66,6 +66,10 @@ class Stats:
     """Free memory of the device."""
     device_total: int
     """Memory of the device."""
+    host_pinned: int
+    """Pinned memory of the host: of the pool's regions, and of its open `Tiers`."""
+    host_used: int
+    """What copies take of `host_pinned`. The rest is idle, and goes back after some seconds or with `Pool.trim`."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,10 @@ class TierStats:
     """Nanoseconds that they waited."""
     failures: int
     """Number of moves that failed. Their contents stayed where they were."""
+    host_pinned: int
+    """Pinned memory of the host."""
+    host_used: int
+    """What copies take of `host_pinned`. The rest is idle, and goes back after some seconds or with `Pool.trim`."""
 
 
 @dataclass(frozen=True)

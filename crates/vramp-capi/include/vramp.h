@@ -314,6 +314,10 @@ typedef struct {
   uint64_t quarantined;
   /* Addresses that a failed driver call left unusable until a trim unmaps them. */
   uint64_t quarantined_addresses;
+  /* Pinned memory of the host: of the regions, and of the open tiers. */
+  uint64_t host_pinned;
+  /* What copies take of it. The rest is idle, and goes back after some seconds or with vramp_trim. */
+  uint64_t host_used;
 } vramp_stats_t;
 
 /* An event. Fields that its kind does not list are zero. Later versions add fields at the end. */
@@ -782,6 +786,10 @@ typedef struct {
   uint64_t waited_ns;
   /* Number of moves that failed so far. vramp_tiers_failures has the last ones. */
   uint64_t failures;
+  /* Pinned memory of the host. */
+  uint64_t host_pinned;
+  /* What copies take of it. The rest is idle, and goes back after some seconds or with vramp_trim. */
+  uint64_t host_used;
 } vramp_tiers_stats_t;
 
 /*
@@ -1092,7 +1100,7 @@ vramp_status_t vramp_usable_size(vramp_allocator_t allocator, void *address, siz
 
 /*
  * Releases idle memory to the device until at most `keep` bytes are reserved or no more memory is
- * idle. Never waits.
+ * idle, and unpins all idle memory of the host. Never waits.
  */
 vramp_status_t vramp_trim(vramp_allocator_t allocator, size_t keep);
 

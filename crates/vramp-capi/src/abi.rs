@@ -289,6 +289,10 @@ pub struct vramp_stats_t {
     pub quarantined: u64,
     /// Addresses that a failed driver call left unusable until a trim unmaps them.
     pub quarantined_addresses: u64,
+    /// Pinned memory of the host: of the regions, and of the open tiers.
+    pub host_pinned: u64,
+    /// What copies take of it. The rest is idle, and goes back after some seconds or with vramp_trim.
+    pub host_used: u64,
 }
 
 /// Kind of an event.

@@ -128,7 +128,8 @@ impl Context {
         let limits = device.driver.info().limits;
         options.check_limit(limits.memory, limits.page)?;
         let configured = options.with_variables(limits.memory, fraction, variable)?;
-        let context = Context::on(device, configured.config)?;
+        let mut context = Context::on(device, configured.config)?;
+        context.regions = Some(Arc::new(RegionTable::keeping(options.pinned_keep())));
         if let Some(notice) = configured.notice {
             write_line(&notice);
         }
@@ -546,7 +547,7 @@ impl Context {
         let Some(stream) = self.named_at_hand(stream) else { return false };
         let free = |allocation: Allocation| {
             let owner = self.owner(allocation.pool_number());
-            owner.free_at_hand(allocation, stream)
+            owner.free_block_at_hand(allocation, stream)
         };
         self.blocks.take_at_once(addr, free)
     }
@@ -562,7 +563,7 @@ impl Context {
     pub fn free(&self, addr: u64, stream: StreamId) -> Result<()> {
         let Taken { allocation, charge } =
             self.blocks.remove(addr).ok_or_else(|| self.unknown_pointer(addr))?;
-        let freed = self.owner(allocation.pool_number()).free(allocation, stream);
+        let freed = self.owner(allocation.pool_number()).free_block(allocation, stream);
         freed.or_else(|error| self.not_freed(addr, error, charge))
     }
 
@@ -592,7 +593,7 @@ impl Context {
         let Some(Taken { allocation, charge }) = self.blocks.remove(addr) else { return Ok(None) };
         let described = described(&allocation);
         let stream = allocation.stream();
-        let freed = self.owner(allocation.pool_number()).free(allocation, stream);
+        let freed = self.owner(allocation.pool_number()).free_block(allocation, stream);
         freed.or_else(|error| self.not_freed(addr, error, charge))?;
         Ok(Some(described))
     }
@@ -705,9 +706,20 @@ impl Context {
         stretches
     }
 
+    /// Releases idle memory of the card until at most `to` bytes of the pool are reserved, and all idle pinned
+    /// memory of the host.
     pub fn trim(&self, to: u64) -> Result<()> {
         self.allocator.trim(Bytes::new(to))?;
-        self.all_regions().iter().try_for_each(|region| Ok(region.allocator().trim(Bytes::ZERO)?))
+        for region in self.all_regions() {
+            region.allocator().trim(Bytes::ZERO)?;
+        }
+        if let Some(regions) = self.regions_if_any() {
+            regions.reclaim();
+        }
+        for pool in self.host_pools() {
+            pool.shrink(Bytes::ZERO);
+        }
+        Ok(())
     }
 
     /// Returns the error for an address at which no block begins.
@@ -848,6 +860,11 @@ impl Context {
         if let Some(number) = self.number {
             trace.move_to_device(number);
         }
+        let host = self.host_memory();
+        for (name, bytes) in [("pinned", host.pinned), ("used", host.used)] {
+            let name = format!("vramp.host.{}.{name}", self.number.unwrap_or(0));
+            trace.allocator_settings.push((name, bytes.count().to_string()));
+        }
         Ok(trace)
     }
 
@@ -865,6 +882,7 @@ impl Context {
     pub fn stats(&self) -> Result<vramp_stats_t> {
         let stats = self.total_stats()?;
         let card = self.device.driver.memory_info()?;
+        let host = self.host_memory();
         Ok(vramp_stats_t {
             struct_size: size_of::<vramp_stats_t>() as u64,
             live: stats.live.count(),
@@ -889,6 +907,8 @@ impl Context {
             looked_at: stats.looked_at,
             quarantined: stats.quarantined.count(),
             quarantined_addresses: stats.quarantined_addresses.count(),
+            host_pinned: host.pinned.count(),
+            host_used: host.used.count(),
         })
     }
 

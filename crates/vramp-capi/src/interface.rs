@@ -267,7 +267,7 @@ pub unsafe extern "C" fn vramp_usable_size(
 }
 
 /// Releases idle memory to the device until at most `keep` bytes are reserved or no more memory is
-/// idle. Never waits.
+/// idle, and unpins all idle memory of the host. Never waits.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_trim(allocator: vramp_allocator_t, keep: usize) -> vramp_status_t {
     status_of(|| handles::with(allocator, |context| context.trim(keep as u64)))

@@ -57,6 +57,7 @@ pub(crate) struct Options {
     sharing: Option<HandleType>,
     rdma: Option<Rdma>,
     peers: Option<Peers>,
+    pinned_keep: Option<Bytes>,
 }
 
 /// A configuration, and what there is to say about its origin.
@@ -68,8 +69,18 @@ pub(crate) struct Configured {
 }
 
 impl Options {
-    const KEYS: [&str; 9] =
-        ["preset", "limit", "prefill", "page", "span", "torch", "sharing", "rdma", "peers"];
+    const KEYS: [&str; 10] = [
+        "preset",
+        "limit",
+        "prefill",
+        "page",
+        "span",
+        "torch",
+        "sharing",
+        "rdma",
+        "peers",
+        "pinned_keep",
+    ];
 
     /// Parses `key=value` pairs separated by commas. Space around keys and values is ignored.
     pub fn parse(text: &str) -> Result<Options, OptionError> {
@@ -107,6 +118,7 @@ impl Options {
                     options.rdma = Some(pair.one_of(&known)?);
                 }
                 "peers" => options.peers = Some(pair.peers()?),
+                "pinned_keep" => options.pinned_keep = Some(size()?),
                 _ => return Err(pair.unknown(&Options::KEYS)),
             }
         }
@@ -115,6 +127,11 @@ impl Options {
             Some(_) if !preset.is_torch() => Err(OptionError::NotTorch(preset.name())),
             _ => Ok(options),
         }
+    }
+
+    /// Returns the pinned memory that regions keep however long it is free.
+    pub fn pinned_keep(&self) -> Bytes {
+        self.pinned_keep.unwrap_or(Bytes::ZERO)
     }
 
     fn preset(&self) -> Preset {

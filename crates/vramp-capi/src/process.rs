@@ -19,7 +19,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 
-pub use crate::regions::HostLoan;
+pub use crate::regions::{HostLoan, PinnedMemory};
 pub use buffers::SharedTiers;
 pub use regions::{
     ScopeTarget, begin_scope_of_region, end_scope_of_region, set_default_region_disk,
@@ -400,7 +400,16 @@ impl OpenAllocator {
         })
     }
 
-    /// Releases idle memory until at most `keep` bytes are reserved or no more is idle. Never waits.
+    /// Returns the pinned memory of the host that its regions and open tiers have. Queries events.
+    ///
+    /// # Errors
+    /// The allocator is closed.
+    pub fn host_memory(self) -> CallResult<PinnedMemory> {
+        self.with(|context| Ok(context.host_memory()))
+    }
+
+    /// Releases idle memory until at most `keep` bytes are reserved or no more is idle, and unpins all idle memory of
+    /// the host. Never waits.
     ///
     /// # Errors
     /// A driver call failed.

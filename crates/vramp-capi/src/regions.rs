@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use rustc_hash::FxHashMap;
-use vramp_alloc::error::Unusable;
+use vramp_alloc::error::{FreeError, Unusable};
 use vramp_alloc::stats::{ReservedMemory, Stat, Stats};
-use vramp_alloc::{AllocError, Allocator, Bytes};
+use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, StreamId};
 use vramp_core::AddrRange;
 use vramp_defer::Tiers;
 use vramp_tiers::host::{HostPool, HostPoolConfig};
@@ -151,6 +151,8 @@ fn choose(context: &Context) -> Choice {
 /// The regions of an allocator.
 #[derive(Default)]
 pub(crate) struct RegionTable {
+    /// Pinned memory that the regions' own host memory keeps however long it is free.
+    keep: Bytes,
     table: RwLock<Table>,
     /// Locked while a region is created, and while host memory is lent or taken back. Taken before
     /// `table`.
@@ -181,7 +183,47 @@ pub struct HostLoan {
     number: u64,
 }
 
+/// Pinned memory of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PinnedMemory {
+    /// Pinned bytes.
+    pub pinned: Bytes,
+    /// Bytes of them in blocks that are in use.
+    pub used: Bytes,
+}
+
+impl PinnedMemory {
+    /// Returns the memory of some pools. Queries events of returned blocks.
+    pub fn of<'a>(pools: impl IntoIterator<Item = &'a HostPool>) -> PinnedMemory {
+        let mut sum = PinnedMemory::default();
+        for pool in pools {
+            let (stats, block) = (pool.stats(), pool.block());
+            sum.pinned += block * stats.blocks;
+            sum.used += block * (stats.blocks - stats.free_blocks - stats.quarantined_blocks);
+        }
+        sum
+    }
+}
+
 impl RegionTable {
+    /// Returns a table whose own host memory keeps so many bytes pinned.
+    pub fn keeping(keep: Bytes) -> RegionTable {
+        RegionTable { keep, ..RegionTable::default() }
+    }
+
+    /// Returns the host memory of the regions and of the open tiers, each once.
+    fn host_pools(&self) -> Vec<HostPool> {
+        let host = self.host();
+        let movers = host.own.iter().chain(host.lent.iter().map(|lent| &lent.mover));
+        let mut pools: Vec<HostPool> = Vec::new();
+        for pool in movers.map(Mover::pool) {
+            if !pools.iter().any(|other| other.is_same(pool)) {
+                pools.push(pool.clone());
+            }
+        }
+        pools
+    }
+
     fn host(&self) -> MutexGuard<'_, HostMemory> {
         self.host.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -257,14 +299,49 @@ impl Deref for Owner<'_> {
     }
 }
 
+impl Owner<'_> {
+    /// Frees a block. Of a region that sleeps this may return host memory of its copy, too.
+    #[inline]
+    pub fn free_block(
+        &self,
+        allocation: Allocation,
+        stream: StreamId,
+    ) -> std::result::Result<(), FreeError> {
+        let len = allocation.len();
+        self.free(allocation, stream)?;
+        if let Owner::Region(region) = self {
+            region.note_free(len);
+        }
+        Ok(())
+    }
+
+    /// Frees a block if that takes no lock which is held during driver calls. Otherwise returns it.
+    #[inline]
+    pub fn free_block_at_hand(
+        &self,
+        allocation: Allocation,
+        stream: StreamId,
+    ) -> std::result::Result<(), Allocation> {
+        match self {
+            Owner::Region(region) if region.keeps_copy_asleep() => Err(allocation),
+            _ => self.free_at_hand(allocation, stream),
+        }
+    }
+}
+
 /// Returns host memory without a budget, pinned as it is needed, with a mover.
-fn own_mover(context: &Context) -> Result<Mover> {
+fn own_mover(context: &Context, keep: Bytes) -> Result<Mover> {
     let failed = |error: String| Failure::new(VRAMP_ERROR_OPTION, error);
     let host = SpaceId::host(0);
     let spaces = ReservationManager::new([(host, SpaceConfig::host(Bytes::tib(1 << 10)))])
         .map_err(|error| failed(error.to_string()))?;
     let space = spaces.space(host).expect("it was configured");
-    let config = HostPoolConfig { initial_pools: 0, spare_blocks: 0, ..HostPoolConfig::default() };
+    let config = HostPoolConfig {
+        initial_pools: 0,
+        spare_blocks: 0,
+        keep: Some(keep),
+        ..HostPoolConfig::default()
+    };
     let driver = context.allocator().driver();
     let pool = HostPool::new(&space, config, [Arc::clone(driver)])
         .map_err(|error| failed(error.to_string()))?;
@@ -346,7 +423,7 @@ impl Context {
         // The pool and its host memory are created while frees go on, by one thread at a time.
         let mut host = regions.host();
         if host.own.is_none() {
-            host.own = Some(own_mover(self)?);
+            host.own = Some(own_mover(self, regions.keep)?);
         }
         let table = &regions.table;
         let regions = self.regions_if_any().unwrap_or_else(|| {
@@ -390,7 +467,20 @@ impl Context {
         drop((table, host));
         // Closes its pool, which waits: outside of the locks.
         drop((by_pool, removed));
+        for pool in self.host_pools() {
+            pool.shrink(pool.floor());
+        }
         Ok(())
+    }
+
+    /// Returns the host memory of the regions and of the open tiers.
+    pub fn host_pools(&self) -> Vec<HostPool> {
+        self.region_table_if_any().map_or_else(Vec::new, |table| table.host_pools())
+    }
+
+    /// Returns how much of it is pinned and used. Queries events.
+    pub fn host_memory(&self) -> PinnedMemory {
+        PinnedMemory::of(&self.host_pools())
     }
 
     /// Returns the regions; `None` if none was created.

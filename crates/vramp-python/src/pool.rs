@@ -231,8 +231,9 @@ impl Pool {
 
     /// Returns the counts so far.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let (stats, card) =
-            self.call(py, |allocator| Ok((allocator.stats()?, allocator.memory_info()?)))?;
+        let (stats, card, host) = self.call(py, |allocator| {
+            Ok((allocator.stats()?, allocator.memory_info()?, allocator.host_memory()?))
+        })?;
         let fields = PyDict::new(py);
         let set = |name: &str, value: u64| fields.set_item(name, value);
         set("live", stats.live.count())?;
@@ -253,6 +254,8 @@ impl Pool {
         set("quarantined_addresses", stats.quarantined_addresses.count())?;
         set("device_free", card.free.count())?;
         set("device_total", card.total.count())?;
+        set("host_pinned", host.pinned.count())?;
+        set("host_used", host.used.count())?;
         result(py, "Stats", &fields)
     }
 

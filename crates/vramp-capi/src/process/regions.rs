@@ -271,6 +271,7 @@ mod tests {
 
     use super::*;
     use crate::process::StreamName;
+    use crate::regions::PinnedMemory;
 
     const DEFAULT: StreamName = StreamName::Raw(0);
 
@@ -341,6 +342,48 @@ mod tests {
         assert!(allocator.region_status().unwrap().is_empty());
         assert_eq!(allocator.stats().unwrap().reserved.count(), 0);
         allocator.audit().unwrap();
+        allocator.close().unwrap();
+    }
+
+    /// Runs a job in a region: pauses it, resumes it and frees its block.
+    fn job(allocator: OpenAllocator, tag: &str) {
+        let region = Some((tag, RegionOptions::default()));
+        let scope = begin_scope_of_region(ScopeTarget::Allocator(allocator), region).unwrap();
+        let addr = malloc(allocator, 3 << 20).unwrap();
+        end_scope_of_region(scope).unwrap();
+        allocator.pause_regions(&[tag.to_owned()], 0).unwrap();
+        let asleep = allocator.host_memory().unwrap();
+        assert!(asleep.used.count() >= 3 << 20 && asleep.pinned >= asleep.used, "{asleep:?}");
+        allocator.resume_regions(&[tag.to_owned()]).unwrap();
+        // SAFETY: on the simulator any value is a stream.
+        unsafe { allocator.free(addr, DEFAULT) }.unwrap();
+    }
+
+    #[test]
+    fn pinned_memory_goes_back_with_a_trim_and_with_the_region() {
+        for (options, kept) in [("", 0), ("pinned_keep=100MiB", 128 << 20)] {
+            let allocator = OpenAllocator::open("sim:h200", options).unwrap();
+            job(allocator, "one");
+            let awake = allocator.host_memory().unwrap();
+            assert_eq!(awake, PinnedMemory { pinned: Bytes::mib(128), used: Bytes::ZERO });
+            allocator.trim(0).unwrap();
+            assert_eq!(allocator.host_memory().unwrap(), PinnedMemory::default());
+            job(allocator, "one");
+            allocator.remove_region("one").unwrap();
+            assert_eq!(allocator.host_memory().unwrap().pinned.count(), kept, "{options}");
+            allocator.close().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_hundred_jobs_with_regions_of_their_own_leave_no_pinned_memory() {
+        let allocator = OpenAllocator::open("sim:h200", "").unwrap();
+        for nth in 0..100 {
+            let tag = format!("job{nth}");
+            job(allocator, &tag);
+            allocator.remove_region(&tag).unwrap();
+        }
+        assert_eq!(allocator.host_memory().unwrap(), PinnedMemory::default());
         allocator.close().unwrap();
     }
 

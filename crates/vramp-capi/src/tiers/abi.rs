@@ -363,4 +363,8 @@ pub struct vramp_tiers_stats_t {
     pub waited_ns: u64,
     /// Number of moves that failed so far. vramp_tiers_failures has the last ones.
     pub failures: u64,
+    /// Pinned memory of the host.
+    pub host_pinned: u64,
+    /// What copies take of it. The rest is idle, and goes back after some seconds or with vramp_trim.
+    pub host_used: u64,
 }

@@ -57,9 +57,7 @@ pub(crate) unsafe fn from_options(
     let all = SpaceLevels { limit: Some(Level::Fraction(1.0)), ..levels };
     let gpu = (!device.is_zero()).then(|| GpuSpaceConfig::new(ordinal, device, all));
     let mut host = HostSpaceConfig::new(0, None, Bytes::new(options.host_bytes), levels);
-    // A pool is pinned at once: it must not exceed the budget.
-    let blocks = host.capacity.count() / host.block.count();
-    host.blocks_per_pool = host.blocks_per_pool.min(u32::try_from(blocks).unwrap_or(u32::MAX));
+    host = host.pinned_in_parts();
     let disks =
         has_directory.then(|| DiskSpaceConfig::new(0, PathBuf::from(directory), disk, levels));
     let config = TiersConfig {

@@ -7,6 +7,7 @@ use vramp_defer::report::{DeferCensus, SpillStats};
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::{self, *};
 use crate::interface::User;
+use crate::regions::PinnedMemory;
 use crate::status::{Failure, status_of};
 use crate::tiers::abi::*;
 use crate::tiers::slot::OpenTiers;
@@ -17,6 +18,7 @@ impl OpenTiers {
         let manager = self.manager();
         let census: DeferCensus = manager.census();
         let stats: SpillStats = manager.stats();
+        let pinned = PinnedMemory::of([self.tiers().host_pool()]);
         vramp_tiers_stats_t {
             struct_size: size_of::<vramp_tiers_stats_t>() as u64,
             buffers: census.buffers as u64,
@@ -41,6 +43,8 @@ impl OpenTiers {
             waits: stats.waits,
             waited_ns: stats.waited_ns,
             failures: stats.failures,
+            host_pinned: pinned.pinned.count(),
+            host_used: pinned.used.count(),
         }
     }
 }

@@ -261,12 +261,19 @@ impl DeferrableBuffer {
     }
 
     /// Evicts it as [`spill`](DeferrableBuffer::spill) does, and moves its copies down to `tier`: those
-    /// that lie on faster tiers are moved or dropped. What is on a slower tier already stays there.
+    /// that lie on faster tiers are moved or dropped. What is on a slower tier already stays there. Pinned memory that
+    /// is wholly free when the contents are on the disk is unpinned, down to the floor of the host's pool.
     ///
     /// # Errors
     /// As [`spill`](DeferrableBuffer::spill).
     pub fn spill_to(&self, tier: SpillTier) -> Result<Bytes, SpillError> {
-        self.owner.shared.spill_buffer(self.owner.id, Some(tier))
+        let shared = &self.owner.shared;
+        let spilled = shared.spill_buffer(self.owner.id, Some(tier))?;
+        if tier == SpillTier::Disk {
+            let pool = shared.mover.pool();
+            pool.shrink(pool.floor());
+        }
+        Ok(spilled)
     }
 
     /// Returns the bytes in moves that are in flight.

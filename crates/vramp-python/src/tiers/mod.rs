@@ -36,10 +36,10 @@ use std::time::Duration;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
-use vramp_capi::process::OpenAllocator;
+use vramp_capi::process::{OpenAllocator, PinnedMemory};
 use vramp_core::Bytes;
 use vramp_defer::{Access, SpillConfig, TiersOptions};
-use vramp_tiers::config::TiersConfig;
+use vramp_tiers::config::{HostSpaceConfig, TiersConfig};
 
 pub use buffer::Buffer;
 pub use events::Events;
@@ -174,12 +174,8 @@ fn configuration(
     let mut config: TiersConfig =
         serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     if form == "sizes" {
-        for host in &mut config.hosts {
-            // What is too little for a pool of blocks is pinned as it is needed.
-            if host.capacity < host.block * u64::from(host.blocks_per_pool) {
-                host.initial_pools = 0;
-            }
-        }
+        let hosts = std::mem::take(&mut config.hosts);
+        config.hosts = hosts.into_iter().map(HostSpaceConfig::pinned_in_parts).collect();
     }
     Ok(config)
 }
@@ -343,9 +339,10 @@ impl Tiers {
 
     /// Returns where the contents are, and the counts so far.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let (census, stats) = self.call(py, |open| {
+        let (census, stats, pinned) = self.call(py, |open| {
             let manager = open.tiers.manager();
-            Ok::<_, Fault>((manager.census(), manager.stats()))
+            let pinned = PinnedMemory::of([open.tiers.host_pool()]);
+            Ok::<_, Fault>((manager.census(), manager.stats(), pinned))
         })?;
         let fields = PyDict::new(py);
         let set = |name: &str, value: u64| fields.set_item(name, value);
@@ -369,6 +366,8 @@ impl Tiers {
         set("waits", stats.waits)?;
         set("waited_ns", stats.waited_ns)?;
         set("failures", stats.failures)?;
+        set("host_pinned", pinned.pinned.count())?;
+        set("host_used", pinned.used.count())?;
         result(py, "TierStats", &fields)
     }
 
