@@ -211,6 +211,54 @@ def test_buffers_and_leased_arrays_are_serialized(
     del sent, back, frames, buffer
 
 
+@pytest.mark.parametrize("families", [("cuda",), ("dask",), ("cuda", "dask", "pickle")])
+@pytest.mark.parametrize("shape", [(500, 3), (0, 3), ()])
+def test_the_pools_own_arrays_are_serialized(
+    data: TieredMapping, pool: vramp.Pool, families: tuple[str, ...], shape: tuple[int, ...]
+) -> None:
+    tiers_of(data)
+    count = int(np.prod(shape))
+    array = pool.malloc(max(8 * count, 1)).array(shape, "float64")
+    np.asarray(array)[...] = np.arange(count).reshape(shape)
+    block = pool.malloc(256)
+    np.asarray(block.array())[:] = range(256)
+    for sent, nbytes in ((array, 8 * count), (block, 256)):
+        from dask.sizeof import sizeof
+
+        assert sizeof(sent) == nbytes
+        header, frames = serialize(sent, serializers=families, on_error="raise")
+        assert header["serializer"] == families[0]
+        if families[0] == "dask":
+            frames = [bytes(frame) for frame in frames]
+        back = np.asarray(deserialize(header, frames))
+        if sent is block:
+            assert back.tobytes() == bytes(range(256))
+        else:
+            assert back.shape == shape and back.dtype == np.float64
+            assert (back == np.arange(count).reshape(shape)).all()
+
+
+def test_the_pools_own_arrays_leave_the_card_and_come_back(data: TieredMapping, pool: vramp.Pool) -> None:
+    def own(number: int) -> vramp.Array:
+        made = pool.malloc(CHUNK).array((CHUNK // 8, 1), "int64")
+        np.asarray(made)[:] = number
+        return made
+
+    for number in range(40):
+        data[number] = own(number)
+    assert len(data.device) + len(data.host) + len(data.disk) == 40 and len(data.host) > 0
+    for number in range(40):
+        back = data[number]
+        assert back.shape == (CHUNK // 8, 1) and back.dtype == "int64" and len(back) == CHUNK // 8
+        assert (np.asarray(back) == number).all()
+        del back
+    for number in range(40):
+        data.evict()
+    assert len(data.host) == 0
+    assert (np.asarray(data[3]) == 3).all()
+    data.clear()
+
+
 def test_dask_cuda_leaves_buffers_alone_and_knows_their_sizes(data: TieredMapping) -> None:
     spillable, objects = Dispatch("is_spillable_object"), Dispatch("get_device_memory_objects")
     spillable.register(object, lambda _value: False)

@@ -19,14 +19,15 @@ _stores: weakref.WeakSet[TierStore] = weakref.WeakSet()
 
 
 class LeasedArray:
-    """Bytes of a buffer, on the card and unchanged for as long as the array lives. Never writes.
+    """An array of a buffer, on the card and unchanged for as long as the array lives: its bytes, or what `shaped` made
+    of it. Never writes.
 
     It has `__cuda_array_interface__`, and on the simulator `__array_interface__` in its place. What is made of
     those keeps the array, and with it the lease. Kernels on it run on the default stream, or are ordered
     after it.
     """
 
-    __slots__ = ("__weakref__", "_lease", "_view", "buffer", "nbytes")
+    __slots__ = ("__weakref__", "_base", "_lease", "_view", "buffer", "nbytes")
 
     def __init__(self, buffer: Buffer, timeout: float | None = None) -> None:
         self.buffer = buffer
@@ -34,6 +35,28 @@ class LeasedArray:
         self.nbytes = buffer.nbytes
         self._lease = buffer.lease("r", timeout=timeout)
         self._view = self._lease.acquire()
+
+    def shaped(self, shape: Sequence[int], dtype: str) -> LeasedArray:
+        """Returns the first bytes as a dense array, under the same lease."""
+        other = LeasedArray.__new__(LeasedArray)
+        other.buffer, other._base = self.buffer, self
+        other._view = self._view.array(tuple(shape), dtype)
+        other.nbytes = other._view.nbytes
+        return other
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._view.shape
+
+    @property
+    def dtype(self) -> str:
+        """Name of the element type."""
+        return self._view.dtype
+
+    @property
+    def ptr(self) -> int:
+        """Address of the first element."""
+        return self._view.ptr
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -49,7 +72,7 @@ class LeasedArray:
         return dict(self._view.__array_interface__)
 
     def __len__(self) -> int:
-        return self.nbytes
+        return self.shape[0]
 
     def __del__(self) -> None:
         lease = getattr(self, "_lease", None)
