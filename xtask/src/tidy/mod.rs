@@ -4,6 +4,7 @@
 
 mod calls;
 mod docs;
+mod eager;
 mod manifests;
 mod pool;
 mod scan;
@@ -87,6 +88,7 @@ pub fn run(root: &Path) -> Result<()> {
     findings.extend(calls::environment_is_read_at_the_edge(&sources));
     findings.extend(calls::nothing_unfinished(&sources));
     findings.extend(calls::sources_are_ascii(&tree));
+    findings.extend(eager::arguments_that_may_be_dropped(&tree));
     findings.extend(words::plain_words(&tree));
     findings.extend(words::no_shadowed_prelude(&sources));
     findings.extend(docs::peer_tests_exist(&tree));
