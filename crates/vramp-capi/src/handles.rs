@@ -4,7 +4,7 @@
 //!
 //! The life of an allocator:
 //!
-//! 1. [`insert`] puts it into a free slot and opens the slot's gate (`gate.rs`).
+//! 1. [`insert`] puts it into a free slot (`slot.rs`) and opens the slot's gate (`gate.rs`).
 //! 2. [`with`] finds it. A call never waits for a closer: behind a gate that is shut is an allocator
 //!    that is being closed, and the call is refused.
 //! 3. [`close`] claims the close, of which there is one for each allocator, and then shuts the gate
@@ -24,14 +24,14 @@
 //! that calls has a record (`threads.rs`), which a close looks at. A forked child is refused before
 //! any lock.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use vramp_alloc::observe::is_in_callback;
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::*;
 use crate::context::{CloseRefused, Context};
-use crate::gate::{Close, Gate};
+use crate::slot::{Behind, NotTaken, Slot};
 use crate::status::{Failure, Result, check_fork};
 use crate::threads;
 use crate::tiers::dispatch::check_not_dispatcher;
@@ -39,29 +39,7 @@ use crate::tiers::dispatch::check_not_dispatcher;
 /// Maximum number of open allocators.
 const SLOTS: usize = 256;
 
-/// An allocator that is being closed.
-struct Claim {
-    id: u64,
-    context: Arc<Context>,
-}
-
-struct Slot {
-    gate: Gate<Arc<Context>>,
-    /// The allocator that is being closed.
-    closing: Mutex<Option<Claim>>,
-}
-
-impl Slot {
-    fn new() -> Box<Slot> {
-        Box::new(Slot { gate: Gate::new(), closing: Mutex::new(None) })
-    }
-
-    fn closing(&self) -> MutexGuard<'_, Option<Claim>> {
-        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-static TABLE: [OnceLock<Box<Slot>>; SLOTS] = [const { OnceLock::new() }; SLOTS];
+static TABLE: [OnceLock<Box<Slot<Context>>>; SLOTS] = [const { OnceLock::new() }; SLOTS];
 static FREE: Mutex<Free> = Mutex::new(Free { slots: Vec::new(), fresh: 0, uses: 0 });
 
 struct Free {
@@ -83,7 +61,7 @@ fn unknown(handle: vramp_allocator_t) -> Failure {
 }
 
 #[inline]
-fn slot_of(handle: vramp_allocator_t) -> Option<&'static Slot> {
+fn slot_of(handle: vramp_allocator_t) -> Option<&'static Slot<Context>> {
     TABLE[(handle.id % SLOTS as u64) as usize].get().map(|slot| &**slot)
 }
 
@@ -103,7 +81,7 @@ pub(crate) fn insert(context: Arc<Context>) -> Result<vramp_allocator_t> {
     };
     free.uses += 1;
     let id = free.uses * SLOTS as u64 + index as u64;
-    TABLE[index].get_or_init(Slot::new).gate.open(id, context);
+    TABLE[index].get_or_init(|| Box::new(Slot::new())).open(id, context);
     Ok(vramp_allocator_t { id })
 }
 
@@ -144,16 +122,14 @@ fn with_shared<R>(
 /// Returns an allocator that is being closed, for a call from one of its callbacks; an error for
 /// any other call. `None` if a close was given up meanwhile, and the caller looks again.
 #[cold]
-fn served_while_closing(slot: &Slot, handle: vramp_allocator_t) -> Result<Option<Arc<Context>>> {
-    match &*slot.closing() {
-        // A close that does not wait holds this lock until it is over.
-        None if slot.gate.is_open(handle.id) => Ok(None),
-        // The closer waits for the call that runs the callback, which ends after the nested one. So
-        // it finds no copy left.
-        Some(claim) if claim.id == handle.id && claim.context.allocator().is_in_callback() => {
-            Ok(Some(Arc::clone(&claim.context)))
-        }
-        _ => Err(unknown(handle)),
+fn served_while_closing(
+    slot: &Slot<Context>,
+    handle: vramp_allocator_t,
+) -> Result<Option<Arc<Context>>> {
+    match slot.while_closing(handle.id, |context| context.allocator().is_in_callback()) {
+        Behind::Open => Ok(None),
+        Behind::Closing(context) => Ok(Some(context)),
+        Behind::Gone => Err(unknown(handle)),
     }
 }
 
@@ -169,7 +145,7 @@ pub(crate) fn close(handle: vramp_allocator_t) -> Result<()> {
     };
     let closed = Arc::into_inner(context).expect("no call is in progress").close();
     if let Err(CloseRefused { context: Some(context), failure }) = closed {
-        slot.gate.open(handle.id, Arc::new(*context));
+        slot.open(handle.id, Arc::new(*context));
         return Err(failure);
     }
     let index = (handle.id % SLOTS as u64) as usize;
@@ -177,26 +153,21 @@ pub(crate) fn close(handle: vramp_allocator_t) -> Result<()> {
     closed.map_err(|refused| refused.failure)
 }
 
-fn take_after_calls(slot: &Slot, handle: vramp_allocator_t) -> Result<Arc<Context>> {
+fn take_after_calls(slot: &Slot<Context>, handle: vramp_allocator_t) -> Result<Arc<Context>> {
     // Within a call, so that the allocator is open while its close is claimed.
     with_shared(handle, |context| {
         context.check_closable()?;
         context.check_tiers_closable()?;
-        let mut closing = slot.closing();
-        if closing.is_some() {
+        if !slot.claim(handle.id, context) {
             return Err(unknown(handle));
         }
-        *closing = Some(Claim { id: handle.id, context: Arc::clone(context) });
-        drop(closing);
         context.end_waits();
         Ok(())
     })?;
-    drop(slot.gate.close(handle.id, threads::records, Close::Waits));
-    let claimed = slot.closing().take();
-    Ok(claimed.expect("only the thread that claimed the close ends it").context)
+    Ok(slot.take_claimed(handle.id, threads::records))
 }
 
-fn take_at_once(slot: &Slot, handle: vramp_allocator_t) -> Result<Arc<Context>> {
+fn take_at_once(slot: &Slot<Context>, handle: vramp_allocator_t) -> Result<Arc<Context>> {
     with(handle, |context| {
         context.check_closable()?;
         context.check_tiers_closable()?;
@@ -208,16 +179,12 @@ fn take_at_once(slot: &Slot, handle: vramp_allocator_t) -> Result<Arc<Context>> 
             false => Ok(()),
         }
     })?;
-    // Held until the end: calls that meet the shut gate wait for it, and then look again.
-    let closing = slot.closing();
-    if closing.is_some() || !slot.gate.is_open(handle.id) {
-        return Err(unknown(handle));
-    }
-    slot.gate.close(handle.id, threads::records, Close::AtOnce).ok_or_else(|| {
-        busy(
+    slot.take_at_once(handle.id, threads::records).map_err(|refused| match refused {
+        NotTaken::Gone => unknown(handle),
+        NotTaken::InUse => busy(
             "calls are in progress on the allocator, and a callback does not wait for them: close \
              it after the callback, or retry",
-        )
+        ),
     })
 }
 

@@ -68,6 +68,7 @@ mod region_disk;
 mod regions;
 pub mod sharing;
 pub mod sleep;
+mod slot;
 mod status;
 mod sync;
 #[doc(hidden)]

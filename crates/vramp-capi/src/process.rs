@@ -12,6 +12,7 @@
 //! Deliberately absent: objects that own blocks, and the interpreter.
 
 mod buffers;
+mod exports;
 mod regions;
 mod sharing;
 
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 pub use crate::regions::{HostLoan, PinnedMemory};
 pub use buffers::SharedTiers;
+pub use exports::{Exports, NotClosed};
 pub use regions::{
     ScopeTarget, begin_scope_of_region, end_scope_of_region, set_default_region_disk,
     set_region_disk,
@@ -79,7 +81,7 @@ pub type CallResult<T> = Result<T, Error>;
 
 /// An allocator that was opened in this process. A copy names the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct OpenAllocator(vramp_allocator_t);
+pub struct OpenAllocator(pub(crate) vramp_allocator_t);
 
 /// A stream that memory is used on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,10 +4,8 @@
 //! 2. Arrays and DLPack capsules over it are its exports. While there are some it is not freed.
 //! 3. `free`, the end of a `with` block or the last reference frees it, once.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use pyo3::prelude::*;
-use vramp_capi::process::{Block, StreamName};
+use vramp_capi::process::{Block, Exports, NotClosed, StreamName};
 
 use crate::array::{self, Array};
 use crate::error::refuse;
@@ -24,12 +22,9 @@ pub struct Allocation {
     stream: StreamName,
     /// Keeps the stream alive: what was passed for it.
     stream_object: Option<Py<PyAny>>,
-    /// Number of exports, or [`FREED`].
-    exports: AtomicUsize,
+    /// Closed once it was freed.
+    exports: Exports,
 }
-
-/// The number of exports of a block that was freed.
-const FREED: usize = usize::MAX;
 
 impl Allocation {
     #[inline]
@@ -40,7 +35,7 @@ impl Allocation {
             size,
             stream: stream.name,
             stream_object: stream.object,
-            exports: AtomicUsize::new(0),
+            exports: Exports::default(),
         }
     }
 
@@ -77,7 +72,7 @@ impl Allocation {
     }
 
     fn is_freed(&self) -> bool {
-        self.exports.load(Ordering::Acquire) == FREED
+        self.exports.is_closed()
     }
 
     #[cold]
@@ -93,28 +88,25 @@ impl Allocation {
     /// Counts an export.
     pub fn begin_export(&self, py: Python<'_>) -> PyResult<()> {
         self.pool.get().begin_export(py)?;
-        let count = |exports| (exports != FREED).then(|| exports + 1);
-        match self.exports.fetch_update(Ordering::AcqRel, Ordering::Acquire, count) {
-            Ok(_) => Ok(()),
-            Err(_) => {
-                self.pool.get().end_export();
-                Err(self.freed_before(py))
-            }
+        if self.exports.begin() {
+            return Ok(());
         }
+        self.pool.get().end_export();
+        Err(self.freed_before(py))
     }
 
     /// Ends an export, on any thread.
     pub fn end_export(&self) {
-        self.exports.fetch_sub(1, Ordering::AcqRel);
+        self.exports.end();
         self.pool.get().end_export();
     }
 
     /// Marks the block as freed, which one caller succeeds in.
     fn claim(&self, py: Python<'_>) -> PyResult<()> {
-        match self.exports.compare_exchange(0, FREED, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => Ok(()),
-            Err(FREED) => Err(self.freed_before(py)),
-            Err(exports) => {
+        match self.exports.close() {
+            Ok(()) => Ok(()),
+            Err(NotClosed::Closed) => Err(self.freed_before(py)),
+            Err(NotClosed::InUse(exports)) => {
                 let text = format!(
                     "{exports} arrays or DLPack tensors still use the allocation of {} bytes at {:#x}: \
                      delete them (`del array`) before it is freed",
@@ -130,7 +122,7 @@ impl Allocation {
         self.claim(py)?;
         let freed = self.pool.get().free(py, self.block.addr, stream);
         if freed.is_err() {
-            self.exports.store(0, Ordering::Release);
+            self.exports.reopen();
         }
         freed
     }
@@ -253,7 +245,7 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if *self.exports.get_mut() == FREED {
+        if self.is_freed() {
             return;
         }
         let (allocator, addr, stream) = (self.pool.get().allocator(), self.block.addr, self.stream);

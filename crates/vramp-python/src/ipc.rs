@@ -6,13 +6,12 @@
 //! 3. Both end by `close`, at the end of a `with` block, or with the last reference. A free of the
 //!    exported block takes effect once all of them have ended.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
-use vramp_capi::process::{CallResult, ImportedBlock, SharedBlock, StreamName};
+use vramp_capi::process::{CallResult, Exports, ImportedBlock, NotClosed, SharedBlock, StreamName};
 
 use crate::array::{self, Array};
 use crate::error::{raise, refuse};
@@ -218,12 +217,8 @@ pub struct Imported {
     _stream_object: Option<Py<PyAny>>,
     /// `None` once it was closed. Locked only while detached from the interpreter.
     block: Mutex<Option<ImportedBlock>>,
-    /// Number of exports, or [`CLOSED`].
-    exports: AtomicUsize,
+    exports: Exports,
 }
-
-/// The number of exports of an import that was closed.
-const CLOSED: usize = usize::MAX;
 
 impl Imported {
     pub fn new(
@@ -246,7 +241,7 @@ impl Imported {
             stream: stream.name,
             _stream_object: stream.object,
             block: Mutex::new(Some(block)),
-            exports: AtomicUsize::new(0),
+            exports: Exports::default(),
         })
     }
 
@@ -275,7 +270,7 @@ impl Imported {
     }
 
     fn is_ended(&self) -> bool {
-        self.exports.load(Ordering::Acquire) == CLOSED
+        self.exports.is_closed()
     }
 
     fn check_open(&self, py: Python<'_>) -> PyResult<()> {
@@ -284,14 +279,12 @@ impl Imported {
 
     /// Counts an export.
     pub fn begin_export(&self, py: Python<'_>) -> PyResult<()> {
-        let count = |exports| (exports != CLOSED).then(|| exports + 1);
-        let counted = self.exports.fetch_update(Ordering::AcqRel, Ordering::Acquire, count);
-        counted.map(|_| ()).map_err(|_| closed(py, "import"))
+        if self.exports.begin() { Ok(()) } else { Err(closed(py, "import")) }
     }
 
     /// Ends an export, on any thread.
     pub fn end_export(&self) {
-        self.exports.fetch_sub(1, Ordering::AcqRel);
+        self.exports.end();
     }
 
     /// Records a use. The caller is detached from the interpreter.
@@ -305,10 +298,10 @@ impl Imported {
     }
 
     fn end(&self, py: Python<'_>) -> PyResult<()> {
-        match self.exports.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {}
-            Err(CLOSED) => return Ok(()),
-            Err(exports) => {
+        match self.exports.close() {
+            Ok(()) => {}
+            Err(NotClosed::Closed) => return Ok(()),
+            Err(NotClosed::InUse(exports)) => {
                 let text = format!(
                     "{exports} arrays or DLPack tensors still use the imported memory of {} bytes at \
                      {:#x}: delete them (`del array`) before it is closed",

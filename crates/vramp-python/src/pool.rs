@@ -1,7 +1,6 @@
 //! A pool of a device's memory.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -9,7 +8,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString, PyTuple};
 use vramp_capi::process::{
-    AccessChange, Block, CallResult, HandleType, MemoryStats, OpenAllocator, StreamName,
+    AccessChange, Block, CallResult, Exports, HandleType, MemoryStats, NotClosed, OpenAllocator,
+    StreamName,
 };
 
 use crate::allocation::Allocation;
@@ -29,14 +29,11 @@ pub struct Pool {
     allocator: OpenAllocator,
     /// True for a pool of the program's own, which ends with its last reference.
     is_owned: bool,
-    /// Number of exports of its allocations, or [`CLOSED`].
-    exports: AtomicUsize,
+    /// Those of its allocations. Closed while a thread closes the pool, and once it did.
+    exports: Exports,
     /// The tiers below it that were not dropped, and some that were.
     tiers: Mutex<Vec<Weak<Core>>>,
 }
-
-/// The number of exports of a pool that was closed.
-const CLOSED: usize = usize::MAX;
 
 /// Runs `work` detached from the interpreter, also from a destructor and while the interpreter
 /// ends.
@@ -66,11 +63,11 @@ pub fn named<'py>(py: Python<'py>, stats: &MemoryStats) -> PyResult<Bound<'py, P
 
 impl Pool {
     pub fn shared(allocator: OpenAllocator) -> Pool {
-        Pool { allocator, is_owned: false, exports: AtomicUsize::new(0), tiers: Mutex::default() }
+        Pool { allocator, is_owned: false, exports: Exports::default(), tiers: Mutex::default() }
     }
 
     pub fn owned(allocator: OpenAllocator) -> Pool {
-        Pool { allocator, is_owned: true, exports: AtomicUsize::new(0), tiers: Mutex::default() }
+        Pool { allocator, is_owned: true, exports: Exports::default(), tiers: Mutex::default() }
     }
 
     pub fn allocator(&self) -> OpenAllocator {
@@ -89,16 +86,15 @@ impl Pool {
 
     /// Counts an export of one of its allocations.
     pub fn begin_export(&self, py: Python<'_>) -> PyResult<()> {
-        let count = |exports| (exports != CLOSED).then(|| exports + 1);
-        match self.exports.fetch_update(Ordering::AcqRel, Ordering::Acquire, count) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(refuse(py, "ClosedError", "the pool is closed: open another one")),
+        match self.exports.begin() {
+            true => Ok(()),
+            false => Err(refuse(py, "ClosedError", "the pool is closed: open another one")),
         }
     }
 
     /// Ends an export, on any thread.
     pub fn end_export(&self) {
-        self.exports.fetch_sub(1, Ordering::AcqRel);
+        self.exports.end();
     }
 
     /// Adds tiers, which end with the pool.
@@ -362,18 +358,24 @@ impl Pool {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         // In a forked child, and once it is closed, that is what counts.
         self.call(py, OpenAllocator::limit)?;
-        let claimed = self.exports.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire);
-        if let Err(exports @ 1..CLOSED) = claimed {
-            let text = format!(
-                "{exports} arrays or DLPack tensors still use memory of the pool: delete them before \
-                 it is closed"
-            );
-            return Err(refuse(py, "InUseError", &text));
+        match self.exports.close() {
+            Ok(()) => {}
+            // Only the thread whose close may fail lets arrays be made again.
+            Err(NotClosed::Closed) => {
+                return Err(refuse(py, "ClosedError", "another thread closes the pool"));
+            }
+            Err(NotClosed::InUse(exports)) => {
+                let text = format!(
+                    "{exports} arrays or DLPack tensors still use memory of the pool: delete them \
+                     before it is closed"
+                );
+                return Err(refuse(py, "InUseError", &text));
+            }
         }
         let below = self.tiers.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let closed = close_all(py, below).and_then(|()| self.call(py, OpenAllocator::close));
-        if claimed.is_ok() && closed.is_err() && !self.is_closed(py) {
-            self.exports.store(0, Ordering::Release);
+        if closed.is_err() && !self.is_closed(py) {
+            self.exports.reopen();
         }
         closed
     }
