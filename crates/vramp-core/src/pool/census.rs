@@ -52,6 +52,22 @@ pub struct Census {
     pub quarantined_memory: Bytes,
 }
 
+/// What failed driver calls left unusable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quarantined {
+    /// Physical memory. It counts as reserved.
+    pub memory: Bytes,
+    /// Addresses. The memory mapped there is another part of the pool, or in `memory`.
+    pub addresses: Bytes,
+}
+
+impl Quarantined {
+    /// Returns true if nothing is unusable.
+    pub fn is_empty(&self) -> bool {
+        *self == Quarantined::default()
+    }
+}
+
 /// Memory of one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {

@@ -48,8 +48,6 @@ use crate::pool::streams::Streams;
 use crate::pool::view::View;
 use crate::waiting::WaitQueue;
 
-pub use quarantine::Quarantined;
-
 /// The virtual pool of one device. See the [crate's page](crate).
 #[derive(Clone)]
 pub struct Pool {

@@ -13,25 +13,10 @@
 use super::Pool;
 use crate::Bytes;
 use crate::ids::{ArenaId, ChunkId, PoolAddr};
+use crate::pool::census::Quarantined;
 use crate::pool::index::RegionKey;
 use crate::pool::ops::{Plan, Range};
 use crate::pool::regions::Kind;
-
-/// What failed driver calls left unusable.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Quarantined {
-    /// Physical memory. It counts as reserved.
-    pub memory: Bytes,
-    /// Addresses. The memory mapped there is another part of the pool, or in `memory`.
-    pub addresses: Bytes,
-}
-
-impl Quarantined {
-    /// Returns true if nothing is unusable.
-    pub fn is_empty(&self) -> bool {
-        *self == Quarantined::default()
-    }
-}
 
 impl Pool {
     /// Returns what failed driver calls left unusable. O(what is).

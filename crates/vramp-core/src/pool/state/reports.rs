@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use super::{Pool, Quarantined};
+use super::Pool;
 use crate::Bytes;
 use crate::ids::BlockId;
 use crate::pool::audit::Inconsistency;
 use crate::pool::block::Slab;
-use crate::pool::census::{Census, Share, Stretch};
+use crate::pool::census::{Census, Quarantined, Share, Stretch};
 use crate::pool::config::PoolConfig;
 use crate::pool::counters::Counters;
 use crate::pool::free_parts::{FreeParts, PartCount};
