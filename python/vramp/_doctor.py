@@ -100,7 +100,8 @@ def _device() -> Iterator[Check]:
         return
     # The block may have come from memory that was reserved before.
     yield "allocation", measured.allocated >= 1, "allocated 1 MiB and freed it"
-    pinned = f"{_bytes(measured.host_pinned)} of the host, of which copies take {_bytes(measured.host_used)}"
+    stats = pool.stats()
+    pinned = f"{_bytes(stats.host_pinned)} of the host, of which copies take {_bytes(stats.host_used)}"
     yield "pinned memory", None, pinned
     yield from _sharing(pool)
 
