@@ -67,7 +67,8 @@ def join(parts: list[Any]) -> Any:
 
 
 def total(value: Any) -> int:
-    return int(getattr(value, "view", value).sum()) if not hasattr(value, "ptr") else int(np.asarray(value).sum())
+    plain = value if isinstance(value, np.ndarray) else np.asarray(value) if hasattr(value, "ptr") else value.view
+    return int(plain.sum())
 
 
 def expected(seed: int, nbytes: int) -> int:

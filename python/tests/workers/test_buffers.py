@@ -259,6 +259,26 @@ def test_the_pools_own_arrays_leave_the_card_and_come_back(data: TieredMapping, 
     data.clear()
 
 
+def test_pinned_memory_falls_with_what_is_evicted(pool: vramp.Pool, tmp_path: Path) -> None:
+    data = TieredMapping(tmp_path, memory_limit="160MiB")
+    for number in range(40):
+        data[number] = chunk(number)
+    tiers = tiers_of(data)
+    before = tiers.stats()
+    assert before.host_used >= before.host > 20 * CHUNK
+    # Parts of a sixteenth of the budget are pinned at once. An evicted chunk shares at most two with others.
+    part = (160 << 20) // 16
+    while data.fast:
+        assert data.evict() > 0
+        stats = tiers.stats()
+        assert stats.host_pinned <= stats.host_used + 3 * part, stats
+    stats = tiers.stats()
+    assert (stats.host, stats.host_used) == (0, 0) and stats.host_pinned <= part, stats
+    pool.trim()
+    assert tiers.stats().host_pinned == pool.stats().host_pinned == 0
+    data.clear()
+
+
 def test_dask_cuda_leaves_buffers_alone_and_knows_their_sizes(data: TieredMapping) -> None:
     spillable, objects = Dispatch("is_spillable_object"), Dispatch("get_device_memory_objects")
     spillable.register(object, lambda _value: False)
