@@ -6,6 +6,8 @@
 //! 2. A handle is used after its allocator was closed, as the Rust objects are.
 //! 3. An end that succeeded is tried again: a stale handle or address is an error each time.
 //! 4. Subjects of several threads share one allocator, which the first one opened and closes.
+//! 5. As the Python module calls it ([`Calls::Python`]), a block is allocated and freed at hand where that
+//!    is possible.
 //!
 //! A status says less than an error in Rust; [`Subject::reported`] says which reasons it joins.
 //!
@@ -94,8 +96,19 @@ impl Callback {
     }
 }
 
+/// How blocks are allocated and freed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Calls {
+    /// As a program in C does it.
+    C,
+    /// As the Python module does it: without the locks that others hold for long, and only if that does
+    /// nothing, as in C.
+    Python,
+}
+
 /// The C interface on one device.
 pub struct CSubject {
+    calls: Calls,
     device: Arc<dyn Driver>,
     config: Config,
     /// Open allocators.
@@ -163,12 +176,13 @@ fn pointer(address: u64) -> *mut c_void {
 
 impl CSubject {
     /// Returns the C interface of a preset on a device.
-    pub fn new(device: Arc<dyn Driver>, preset: Preset) -> CSubject {
-        CSubject::with(device, Config::preset(preset))
+    pub fn new(device: Arc<dyn Driver>, preset: Preset, calls: Calls) -> CSubject {
+        CSubject::with(device, Config::preset(preset), calls)
     }
 
-    fn with(device: Arc<dyn Driver>, config: Config) -> CSubject {
+    fn with(device: Arc<dyn Driver>, config: Config, calls: Calls) -> CSubject {
         CSubject {
+            calls,
             device,
             config,
             pools: HashMap::new(),
@@ -307,8 +321,15 @@ impl Subject for CSubject {
         _: bool,
     ) -> Outcome<AddrRange> {
         let allocator = self.pool(pool)?;
-        let placed = testing::malloc(allocator, size.count() as usize, self.stream(stream));
-        let address = placed.map_err(refused)? as u64;
+        let (size, stream) = (size.count() as usize, self.stream(stream));
+        let at_hand = match self.calls {
+            Calls::C => None,
+            Calls::Python => testing::malloc_at_hand(allocator, size, stream),
+        };
+        let address = match at_hand {
+            Some(address) => address as u64,
+            None => testing::malloc(allocator, size, stream).map_err(refused)? as u64,
+        };
         let len = testing::usable_size(allocator, address).map_err(refused)?;
         self.blocks.insert(block, Of { allocator, id: address });
         Ok(AddrRange::new(DeviceAddr::new(address), Bytes::new(len as u64)))
@@ -322,7 +343,11 @@ impl Subject for CSubject {
     fn free(&mut self, block: u64, stream: u64, way: Way) -> Result<(), (Refused, bool)> {
         let Of { allocator, id } = *self.blocks.get(&block).ok_or_else(|| (gone(), false))?;
         let stream = self.stream(stream);
-        let free = move || vramp_free(allocator, pointer(id), stream);
+        let calls = self.calls;
+        let free = move || match calls {
+            Calls::Python if testing::free_at_hand(allocator, id, stream) => VRAMP_OK,
+            _ => vramp_free(allocator, pointer(id), stream),
+        };
         // Another thread may have a new block there.
         let is_shared = self.is_shared;
         let freed = in_way(way, || match is_shared {
@@ -496,7 +521,7 @@ impl Subject for CSubject {
     }
 
     fn share(&self) -> Outcome<Box<dyn Subject>> {
-        let mut shared = CSubject::with(Arc::clone(&self.device), self.config.clone());
+        let mut shared = CSubject::with(Arc::clone(&self.device), self.config.clone(), self.calls);
         shared.pools.clone_from(&self.pools);
         shared.adopted = Arc::clone(&self.adopted);
         shared.is_shared = true;

@@ -14,7 +14,7 @@ use vramp::{Bytes, Preset};
 use vramp_bench::lifecycle::{self, MakeSubject, Op, Options, RustSubject, Subject, Summary};
 use vramp_bench::sharing;
 
-use c_subject::CSubject;
+use c_subject::{CSubject, Calls};
 
 #[derive(Parser)]
 #[command(name = "vramp-bench", about = "Long random programs that look for broken promises")]
@@ -77,7 +77,7 @@ struct Lifecycle {
     #[arg(long, default_value = "all")]
     preset: String,
     /// Interface that the operations go through. Those that it does not have are not drawn.
-    #[arg(long, value_enum, default_value = "rust")]
+    #[arg(long, value_enum, default_value = "rust", overrides_with = "interface")]
     interface: Interface,
     /// `sim:h200`, or a card such as `cuda:0`.
     #[arg(long, default_value = "sim:h200")]
@@ -101,6 +101,8 @@ struct Lifecycle {
 enum Interface {
     Rust,
     C,
+    /// C, with mallocs and frees as the Python module calls them.
+    Python,
 }
 
 impl Interface {
@@ -109,10 +111,15 @@ impl Interface {
             Interface::Rust => Arc::new(|device, preset| {
                 Box::new(RustSubject::new(device, preset, None)) as Box<dyn Subject>
             }),
-            Interface::C => Arc::new(|device, preset| {
-                Box::new(CSubject::new(device, preset)) as Box<dyn Subject>
-            }),
+            Interface::C => Interface::through_c(Calls::C),
+            Interface::Python => Interface::through_c(Calls::Python),
         }
+    }
+
+    fn through_c(calls: Calls) -> MakeSubject {
+        Arc::new(move |device, preset| {
+            Box::new(CSubject::new(device, preset, calls)) as Box<dyn Subject>
+        })
     }
 }
 

@@ -2,8 +2,9 @@
 //! call, as a program in C makes it, and returns what the function wrote or why it refused. Functions
 //! without pointers need no wrapper: [`done`] converts their status.
 //!
-//! Two functions exist only here: [`open_on`] opens an allocator on a device that the caller made,
-//! and [`driver_stream`] returns the device's stream of a handle. The header has neither.
+//! Some functions exist only here: [`open_on`] opens an allocator on a device that the caller made, and
+//! [`driver_stream`] returns the device's stream of a handle. [`malloc_at_hand`] and [`free_at_hand`] are
+//! the calls of the Python module that take no lock which others hold for long. The header has none of them.
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::device::Device;
 use crate::graphs::*;
 use crate::handles;
 use crate::interface::*;
+use crate::process::{OpenAllocator, StreamName};
 use crate::status::{catch_failure, check_fork, last_error_text};
 
 /// A call that failed: its status and the thread's message.
@@ -126,6 +128,22 @@ pub fn malloc(
     let placed = done(unsafe { vramp_malloc(allocator, size, stream, &mut address) });
     assert!(placed.is_ok() || address.is_null(), "a failure leaves no address behind");
     placed.map(|()| address)
+}
+
+/// Calls [`OpenAllocator::malloc_at_hand`] and returns the address.
+pub fn malloc_at_hand(
+    allocator: vramp_allocator_t,
+    size: usize,
+    stream: vramp_stream_t,
+) -> Option<*mut c_void> {
+    let block =
+        OpenAllocator(allocator).malloc_at_hand(size as u64, StreamName::Created(stream))?;
+    Some(block.addr as *mut c_void)
+}
+
+/// Calls [`OpenAllocator::free_at_hand`].
+pub fn free_at_hand(allocator: vramp_allocator_t, address: u64, stream: vramp_stream_t) -> bool {
+    OpenAllocator(allocator).free_at_hand(address, StreamName::Created(stream))
 }
 
 /// Calls `vramp_usable_size`.

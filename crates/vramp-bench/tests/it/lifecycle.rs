@@ -67,7 +67,7 @@ fn threads_that_share_pools_keep_their_promises() {
 #[test]
 fn the_c_interface_keeps_its_promises_while_objects_end() {
     let mut program = Command::new(env!("CARGO_BIN_EXE_vramp-bench"));
-    program.args(["lifecycle", "--interface", "c", "--preset", "all", "--steps", "4000"]);
+    program.args(["lifecycle", "--preset", "all", "--steps", "4000", "--interface", "c"]);
     let run = program.output().unwrap();
     let text = String::from_utf8_lossy(&run.stdout);
     assert!(run.status.success(), "{text}{}", String::from_utf8_lossy(&run.stderr));
@@ -78,9 +78,11 @@ fn the_c_interface_keeps_its_promises_while_objects_end() {
     for word in ["tagged", "range", "handle"] {
         assert!(!text.contains(&format!("  {word} ")), "{word} is not drawn: {text}");
     }
-    program.args(["--threads", "4"]);
-    let run = program.output().unwrap();
-    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    // The last one counts.
+    for further in [["--threads", "4"], ["--interface", "python"]] {
+        let run = program.args(further).output().unwrap();
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    }
 }
 
 /// What a card does not have is not used: kernels that change no bytes, gates, and a clock to set.
