@@ -19,6 +19,7 @@ mod page;
 mod plant;
 mod python;
 mod quick;
+mod sanitize;
 mod shell;
 mod site;
 mod suite;
@@ -76,6 +77,13 @@ enum Task {
         /// Interrupt threads at most this often in one run; without it, as often as can be.
         #[arg(long, value_name = "COUNT")]
         preemptions: Option<u32>,
+    },
+    /// Runs the crates with unsafe code, life cycles through C and Python, and the tests of the Python
+    /// package on AddressSanitizer. Builds them in `target/sanitizer`.
+    Sanitize {
+        /// How many times as many operations the life cycles have as in a short run.
+        #[arg(long, value_name = "TIMES", default_value_t = 1)]
+        length: u64,
     },
     /// Plants one bug at a time and lets the life-cycle program find it. Builds each, in
     /// `target/plant`.
@@ -200,6 +208,7 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Tests { limit, arguments } => ci::tests(root, Duration::from_secs(*limit), arguments),
         Task::Tidy => tidy::run(root),
         Task::Loom { preemptions } => models::run(root, *preemptions),
+        Task::Sanitize { length } => sanitize::run(root, *length),
         Task::Plant { number, tests } => {
             let finder = if *tests { Finder::Tests } else { Finder::LifeCycles };
             plant::run(root, *number, finder)

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use crate::ci::{self, Steps};
 use crate::plant::{self, Finder};
 use crate::suite::{self, Suite};
-use crate::{install, models, mutants, page, python, shell, torch};
+use crate::{install, models, mutants, page, python, sanitize, shell, torch};
 
 /// How many times as many random programs are run as in CI.
 pub const LENGTH: u32 = 20;
@@ -49,7 +49,7 @@ impl Shard {
 type Part = (&'static str, fn(&Path) -> Result<()>);
 
 /// What runs beside the tests, the longest first.
-const PARTS: [Part; 16] = [
+const PARTS: [Part; 17] = [
     ("mutants", |root| mutants::run(root, &mutants::Extent::All)),
     ("planted bugs", |root| plant::run(root, None, Finder::LifeCycles)),
     ("planted bugs by tests", |root| plant::run(root, None, Finder::Tests)),
@@ -57,6 +57,7 @@ const PARTS: [Part; 16] = [
     ("life cycles", |root| lifecycle(root, &["--interface", "rust"])),
     ("life cycles through C", |root| lifecycle(root, &["--interface", "c"])),
     ("life cycles with threads", |root| lifecycle(root, &["--threads", "8"])),
+    ("sanitizer", |root| sanitize::run(root, u64::from(LENGTH))),
     ("torture", |root| example(root, "vramp-alloc", "torture", &["sim", "--seconds", "120"])),
     ("soaks", |root| {
         example(root, "vramp-defer", "spill_soak", &["--seconds", "120"])?;

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::sanitize::{self, Build};
 use crate::{nightly, shell};
 
 /// Builds wheels; zig links them against an old C library.
@@ -29,12 +30,14 @@ const UNWINDER: &str = "libgcc_s.so.1";
 const MAX_BYTES: u64 = 6 << 20;
 
 /// How a wheel is built.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+#[derive(Clone, Copy)]
+pub enum Kind<'a> {
     /// For users: optimized, stripped, for old systems too.
     Release,
     /// For the checks on this machine: with all assertions.
     Local,
+    /// As `Local`, for a sanitizer.
+    Sanitized(&'a Build),
 }
 
 /// Builds the wheel for users into `target/wheels` and prints its size.
@@ -118,37 +121,30 @@ pub fn check(root: &Path, libraries: bool) -> Result<()> {
     check_installed(root, libraries)
 }
 
-/// The environment in which the package is checked.
-fn environment(root: &Path) -> PathBuf {
-    root.join("target/python-check")
-}
+/// Name of the environment in which the package is checked.
+const CHECKED: &str = "python-check";
 
 /// Builds the package and installs it into a fresh environment, with what its checks need.
 pub fn install_package(root: &Path, libraries: bool) -> Result<()> {
     let wheel = build(root, Kind::Local)?;
-    let environment = environment(root);
-    if environment.exists() {
-        fs::remove_dir_all(&environment)?;
-    }
-    create(&environment)?;
     let adapted = if libraries { &LIBRARIES[..] } else { &[] };
-    shell::run(install(&environment).args(CHECKERS).args(adapted).arg(&wheel))
+    environment(root, CHECKED, &wheel, adapted)?;
+    Ok(())
 }
 
 /// Runs the tests and type checks of the package that was installed last.
 pub fn check_installed(root: &Path, libraries: bool) -> Result<()> {
-    let environment = environment(root);
+    let environment = root.join("target").join(CHECKED);
+    let mut tests = tests(root, &environment);
+    if libraries {
+        tests.env(vramp_testing::LENGTH, nightly::LENGTH.to_string());
+    }
+    shell::run(&mut tests)?;
     let program = |name: &str| {
         let mut command = Command::new(environment.join("bin").join(name));
         command.current_dir(root);
         command
     };
-    let mut tests = program("python");
-    tests.args(["-m", "pytest", "--quiet", "-rs", "-p", "no:cacheprovider", "python/tests"]);
-    if libraries {
-        tests.env(vramp_testing::LENGTH, nightly::LENGTH.to_string());
-    }
-    shell::run(&mut tests)?;
     // The stub says what the native module has, and mypy takes its word.
     shell::run(program("stubtest").arg("vramp._native"))?;
     shell::run(program("mypy").args(["--no-incremental", "-p", "vramp"]))?;
@@ -161,8 +157,27 @@ pub fn check_installed(root: &Path, libraries: bool) -> Result<()> {
     ]))
 }
 
+/// Installs a wheel, what checks it and further packages into a fresh environment, and returns its folder.
+pub fn environment(root: &Path, name: &str, wheel: &Path, further: &[&str]) -> Result<PathBuf> {
+    let environment = root.join("target").join(name);
+    if environment.exists() {
+        fs::remove_dir_all(&environment)?;
+    }
+    create(&environment)?;
+    shell::run(install(&environment).args(CHECKERS).args(further).arg(wheel))?;
+    Ok(environment)
+}
+
+/// Returns the command that runs the tests of the package that an environment has.
+pub fn tests(root: &Path, environment: &Path) -> Command {
+    let mut tests = Command::new(environment.join("bin/python"));
+    tests.current_dir(root).args(["-m", "pytest", "--quiet", "-rs", "-p", "no:cacheprovider"]);
+    tests.arg("python/tests");
+    tests
+}
+
 /// Builds a wheel and returns its path.
-pub fn build(root: &Path, kind: Kind) -> Result<PathBuf> {
+pub fn build(root: &Path, kind: Kind<'_>) -> Result<PathBuf> {
     let tools = root.join("target/python-tools");
     let maturin = tools.join("bin/maturin");
     if !maturin.is_file() {
@@ -172,6 +187,7 @@ pub fn build(root: &Path, kind: Kind) -> Result<PathBuf> {
     let out = root.join(match kind {
         Kind::Release => "target/wheels",
         Kind::Local => "target/wheels-local",
+        Kind::Sanitized(_) => "target/wheels-sanitized",
     });
     // An older wheel would be found instead.
     if out.exists() {
@@ -193,6 +209,11 @@ pub fn build(root: &Path, kind: Kind) -> Result<PathBuf> {
         }
         Kind::Local => {
             command.args(["--profile", "dev", "--compatibility", "linux", "--features", "checks"]);
+        }
+        Kind::Sanitized(build) => {
+            build.instrument(&mut command);
+            command.args(["--profile", sanitize::PROFILE, "--target", &build.target]);
+            command.args(["--compatibility", "linux", "--features", "checks"]);
         }
     }
     shell::run(&mut command)?;

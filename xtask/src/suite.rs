@@ -49,7 +49,13 @@ pub struct Built {
 /// Builds all targets of some crates with these arguments of `cargo build`.
 pub fn build(root: &Path, arguments: &[String]) -> Result<Built> {
     let mut cargo = Command::new("cargo");
-    cargo.current_dir(root).args(["build", "--all-targets", "--locked"]).args(arguments);
+    cargo.current_dir(root);
+    build_with(cargo, arguments)
+}
+
+/// Builds them with a command of cargo that has its folder and its variables.
+pub fn build_with(mut cargo: Command, arguments: &[String]) -> Result<Built> {
+    cargo.args(["build", "--all-targets", "--locked"]).args(arguments);
     let (messages, ended) = shell::captured(cargo.arg("--message-format=json"))?;
     let mut built = Built::default();
     for line in messages.lines() {
@@ -108,16 +114,25 @@ struct Ran<'a> {
 impl Suite {
     /// The tests of programs.
     pub fn of(programs: &[Program]) -> Result<Suite> {
+        Suite::with_variables(programs, Vec::new())
+    }
+
+    /// The tests of programs that need these variables.
+    pub fn with_variables(
+        programs: &[Program],
+        variables: Vec<(&'static str, String)>,
+    ) -> Result<Suite> {
         let mut tests = Vec::new();
         for program in programs {
             let mut list = program.command();
+            list.envs(variables.iter().map(|(name, value)| (name, value)));
             let listed = shell::output(list.args(["--list", "--format", "terse"]))?;
             let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
             let test = |name: &str| Test { program: program.clone(), name: name.to_owned() };
             tests.extend(names.map(test));
         }
         ensure!(!tests.is_empty(), "there are no tests");
-        Ok(Suite { tests, variables: Vec::new() })
+        Ok(Suite { tests, variables })
     }
 
     /// Keeps the tests whose place, counted from 0, is wanted.
