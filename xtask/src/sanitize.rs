@@ -38,6 +38,8 @@ const OPTIONS: &str = "detect_leaks=0:allocator_may_return_null=1:abort_on_error
 const NOT_SHARED: &str = "asan_preinit.cpp.o";
 /// Tests in Python that compare the memory of the process. The sanitizer keeps what is freed.
 const MEASURES_MEMORY: &str = "leave_nothing or cost_a_few_bytes or evicted_thousands";
+/// Tests in Python that make garbage on many threads. They run as long as the life cycles.
+const GARBAGE: &str = "test_garbage";
 
 /// Runs everything, the life cycles with `length` times as many operations as in a short run.
 pub fn run(root: &Path, length: u64) -> Result<()> {
@@ -65,10 +67,13 @@ pub fn run(root: &Path, length: u64) -> Result<()> {
 fn package(root: &Path, build: &Build, length: u64) -> Result<()> {
     let wheel = python::build(root, Kind::Sanitized(build))?;
     let environment = python::environment(root, "python-sanitized", &wheel, &[])?;
-    let mut tests = python::tests(root, &environment);
-    tests.args(["-k", &format!("not ({MEASURES_MEMORY})")]);
-    tests.envs(build.variables()).env("PYTHONMALLOC", "malloc");
-    shell::run(tests.env("VRAMP_SANITIZER_LENGTH", length.to_string()))
+    let others = format!("not ({MEASURES_MEMORY} or {GARBAGE})");
+    for (chosen, length) in [(others.as_str(), 1), (GARBAGE, length)] {
+        let mut tests = python::tests(root, &environment);
+        tests.args(["-k", chosen]).envs(build.variables()).env("PYTHONMALLOC", "malloc");
+        shell::run(tests.env(vramp_testing::LENGTH, length.to_string()))?;
+    }
+    Ok(())
 }
 
 /// How crates are built for the sanitizer, and what their programs need.

@@ -5,6 +5,8 @@ use pyo3::prelude::*;
 /// The native part of the Python package `vramp`.
 #[pymodule]
 mod _native {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use super::{
         library_version, missing_card, open, open_all, opened, pool, record_history,
@@ -43,8 +45,10 @@ mod _native {
     use crate::turns::{Turn, TurnRequest, Turns};
 
     #[pymodule_init]
-    fn init() {
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::python::check_first_interpreter()?;
         vramp_capi::process::map_simulated_cards();
+        Ok(())
     }
 }
 

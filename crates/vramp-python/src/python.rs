@@ -9,8 +9,8 @@
 //! So whatever may run Python code is called through this file: functions, attributes, imports. Calls
 //! that only run C code of the interpreter are not.
 
-use pyo3::exceptions::PyTypeError;
-use pyo3::ffi::PyObject;
+use pyo3::exceptions::{PyImportError, PyTypeError};
+use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
@@ -114,6 +114,21 @@ pub fn elements<'py>(iterable: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTupl
     let tuple = py.get_type::<PyTuple>();
     let made = call(tuple.as_any(), &PyTuple::new(py, [iterable])?, None)?;
     made.cast_into::<PyTuple>().map_err(|_| PyTypeError::new_err("tuple() returned no tuple"))
+}
+
+/// Returns an error in another interpreter than the first of the process. Classes and shared pools are those
+/// of the process, and would outlive an interpreter that made them.
+pub fn check_first_interpreter() -> PyResult<()> {
+    // SAFETY: the thread is attached.
+    let interpreter = unsafe { ffi::PyInterpreterState_Get() };
+    // SAFETY: it is that of the thread.
+    match unsafe { ffi::PyInterpreterState_GetID(interpreter) } {
+        0 => Ok(()),
+        _ => Err(PyImportError::new_err(
+            "vramp works only in the first interpreter of a process, and not in subinterpreters: use \
+             threads or processes",
+        )),
+    }
 }
 
 /// Runs the handlers of signals that arrived, such as that of Ctrl-C. Returns the exception of one.
