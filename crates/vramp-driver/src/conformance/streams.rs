@@ -166,6 +166,11 @@ fn work_of_a_destroyed_stream_still_runs(rig: &Rig) -> Checked {
     rig.expect_filled(reader, last_page(rig, range), 0x61)
 }
 
+/// Allocates memory for which the simulator copies little.
+fn short(rig: &Rig) -> Checked<AddrRange> {
+    Ok(rig.memory(&[rig.whole_pages(Bytes::mib(8))])?)
+}
+
 /// Runs `work` on another thread.
 fn elsewhere<R: Send>(work: impl FnOnce() -> R + Send) -> Checked<R> {
     let ran = std::thread::scope(|scope| scope.spawn(work).join());
@@ -173,11 +178,11 @@ fn elsewhere<R: Send>(work: impl FnOnce() -> R + Send) -> Checked<R> {
 }
 
 fn work_on_a_threads_default_stream_is_ordered_for_every_thread(rig: &Rig) -> Checked {
-    let (a, b, c) = (large(rig)?, large(rig)?, large(rig)?);
+    let (a, b, c) = (short(rig)?, short(rig)?, short(rig)?);
     let (own, side) = (rig.thread_stream()?, rig.stream()?);
     let (before, after) = (rig.event()?, rig.event()?);
     let device = rig.device;
-    (1..=8).try_for_each(|byte| device.fill(own, a, byte))?;
+    (1..=64).try_for_each(|byte| device.fill(own, a, byte))?;
     elsewhere(move || -> crate::DriverResult<()> {
         device.record(before, own)?;
         device.wait(side, before)?;
@@ -186,7 +191,7 @@ fn work_on_a_threads_default_stream_is_ordered_for_every_thread(rig: &Rig) -> Ch
         device.wait(own, after)
     })??;
     device.copy(own, DeviceCopy { from: b.start, to: c.start, len: b.len })?;
-    rig.expect_filled(own, last_page(rig, c), 8)?;
+    rig.expect_filled(own, last_page(rig, c), 64)?;
     elsewhere(move || device.synchronize_stream(own))??;
     Ok(())
 }
@@ -204,19 +209,19 @@ fn every_thread_has_a_default_stream_of_its_own(rig: &Rig) -> Checked {
 }
 
 fn work_of_a_thread_that_ended_still_runs(rig: &Rig) -> Checked {
-    let range = large(rig)?;
+    let range = short(rig)?;
     let (reader, event) = (rig.stream()?, rig.event()?);
     let device = rig.device;
     elsewhere(move || -> crate::DriverResult<()> {
         let own = device.thread_stream()?;
-        let filled = (1..=8).try_for_each(|byte| device.fill(own, range, byte));
+        let filled = (1..=64).try_for_each(|byte| device.fill(own, range, byte));
         let recorded = filled.and_then(|()| device.record(event, own));
         // Without the event nothing waits for the work.
         let waited = if recorded.is_err() { device.synchronize_stream(own) } else { Ok(()) };
         recorded.and(waited).and(device.destroy_stream(own))
     })??;
     device.wait(reader, event)?;
-    rig.expect_filled(reader, last_page(rig, range), 8)
+    rig.expect_filled(reader, last_page(rig, range), 64)
 }
 
 fn streams_and_events_are_destroyed_once(rig: &Rig) -> Checked {
