@@ -167,6 +167,24 @@ impl Allocator {
         Allocator::in_group(name.to_owned(), Arc::clone(self.driver()), config, group)
     }
 
+    /// Creates another pool as [`Allocator::create_pool`] does, each segment of which is a plain allocation of
+    /// the driver: for memory whose addresses go to calls that refuse mapped memory, as `cudaIpcGetMemHandle`
+    /// does. It is PyTorch's caching allocator: segments of 2 MiB, 20 MiB or what a request needs, which never
+    /// move, and are freed by a trim or when memory is short. They cannot leave the card in a sleep.
+    ///
+    /// # Errors
+    /// As of [`Allocator::new`].
+    pub fn plain_pool(&self, name: &str) -> Result<Allocator, CreateError> {
+        let config = Config {
+            preset: Preset::Torch,
+            progress: self.config.progress.clone(),
+            patience: self.config.patience,
+            ..Config::default()
+        };
+        let group = Arc::clone(&self.shared.group);
+        Allocator::in_group(name.to_owned(), Arc::clone(self.driver()), config, group)
+    }
+
     /// Returns how the memory can be shared: as configured, or as far as the device can. No driver
     /// call.
     pub fn sharing(&self) -> Sharing {

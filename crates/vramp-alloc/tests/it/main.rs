@@ -22,6 +22,7 @@ mod hits;
 mod hosted;
 mod hostile;
 mod limits;
+mod plain_pools;
 mod quarantine;
 mod random_graphs;
 mod random_sharing;
