@@ -2408,6 +2408,26 @@ vramp_status_t vramp_torch_segment_malloc(int device,
                                           void **address);
 
 /*
+ * Allocates a segment for PyTorch's own allocator that is a plain allocation of the driver, or a part of one,
+ * so that cudaIpcGetMemHandle takes its address. The caller's thread is in relaxed capture mode if a stream
+ * captures. A line on stderr says so once. A thread in a region gets the region's memory.
+ *
+ * What the caller promises:
+ * `address` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_plain_malloc(int device,
+                                        uint64_t size,
+                                        void **address);
+
+/*
+ * Returns the option `ipc`: 0 for `off`, 1 for `legacy`, 2 for `auto`.
+ *
+ * What the caller promises:
+ * `mode` is null or valid for writing.
+ */
+vramp_status_t vramp_torch_ipc(int *mode);
+
+/*
  * Allocates a segment of one handle for PyTorch's own allocator: it never moves, and libraries can register and
  * export it.
  *

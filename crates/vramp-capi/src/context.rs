@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use vramp_alloc::error::HostShortage;
@@ -45,6 +45,8 @@ pub(crate) struct Context {
     pub tiers: TiersSlot,
     /// `None` for a pool that serves no regions.
     regions: Option<Arc<RegionTable>>,
+    /// The pool of plain allocations, once there is one.
+    plain: OnceLock<Allocator>,
     blocks: Addresses,
     pub captures: Captures,
     pub shares: Shares,
@@ -145,6 +147,7 @@ impl Context {
             allocator: Arc::new(allocator),
             tiers: TiersSlot::default(),
             regions: Some(Arc::default()),
+            plain: OnceLock::new(),
             blocks: Addresses::new(),
             captures: Captures::default(),
             shares: Shares::default(),
@@ -166,6 +169,7 @@ impl Context {
             allocator: Arc::new(self.allocator.comm_pool(name)?),
             tiers: TiersSlot::default(),
             regions: None,
+            plain: OnceLock::new(),
             blocks: Addresses::new(),
             captures: Captures::default(),
             shares: Shares::default(),
@@ -710,9 +714,7 @@ impl Context {
     /// memory of the host.
     pub fn trim(&self, to: u64) -> Result<()> {
         self.allocator.trim(Bytes::new(to))?;
-        for region in self.all_regions() {
-            region.allocator().trim(Bytes::ZERO)?;
-        }
+        self.other_pools().try_for_each(|pool| pool.trim(Bytes::ZERO))?;
         if let Some(regions) = self.regions_if_any() {
             regions.reclaim();
         }
@@ -759,7 +761,27 @@ impl Context {
         Ok(self.allocator.set_memory_fraction(fraction)?)
     }
 
-    // --- regions ---
+    // --- other pools ---
+
+    /// Returns the pool of plain allocations. The first call creates it.
+    pub fn plain_pool(&self) -> Result<&Allocator> {
+        if let Some(plain) = self.plain.get() {
+            return Ok(plain);
+        }
+        let made = self.allocator.plain_pool("plain")?;
+        // Where another thread was first, this one goes.
+        if self.plain.set(made).is_ok()
+            && let Some(plain) = self.plain.get()
+        {
+            self.record_pool(plain);
+        }
+        Ok(self.plain.get().expect("it was set"))
+    }
+
+    /// Returns the pool of plain allocations, if there is one.
+    pub fn plain_pool_if_any(&self) -> Option<&Allocator> {
+        self.plain.get()
+    }
 
     /// Returns the table of regions.
     pub fn region_table(&self) -> Result<&Arc<RegionTable>> {
@@ -779,20 +801,20 @@ impl Context {
         self.number.filter(|_| self.stays_open)
     }
 
-    /// Returns the counts of the allocator and its regions. The peaks are sums of their peaks, so they
+    /// Returns the counts of the allocator and its other pools. The peaks are sums of their peaks, so they
     /// may be above the peak of the sum.
     pub fn total_stats(&self) -> Result<vramp_alloc::stats::Stats> {
         let mut total = self.allocator.stats()?;
-        for region in self.all_regions() {
-            total = sum(total, region.allocator().stats()?);
+        for pool in self.other_pools() {
+            total = sum(total, pool.stats()?);
         }
         Ok(total)
     }
 
-    /// Calls `call` for the allocator, and then for the pool of each region.
+    /// Calls `call` for the allocator, and then for its other pools.
     pub fn in_all_pools(&self, mut call: impl FnMut(&Allocator)) {
         call(&self.allocator);
-        self.all_regions().iter().for_each(|region| call(region.allocator()));
+        self.other_pools().for_each(|pool| call(&pool));
     }
 
     /// Sets all peaks to the current values, those of regions as well. O(threads) for each of them.
@@ -800,12 +822,12 @@ impl Context {
         self.in_all_pools(Allocator::reset_peak_stats);
     }
 
-    /// Returns the memory of the allocator and its regions; that of regions that sleep is not reserved. The
+    /// Returns the memory of the allocator and its other pools; that of regions that sleep is not reserved. The
     /// peak is the sum of their peaks.
     pub fn reserved_memory(&self) -> Result<ReservedMemory> {
         let mut total = self.allocator.reserved_memory()?;
-        for region in self.all_regions() {
-            total = sum_of_memory(total, region.allocator().reserved_memory()?);
+        for pool in self.other_pools() {
+            total = sum_of_memory(total, pool.reserved_memory()?);
         }
         Ok(total)
     }
@@ -825,15 +847,15 @@ impl Context {
             *recording = Some(self.allocator.record_history(size, None));
         }
         drop(recording);
-        self.all_regions().iter().for_each(|region| self.record_region(region));
+        self.other_pools().for_each(|pool| self.record_pool(&pool));
         Ok(())
     }
 
-    /// Records the events of a region too, if a history is recorded.
-    pub fn record_region(&self, region: &Region) {
+    /// Records the events of another pool too, if a history is recorded.
+    pub fn record_pool(&self, pool: &Allocator) {
         let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(recording) = &*recording {
-            region.allocator().join_history(recording);
+            pool.join_history(recording);
         }
     }
 
@@ -854,8 +876,8 @@ impl Context {
             let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
             self.allocator.snapshot(recording.as_ref())
         };
-        for region in self.all_regions() {
-            region.allocator().add_to_snapshot(&mut trace);
+        for pool in self.other_pools() {
+            pool.add_to_snapshot(&mut trace);
         }
         if let Some(number) = self.number {
             trace.move_to_device(number);
@@ -918,8 +940,8 @@ impl Context {
             tiers.manager().audit()?;
             tiers.spaces().audit()?;
         }
-        for region in self.all_regions() {
-            region.allocator().audit()?;
+        for pool in self.other_pools() {
+            pool.audit()?;
         }
         Ok(self.allocator.audit()?)
     }

@@ -12,8 +12,8 @@ impl Context {
     /// are allocated.
     pub fn memory_stats(&self) -> Result<MemoryStats> {
         let mut all = self.allocator().memory_stats()?;
-        for region in self.all_regions() {
-            add(&mut all, &region.allocator().memory_stats()?);
+        for pool in self.other_pools() {
+            add(&mut all, &pool.memory_stats()?);
         }
         Ok(all)
     }

@@ -438,7 +438,7 @@ impl Context {
         table.regions = Some(regions);
         table.by_pool.insert(number, Arc::clone(&region));
         drop((table, host));
-        self.record_region(&region);
+        self.record_pool(region.allocator());
         Ok(region)
     }
 
@@ -496,7 +496,14 @@ impl Context {
         table.by_pool.values().cloned().collect()
     }
 
-    /// Returns the pool with a number: this one, or that of a region. This one if there is none.
+    /// Returns the pools beside this one: those of the regions, and that of plain allocations.
+    pub fn other_pools(&self) -> impl Iterator<Item = Owner<'_>> {
+        let plain = self.plain_pool_if_any().map(Owner::Own);
+        plain.into_iter().chain(self.all_regions().into_iter().map(Owner::Region))
+    }
+
+    /// Returns the pool with a number: this one, that of plain allocations, or that of a region. This one if
+    /// there is none.
     #[inline]
     pub fn owner(&self, pool_number: u64) -> Owner<'_> {
         if pool_number == self.allocator().number() {
@@ -507,6 +514,10 @@ impl Context {
 
     #[cold]
     fn region_owner(&self, pool_number: u64) -> Owner<'_> {
+        if let Some(plain) = self.plain_pool_if_any().filter(|plain| plain.number() == pool_number)
+        {
+            return Owner::Own(plain);
+        }
         let found = self.region_table_if_any().and_then(|table| {
             let table = table.table.read().unwrap_or_else(PoisonError::into_inner);
             table.by_pool.get(&pool_number).cloned()

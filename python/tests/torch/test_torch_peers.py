@@ -283,6 +283,42 @@ sys.modules["torch.distributed"] = group
     assert run(text + PINS) == ["True 0", "False 0"]
 
 
+IPC = """
+def handle_of(tensor):
+    start = next(s["address"] for s in torch.cuda.memory_snapshot() if s["address"] <= tensor.data_ptr() < s["address"] + s["total_size"])
+    return runtime.cudaIpcGetMemHandle((ctypes.c_char * 64)(), ctypes.c_void_p(start))
+
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    inside = torch.empty(20 << 20, dtype=torch.uint8, device="cuda")
+    inside.fill_(1)
+print(handle_of(inside), torch.cuda.memory_reserved() >> 20)
+graph.replay()
+torch.cuda.synchronize()
+print(int(inside[-1]))
+del inside
+graph.reset()
+del graph
+gc.collect()
+torch.cuda.empty_cache()
+print(torch.cuda.memory_reserved())
+"""
+
+
+@pytest.mark.skipif(not VRAMP, reason="it is about vramp's option")
+def test_memory_of_graphs_has_an_ipc_handle_where_it_was_asked_for_and_in_a_group_of_several():
+    group = """
+import sys, types
+group = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 2)
+sys.modules["torch.distributed"] = group
+"""
+    assert run(IPC, VRAMP_CONF="ipc=legacy") == ["0 20", "1", "0"]
+    assert run(group + IPC) == ["0 20", "1", "0"]
+    # cudaErrorInvalidValue, as on a card.
+    assert run(IPC) == ["1 20", "1", "0"], "one process alone"
+    assert run(group + IPC, VRAMP_CONF="ipc=off") == ["1 20", "1", "0"]
+
+
 @pytest.mark.skipif(not VRAMP, reason="it is vramp's function")
 def test_a_comm_pool_has_one_handle_for_each_segment_and_never_moves_it():
     text = """

@@ -11,10 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vramp_alloc::sharing::{Export, ExportError};
 use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, DeviceAddr, StreamId};
 
+use super::settings::Ipc;
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t::{self, *};
 use crate::context::Context;
 use crate::pointers;
+use crate::print::write_line;
 use crate::regions::{Owner, not_allocated};
 use crate::status::{Failure, Result, check_fork, status_of};
 
@@ -29,6 +31,8 @@ struct SegmentTable {
     live: BTreeMap<u64, Segment>,
     /// The pool of segments of one handle each, for memory that is registered.
     comm: Option<Arc<Allocator>>,
+    /// True once a line said that segments are plain allocations.
+    said_plain: bool,
 }
 
 #[derive(Debug)]
@@ -40,7 +44,12 @@ struct Segment {
 
 impl Segments {
     pub(super) const fn new() -> Segments {
-        Segments(Mutex::new(SegmentTable { stream: None, live: BTreeMap::new(), comm: None }))
+        Segments(Mutex::new(SegmentTable {
+            stream: None,
+            live: BTreeMap::new(),
+            comm: None,
+            said_plain: false,
+        }))
     }
 
     /// Returns the number of segments.
@@ -160,6 +169,38 @@ impl Torch {
         }
     }
 
+    /// Allocates a segment that is a plain allocation of the driver, or a part of one. A thread in a region
+    /// gets the region's memory, which can sleep.
+    pub(super) fn plain_malloc(&self, device: c_int, size: u64) -> Result<DeviceAddr> {
+        let context = self.context(device)?;
+        if context.region_of_thread()?.is_some() {
+            return self.segment_malloc(device, size);
+        }
+        let segments = self.segments(device);
+        let stream = segments.stream(|| context.create_stream())?;
+        let plain = context.plain_pool()?;
+        // Before the trim the card may have no more memory, where the limit allows more.
+        let placed = plain.malloc(Bytes::new(size), stream).or_else(|error| {
+            if !matches!(error, AllocError::OutOfMemory(_)) {
+                return Err(Failure::from(error));
+            }
+            context.trim(0)?;
+            Ok(plain.malloc(Bytes::new(size), stream)?)
+        });
+        let block = placed?;
+        let addr = block.addr();
+        let mut table = segments.lock();
+        table.live.insert(addr.number(), Segment { block, is_comm: false });
+        if !std::mem::replace(&mut table.said_plain, true) {
+            drop(table);
+            write_line(&format!(
+                "vramp: memory of graphs and memory pools on device {device} comes from cudaMalloc, so that \
+                 cudaIpcGetMemHandle takes it (VRAMP_CONF=ipc): it is not moved and stays on the card in a sleep"
+            ));
+        }
+        Ok(addr)
+    }
+
     /// Allocates a segment of one handle, whose memory is fresh or unused.
     pub(super) fn comm_malloc(&self, device: c_int, size: u64) -> Result<DeviceAddr> {
         let context = self.context(device)?;
@@ -197,9 +238,13 @@ impl Torch {
                     allocator.record_use(&segment, user)?;
                 }
             }
+            let is_plain = context
+                .plain_pool_if_any()
+                .is_some_and(|plain| plain.number() == allocator.number());
             allocator.free(segment, stream)?;
-            if is_comm {
-                // A segment of another size could not use it.
+            // A segment of another size could not use it. A plain allocation is freed where the device was
+            // waited for: the driver waits too, which a capture forbids.
+            if is_comm || (is_plain && !may_be_in_use) {
                 allocator.trim(Bytes::ZERO)?;
             }
             return Ok(size);
@@ -230,6 +275,43 @@ pub unsafe extern "C" fn vramp_torch_segment_malloc(
         let placed = TORCH.segment_malloc(device, size)?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(address, placed.number() as *mut c_void, "address") }
+    })
+}
+
+/// Allocates a segment for PyTorch's own allocator that is a plain allocation of the driver, or a part of one,
+/// so that cudaIpcGetMemHandle takes its address. The caller's thread is in relaxed capture mode if a stream
+/// captures. A line on stderr says so once. A thread in a region gets the region's memory.
+///
+/// # Safety
+/// `address` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_torch_plain_malloc(
+    device: c_int,
+    size: u64,
+    address: *mut *mut c_void,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(address, "address")?;
+        let placed = TORCH.plain_malloc(device, size)?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(address, placed.number() as *mut c_void, "address") }
+    })
+}
+
+/// Returns the option `ipc`: 0 for `off`, 1 for `legacy`, 2 for `auto`.
+///
+/// # Safety
+/// `mode` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_torch_ipc(mode: *mut c_int) -> vramp_status_t {
+    status_of(|| {
+        let chosen = match TORCH.read_settings()?.ipc {
+            Ipc::Off => 0,
+            Ipc::Legacy => 1,
+            Ipc::Auto => 2,
+        };
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(mode, chosen, "mode") }
     })
 }
 

@@ -5,6 +5,7 @@
 //!   devices are the cards of one machine. The option
 //!   `device` of `VRAMP_CONF` takes precedence.
 //! - The option `graph_pins` of `VRAMP_CONF`: `auto` (the default), `on` or `off`.
+//! - The option `ipc` of `VRAMP_CONF`: `auto` (the default), `legacy` or `off`.
 //!
 //! With a preset of another project that project's own variables count too (`environment.rs`).
 
@@ -22,6 +23,35 @@ pub(crate) struct Settings {
     device: String,
     pub options: Options,
     pub graph_pins: GraphPins,
+    pub ipc: Ipc,
+}
+
+/// When graphs and memory pools get plain allocations, whose addresses `cudaIpcGetMemHandle` takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Ipc {
+    /// Where the process takes part in a `torch.distributed` group of several.
+    #[default]
+    Auto,
+    /// Always.
+    Legacy,
+    /// Never.
+    Off,
+}
+
+impl Ipc {
+    fn parse(value: Option<&str>) -> Result<Ipc> {
+        match value {
+            None | Some("auto") => Ok(Ipc::Auto),
+            Some("legacy") => Ok(Ipc::Legacy),
+            Some("off") => Ok(Ipc::Off),
+            Some(other) => {
+                let text = format!(
+                    "VRAMP_CONF is invalid: ipc={other} is invalid: use auto, legacy or off"
+                );
+                Err(Failure::new(VRAMP_ERROR_OPTION, text))
+            }
+        }
+    }
 }
 
 /// When a capture pins the memory that is live at its begin.
@@ -85,6 +115,8 @@ impl Settings {
         }
         let (pins, others) = take(&others, "graph_pins").map_err(invalid)?;
         let graph_pins = GraphPins::parse(pins)?;
+        let (ipc, others) = take(&others, "ipc").map_err(invalid)?;
+        let ipc = Ipc::parse(ipc)?;
         let options = Options::parse(&others).map_err(invalid)?;
         // Smaller than a page of any device, so a unit is probably missing.
         if options.config(Bytes::tib(1), None).limit.is_some_and(|limit| limit < Bytes::mib(2)) {
@@ -92,7 +124,7 @@ impl Settings {
                         as 80GiB";
             return Err(Failure::new(VRAMP_ERROR_OPTION, text));
         }
-        Ok(Settings { device, options, graph_pins })
+        Ok(Settings { device, options, graph_pins, ipc })
     }
 
     /// Returns true if the environment names a device.
@@ -149,6 +181,15 @@ mod tests {
         );
         assert!(message("", "limit=80").contains("write a unit"));
         assert!(message("", "graph_pins=yes").ends_with("use auto, on or off"));
+        assert!(message("", "ipc=yes").ends_with("use auto, legacy or off"));
+    }
+
+    #[test]
+    fn graphs_have_plain_memory_as_chosen() {
+        let of = |conf| Settings::of("sim", conf).unwrap().ipc;
+        assert_eq!(of("limit=1GiB,graph_pins=on"), Ipc::Auto);
+        assert_eq!(of("ipc=legacy,limit=1GiB"), Ipc::Legacy);
+        assert_eq!(of("graph_pins=on,ipc = off"), Ipc::Off);
     }
 
     #[test]

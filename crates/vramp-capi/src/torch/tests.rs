@@ -1,5 +1,6 @@
 //! Tests of PyTorch's calls on the simulator.
 
+mod plain;
 mod regions;
 
 use std::ptr::null_mut;

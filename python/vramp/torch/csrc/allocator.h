@@ -212,6 +212,7 @@ class Allocator : public Forwarding {
 
   void beginAllocateToPool(DeviceIndex device, PoolId pool,
                            std::function<bool(cudaStream_t)> filter) override {
+    note_plain_segments(shared_.devices.checked(device));
     pools_.begin(shared_.devices.checked(device), pool, std::move(filter), pins_for_graphs());
   }
 
@@ -428,6 +429,21 @@ class Allocator : public Forwarding {
     }
     constexpr int kAuto = 2;
     return mode == kAuto ? is_distributed != nullptr && is_distributed() != 0 : mode != 0;
+  }
+
+  // Libraries pass addresses of graphs to cudaIpcGetMemHandle, which refuses mapped memory: vLLM's and SGLang's
+  // all-reduce do. From the first pool that is opened where that may happen, segments are plain. Runs Python.
+  void note_plain_segments(Device& device) const {
+    if (device.has_plain_segments.load(std::memory_order_relaxed)) {
+      return;
+    }
+    int mode = 0;
+    if (shared_.vramp.ipc(&mode) != VRAMP_OK) {
+      shared_.fail("cannot read VRAMP_CONF");
+    }
+    constexpr int kAuto = 2;
+    bool is_plain = mode == kAuto ? is_distributed != nullptr && is_distributed() != 0 : mode != 0;
+    device.has_plain_segments.store(is_plain, std::memory_order_relaxed);
   }
 
   // False if every request goes to the device, as PYTORCH_NO_CUDA_MEMORY_CACHING asks.

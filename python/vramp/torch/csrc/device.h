@@ -72,6 +72,8 @@ struct Device {
   std::atomic<bool> native_waits{false};
   // Number of requests since it was last made to look at them.
   std::atomic<uint32_t> requests_since{0};
+  // True once the segments of graphs and memory pools are plain allocations.
+  std::atomic<bool> has_plain_segments{false};
   // True once PyTorch's allocator has served anything on this device.
   std::atomic<bool> has_pools{false};
   // Memory of vramp when a request last looked at it, once tensors were sent to other processes.

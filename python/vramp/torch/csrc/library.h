@@ -25,6 +25,8 @@ struct Library {
   decltype(&::vramp_torch_block_record) block_record;
   decltype(&::vramp_torch_segment_malloc) segment_malloc;
   decltype(&::vramp_torch_comm_malloc) comm_malloc;
+  decltype(&::vramp_torch_plain_malloc) plain_malloc;
+  decltype(&::vramp_torch_ipc) ipc;
   decltype(&::vramp_torch_segment_free) segment_free;
   decltype(&::vramp_torch_segment_device) segment_device;
   decltype(&::vramp_torch_segment_awake) segment_awake;
@@ -62,6 +64,8 @@ struct Library {
     find(handle, "vramp_torch_block_record", block_record);
     find(handle, "vramp_torch_segment_malloc", segment_malloc);
     find(handle, "vramp_torch_comm_malloc", comm_malloc);
+    find(handle, "vramp_torch_plain_malloc", plain_malloc);
+    find(handle, "vramp_torch_ipc", ipc);
     find(handle, "vramp_torch_segment_free", segment_free);
     find(handle, "vramp_torch_segment_device", segment_device);
     find(handle, "vramp_torch_segment_awake", segment_awake);

@@ -59,8 +59,7 @@ class SegmentSource : public Forwarding {
     }
     Device& device = shared_.devices.at(current_device());
     void* address = nullptr;
-    auto malloc = is_comm_ ? shared_.vramp.comm_malloc : shared_.vramp.segment_malloc;
-    vramp_status_t status = malloc(device.index, size, &address);
+    vramp_status_t status = allocate(device, size, &address);
     if (status != VRAMP_OK) {
       segment_failure = shared_.vramp.last_error();
       region_sleeps = status == VRAMP_ERROR_REGION;
@@ -94,6 +93,18 @@ class SegmentSource : public Forwarding {
   }
 
  private:
+  vramp_status_t allocate(Device& device, size_t size, void** address) {
+    if (is_comm_) {
+      return shared_.vramp.comm_malloc(device.index, size, address);
+    }
+    if (!device.has_plain_segments.load(std::memory_order_relaxed)) {
+      return shared_.vramp.segment_malloc(device.index, size, address);
+    }
+    // A capture refuses cudaMalloc to other threads, as PyTorch's own allocator knows.
+    c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
+    return shared_.vramp.plain_malloc(device.index, size, address);
+  }
+
   Shared& shared_;
   const bool is_comm_;
 };
