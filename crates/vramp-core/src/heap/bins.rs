@@ -1,17 +1,21 @@
-//! Free pieces by size: eighths of a power of two, found with two bit scans.
+//! Free pieces by size: 32nds of a power of two, found with two bit scans. What is left of a piece that
+//! is hardly longer than a request serves nothing for long, so the classes are narrow.
 
 use crate::heap::pieces::{NONE, Piece, Pieces};
 
-const SUB_BITS: u32 = 3;
+const SUB_BITS: u32 = 5;
 const SUBS: usize = 1 << SUB_BITS;
 const LEVELS: usize = 32;
+
+/// Pieces of a request's own class that are looked at.
+const SCANNED_MAX: usize = 4;
 
 /// Free pieces by size.
 #[derive(Clone, Debug)]
 pub(super) struct Bins {
     heads: [[u32; SUBS]; LEVELS],
     levels: u32,
-    subs: [u8; LEVELS],
+    subs: [u32; LEVELS],
 }
 
 impl Bins {
@@ -25,15 +29,15 @@ impl Bins {
         (level as usize, sub)
     }
 
-    /// A piece of at least `units`: the first of their own bin, if it is long enough, or else of the
-    /// lowest occupied bin above.
+    /// A piece of at least `units`: the first that is long enough of four in their own bin, or else the
+    /// first of the lowest occupied bin above.
     pub(super) fn find(&self, units: u32, pieces: &Pieces) -> Option<u32> {
         let (level, sub) = Bins::bin_of(units);
-        let own = self.heads[level][sub];
-        if own != NONE && pieces[own].units >= units {
-            return Some(own);
+        let mut own = listed(self.heads[level][sub], pieces).take(SCANNED_MAX);
+        if let Some(piece) = own.find(|&piece| pieces[piece].units >= units) {
+            return Some(piece);
         }
-        let above = (u32::from(self.subs[level]) >> sub >> 1) as u8;
+        let above = self.subs[level] >> sub >> 1;
         if above != 0 {
             return Some(self.heads[level][sub + 1 + above.trailing_zeros() as usize]);
         }
@@ -86,16 +90,19 @@ impl Bins {
 
     /// Every piece of at least `2^level` units. O(those).
     pub(super) fn from(&self, level: u32, pieces: &Pieces) -> impl Iterator<Item = u32> {
-        let listed = |piece: u32| Some(piece).filter(|&piece| piece != NONE);
         let occupied = |level: &usize| self.levels >> level & 1 != 0;
         let levels = (level as usize..LEVELS).filter(occupied);
-        levels.flat_map(|level| self.heads[level]).flat_map(move |head| {
-            std::iter::successors(listed(head), move |&piece| listed(pieces[piece].bin_next))
-        })
+        levels.flat_map(|level| self.heads[level]).flat_map(move |head| listed(head, pieces))
     }
 
     /// Number of pieces in all bins. O(n).
     pub(super) fn count(&self, pieces: &Pieces) -> usize {
         self.from(0, pieces).count()
     }
+}
+
+/// The pieces of a bin from `head` on.
+fn listed(head: u32, pieces: &Pieces) -> impl Iterator<Item = u32> {
+    let present = |piece: u32| Some(piece).filter(|&piece| piece != NONE);
+    std::iter::successors(present(head), move |&piece| present(pieces[piece].bin_next))
 }

@@ -1,7 +1,7 @@
 //! Small and medium blocks: every stream has a heap of slabs, cut at 512 bytes.
 //!
 //! A slab is a used region of the pool, so all sizes draw on the same chunks. Within a slab free
-//! pieces coalesce; the heap's free pieces of all slabs are binned by size in eighths of a power of
+//! pieces coalesce; the heap's free pieces of all slabs are binned by size in 32nds of a power of
 //! two, so finding one takes two bit scans. A heap is a value of its own, so that the shell can lock
 //! each one apart from the pool: a hit touches nothing that streams share.
 //!

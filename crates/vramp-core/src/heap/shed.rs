@@ -18,14 +18,11 @@ use crate::pool::{Pool, Slab};
 /// chunk, and large blocks that are placed there keep the heap's slab in pieces.
 const SHED_LEVEL: u32 = 12;
 
-/// The same where several streams share the pool, whose requests may fit a shorter piece: 512 KiB.
-const SHED_LEVEL_SHARED: u32 = 10;
-
 impl StreamHeap {
-    /// True if the heap may have something to give back: it has to a pool that streams share. O(1).
+    /// True if the heap has something to give back. O(1).
     #[inline]
     pub fn may_shed(&self) -> bool {
-        self.bins.has_from(SHED_LEVEL_SHARED) || !self.slabs.none_empty()
+        self.bins.has_from(SHED_LEVEL) || !self.slabs.none_empty()
     }
 
     /// Gives the pool what the heap does not need: empty slabs, and large free pieces.
@@ -35,8 +32,7 @@ impl StreamHeap {
             return;
         }
         let empty = self.slabs.empty().map(|number| self.slabs[number].first);
-        let level = if pool.shares_idle() { SHED_LEVEL_SHARED } else { SHED_LEVEL };
-        let large = self.bins.from(level, &self.pieces);
+        let large = self.bins.from(SHED_LEVEL, &self.pieces);
         let at =
             |piece: u32| self.slabs[self.pieces[piece].slab].origin + self.pieces[piece].offset();
         let mut found: Vec<_> = empty.chain(large).map(|piece| (at(piece), piece)).collect();
@@ -155,8 +151,6 @@ mod tests {
             let config = PoolConfig { page, span, first_span: span, limit: None, policy };
             let mut pool = Pool::new(config).expect("the configuration is possible");
             let stream = pool.add_stream();
-            // Two streams share the pool, so pieces of 512 KiB leave.
-            pool.add_stream();
             Rig { pool, heap: StreamHeap::new(stream) }
         }
 
@@ -202,11 +196,8 @@ mod tests {
     }
 
     #[test]
-    fn where_one_stream_has_the_pool_pieces_shorter_than_a_page_stay() {
+    fn pieces_shorter_than_a_page_stay() {
         let mut rig = Rig::new();
-        let config = *rig.pool.config();
-        rig.pool = Pool::new(config).expect("the configuration is possible");
-        rig.heap = StreamHeap::new(rig.pool.add_stream());
         rig.add_slab(Bytes::mib(32));
         let blocks: Vec<Block> = (0..32).map(|_| rig.take(Bytes::mib(1))).collect();
         rig.free(&blocks[3]);
@@ -225,8 +216,8 @@ mod tests {
             let blocks: Vec<Block> = (0..blocks).map(|_| rig.take(Bytes::new(512))).collect();
             rig.shed();
             assert_eq!(rig.shed(), 0, "{} blocks", blocks.len());
-            // Holes of 256 KiB stay.
-            for hole in blocks.chunks(512).step_by(2).filter(|hole| hole.len() == 512) {
+            // Holes of 1 MiB stay.
+            for hole in blocks.chunks(2048).step_by(2).filter(|hole| hole.len() == 2048) {
                 hole.iter().for_each(|block| rig.free(block));
             }
             assert_eq!(rig.shed(), 0, "{} blocks", blocks.len());
@@ -235,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_large_piece_leaves_and_the_blocks_on_both_sides_stay() {
-        for hole in [0..1024, 1024..2048, 40_000..41_100, 63_000..65_536] {
+        for hole in [0..4096, 4096..8192, 40_000..44_100, 61_000..65_536] {
             let mut rig = Rig::new();
             rig.add_slab(Bytes::mib(32));
             let blocks: Vec<Block> = (0..65_536).map(|_| rig.take(Bytes::new(512))).collect();
@@ -266,16 +257,16 @@ mod tests {
         rig.add_slab(Bytes::mib(32));
         let blocks: Vec<Block> = (0..65_536).map(|_| rig.take(Bytes::new(512))).collect();
         // Each splits what is left in the middle.
-        let (mut looked, mut parts) = (0, VecDeque::from([(0, 64)]));
+        let (mut looked, mut parts) = (0, VecDeque::from([(0, 16)]));
         while let Some((start, end)) = parts.pop_front() {
             if end - start > 2 {
                 let middle = usize::midpoint(start, end);
-                let hole = &blocks[middle * 1024..(middle + 1) * 1024];
+                let hole = &blocks[middle * 4096..(middle + 1) * 4096];
                 hole.iter().for_each(|block| rig.free(block));
                 looked += rig.shed();
                 parts.extend([(start, middle), (middle + 1, end)]);
             }
         }
-        assert!(looked <= 65_536 * 6 / 2, "{looked}");
+        assert!(looked <= 65_536 * 4 / 2, "{looked}");
     }
 }
