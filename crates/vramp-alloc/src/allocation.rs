@@ -98,7 +98,7 @@ impl Allocation {
         }
     }
 
-    /// Returns true if it lies in a slab of the heap of its stream. Blocks up to 1 MiB do, and under
+    /// Returns true if it lies in a slab of the heap of its stream. Blocks up to 256 KiB do, and under
     /// contention larger ones.
     pub fn is_in_slab(&self) -> bool {
         matches!(self.owner, Owner::Heap { .. })

@@ -49,6 +49,8 @@ impl Completions for TorchPool {
 pub(crate) struct Events {
     /// Of streams that have some.
     open: BTreeMap<StreamId, VecDeque<(Mark, Recorded)>>,
+    /// Of these, how many events the next query of [`Events::poll_some`] is about, if that is not one.
+    strides: BTreeMap<StreamId, usize>,
     stock: Vec<Event>,
     ends: StreamEnds,
     /// The stream that [`Events::poll_some`] asked last.
@@ -235,26 +237,43 @@ impl Events {
         Ok(())
     }
 
-    /// Queries as [`Events::poll`] does, but ends after `most` streams that reached none of their open
-    /// events. The next call goes on with the streams behind them, so all are asked in turn.
+    /// Queries one event of each stream, in turn, until `in_vain` of them were not reached, and counts that
+    /// down. The next call goes on with the streams behind them.
+    ///
+    /// A query is about the oldest event of a stream; after each that was reached about twice as many
+    /// events, of which it queries the last, and after each that was not about half as many. So a stream
+    /// that records events as often as it is queried has few open ones, and each query that is not in vain
+    /// ends an event at least.
     pub(crate) fn poll_some(
         &mut self,
         driver: &dyn Driver,
         pool: &mut impl Completions,
         progress: &Progress,
-        most: usize,
+        in_vain: &mut usize,
     ) -> DriverResult<()> {
-        let (mut lagging, mut left) = (0, self.open.len());
-        while lagging < most && left > 0 {
-            left -= 1;
+        let Progress::Events = progress else { return self.poll(driver, pool, progress) };
+        for _ in 0..self.open.len() {
             let after = self.asked_last.map_or(Bound::Unbounded, Bound::Excluded);
             let next = self.open.range((after, Bound::Unbounded)).next();
-            let Some((&stream, open)) = next.or_else(|| self.open.first_key_value()) else { break };
-            let last = open.back().expect("a stream with no open event is not listed").0;
+            let next = next.or_else(|| self.open.first_key_value());
+            let Some((&stream, open)) = next.filter(|_| *in_vain > 0) else { break };
             self.asked_last = Some(stream);
-            let before = self.completed;
-            self.poll_stream(driver, pool, progress, last)?;
-            lagging += usize::from(self.completed == before);
+            let stride = self.strides.remove(&stream).unwrap_or(1).min(open.len());
+            let (mark, event) = &open[stride - 1];
+            let mark = *mark;
+            let next = match event.is_reached(driver)? {
+                true => {
+                    self.complete(pool, mark);
+                    stride * 2
+                }
+                false => {
+                    *in_vain -= 1;
+                    stride / 2
+                }
+            };
+            if next > 1 && self.open.contains_key(&stream) {
+                self.strides.insert(stream, next);
+            }
         }
         Ok(())
     }
@@ -370,7 +389,7 @@ impl Events {
 
     fn complete(&mut self, pool: &mut impl Completions, mark: Mark) {
         pool.reached(mark);
-        let Events { open, stock, completed, awaited, .. } = self;
+        let Events { open, strides, stock, completed, awaited, .. } = self;
         let Entry::Occupied(mut of_stream) = open.entry(mark.stream) else { return };
         let open = of_stream.get_mut();
         let reached = open.partition_point(|(known, _)| known.epoch <= mark.epoch);
@@ -384,6 +403,7 @@ impl Events {
         }
         if open.is_empty() {
             of_stream.remove();
+            strides.remove(&mark.stream);
         }
     }
 
@@ -447,19 +467,45 @@ mod tests {
             }
             assert!(events.record(&*sim, mark(number, 1), stream).expect("it captures nothing"));
         }
-        for _ in 0..3 {
-            let before = sim.calls_of(vramp_driver::Call::Query);
-            let polled = events.poll_some(&*sim, &mut reached, &Progress::Events, 8);
+        let mut poll = |reached: &mut Reached| {
+            let (before, over) = (sim.calls_of(vramp_driver::Call::Query), reached.0.len());
+            let mut in_vain = 1;
+            let polled = events.poll_some(&*sim, reached, &Progress::Events, &mut in_vain);
             polled.expect("no call fails");
-            assert!(sim.calls_of(vramp_driver::Call::Query) - before <= 9);
-        }
+            let queries = sim.calls_of(vramp_driver::Call::Query) - before;
+            assert_eq!(queries as usize, reached.0.len() - over + 1 - in_vain);
+        };
+        (0..21).for_each(|_| poll(&mut reached));
         assert_eq!(reached.0, [mark(20, 1)]);
         sim.open(gate);
         sim.advance(1);
-        let polled = events.poll_some(&*sim, &mut reached, &Progress::Events, 8);
-        polled.expect("no call fails");
+        poll(&mut reached);
         assert_eq!((reached.0.len(), events.open.len()), (21, 0));
         events.close(&*sim).expect("no call fails");
+    }
+
+    #[test]
+    fn polls_of_one_query_each_keep_up_with_a_stream_that_records_at_each() {
+        // How many of its youngest events the stream has not reached.
+        for lag in [0, 1, 10, 100] {
+            let sim: Arc<Simulator> = Arc::new(Simulator::builder().build());
+            let (mut events, mut reached) = (Events::default(), Reached::default());
+            let stream = sim.create_stream().expect("a stream can be made");
+            for number in 1..=600 {
+                sim.launch(stream, Kernel::new("step").lasting(1000)).expect("it takes work");
+                events.record(&*sim, mark(0, number), stream).expect("it captures nothing");
+                if number > lag {
+                    sim.advance(1000);
+                }
+                let before = sim.calls_of(vramp_driver::Call::Query);
+                let polled = events.poll_some(&*sim, &mut reached, &Progress::Events, &mut 1);
+                polled.expect("no call fails");
+                assert_eq!(sim.calls_of(vramp_driver::Call::Query) - before, 1);
+            }
+            let open = events.open.get(&StreamId::new(0)).map_or(0, VecDeque::len);
+            assert!(open <= 2 * lag as usize + 4, "{open} are open, {lag} are not over");
+            events.close(&*sim).expect("no call fails");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use vramp_core::{Policy, StreamId};
 
 use crate::sharing::SharingConfig;
-pub use vramp_core::{Bytes, ConfigError, Epoch, Mark, Mixed, ParseBytesError, SharedFrom};
+pub use vramp_core::{Bytes, ConfigError, Epoch, Mark, Mixed, ParseBytesError};
 
 pub use vramp_model::{Divisions, TorchConfig, TorchConfigError};
 

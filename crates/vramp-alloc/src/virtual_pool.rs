@@ -160,8 +160,9 @@ pub(crate) struct VirtualPool {
 /// capturing afterwards.
 const RACES_MAX: u32 = 8;
 
-/// Streams that a request asks without success whether they reached an event.
-const LAGGING_MAX: usize = 8;
+/// Events that a request queries in vain at most. Each other query ends an event, which the free of a
+/// block made necessary: so requests make two queries on average at most, whatever number of events is open.
+const IN_VAIN_MAX: usize = 1;
 
 /// Events that a thread records on its default stream before it queries which were reached.
 const OWN_EVENTS_MAX: usize = 32;
@@ -346,6 +347,7 @@ impl VirtualPool {
     /// Goes on from the attempt's first step.
     fn serve_from(&mut self, attempt: &mut Attempt, first: Step) -> Result<Served, Refusal> {
         let (mut full, mut raced, mut asked, mut retried) = (None, 0, false, false);
+        let mut in_vain = IN_VAIN_MAX;
         let mut step = first;
         loop {
             match step {
@@ -356,14 +358,14 @@ impl VirtualPool {
                     self.lend_idle().map_err(Refusal::Driver)?;
                 }
                 Step::Poll => {
-                    self.poll_some().map_err(Refusal::Driver)?;
+                    self.poll_some(&mut in_vain).map_err(Refusal::Driver)?;
                     if asked {
                         self.shed_ready();
                     }
                 }
                 Step::Record(mut marks) => {
                     marks.retain(|mark| !self.is_of_other_thread(mark.stream));
-                    self.record_and_poll(&marks).map_err(Refusal::Driver)?;
+                    self.record_and_poll(&marks, &mut in_vain).map_err(Refusal::Driver)?;
                     // The heaps were gathered before.
                     if asked {
                         self.shed_ready();
@@ -668,12 +670,11 @@ impl VirtualPool {
         self.note_captures(self.pool.held_streams()).map(|_| ())
     }
 
-    /// Queries which work is over, but of few streams that lag behind: a request makes as many driver
-    /// calls with thousands of busy streams as with eight.
-    fn poll_some(&mut self) -> Result<(), DriverError> {
+    /// Queries which work is over, until `in_vain` queries found that it is not, and counts that down.
+    fn poll_some(&mut self, in_vain: &mut usize) -> Result<(), DriverError> {
         let driver = Arc::clone(&self.exec.driver);
         let Executor { events, .. } = &mut self.exec;
-        events.poll_some(&*driver, &mut self.pool, &self.progress, LAGGING_MAX)
+        events.poll_some(&*driver, &mut self.pool, &self.progress, in_vain)
     }
 
     /// Queries which work is over. It leaves captures as they are.
@@ -703,11 +704,11 @@ impl VirtualPool {
     }
 
     /// Records events for `marks`, except on streams that capture, then queries which work is over.
-    fn record_and_poll(&mut self, marks: &[Mark]) -> Result<(), DriverError> {
+    fn record_and_poll(&mut self, marks: &[Mark], in_vain: &mut usize) -> Result<(), DriverError> {
         for &mark in marks {
             self.record(mark)?;
         }
-        self.poll_some()
+        self.poll_some(in_vain)
     }
 
     /// Records an event for `mark`, after each `every` of them with a query which work of its stream is

@@ -60,7 +60,7 @@ pub use ids::{ArenaId, BlockId, ChunkId, Epoch, Mark, PoolAddr, SpanId, StreamId
 pub use pool::{
     AddedArena, ArenaMemory, Attempt, Block, Census, ChunkAt, ConfigError, Counters, FreeParts,
     Inconsistency, Leftovers, Mixed, NotPoolMemory, NotVacant, Op, PartCount, PartKind, Plan,
-    Policy, Pool, PoolConfig, Quarantined, Range, Request, Share, SharedFrom, Shortage, Slab, Step,
-    Stretch, StretchPart, UnknownBlock,
+    Policy, Pool, PoolConfig, Quarantined, Range, Request, Share, Shortage, Slab, Step, Stretch,
+    StretchPart, UnknownBlock,
 };
 pub use stream_table::StreamTable;

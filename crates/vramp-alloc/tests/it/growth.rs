@@ -3,7 +3,6 @@
 
 use crate::common::random::Random;
 use crate::common::{Rig, pages};
-use vramp_alloc::config::{Mixed, SharedFrom};
 use vramp_alloc::{Allocation, Bytes, Config, Preset, StreamId};
 use vramp_driver::sim::{Contents, Gate, Kernel, Simulator};
 use vramp_driver::{Call, Driver};
@@ -273,11 +272,9 @@ fn a_request_asks_few_of_thousands_of_busy_streams() {
 }
 
 #[test]
-fn streams_that_do_not_use_a_pool_change_no_decision_where_only_users_count() {
-    let decisions = |others: u64| {
+fn streams_that_do_not_use_a_pool_change_no_decision() {
+    let decisions = |others: u64, unit: Bytes, kept: u64| {
         let rig = rig();
-        let placement = |mixed: &mut Mixed| mixed.shared_from = SharedFrom::SecondUser;
-        let pool = rig.allocator.create_pool_with("part", placement).expect("it can be made");
         // As a process has them for copies, communication and captures.
         for number in 0..others {
             let other = rig.allocator.create_stream().expect("a stream can be made");
@@ -287,18 +284,22 @@ fn streams_that_do_not_use_a_pool_change_no_decision_where_only_users_count() {
         }
         let (mut random, mut live, mut addresses) = (Random(1), Vec::new(), Vec::new());
         for _ in 0..3_000 {
-            let size = Bytes::mib(1) * (1 + random.below(100));
-            let block = pool.malloc(size, rig.stream).expect("there is memory");
+            let size = unit * (1 + random.below(100));
+            let block = rig.allocator.malloc(size, rig.stream).expect("there is memory");
             addresses.push(block.addr());
             live.push(block);
-            if live.len() > 60 {
-                let block = live.swap_remove(random.below(60) as usize);
-                pool.free(block, rig.stream).expect("it is the pool's");
+            if live.len() as u64 > kept {
+                let block = live.swap_remove(random.below(kept) as usize);
+                rig.allocator.free(block, rig.stream).expect("it is the allocator's");
             }
         }
-        let moved = pool.stats().expect("no call fails").chunks_moved;
-        assert!(moved > 100, "the program is one that remaps: {moved}");
-        (addresses, moved)
+        let stats = rig.allocator.stats().expect("no call fails");
+        (addresses, stats.chunks_moved, stats.reserved_peak)
     };
-    assert_eq!(decisions(0), decisions(20));
+    // A program that remaps, and one of small blocks.
+    for (unit, kept, moves) in [(Bytes::mib(1), 60, true), (Bytes::kib(10), 300, false)] {
+        let alone = decisions(0, unit, kept);
+        assert!(alone.1 > 100 || !moves, "{} chunks moved", alone.1);
+        assert_eq!(alone, decisions(20, unit, kept));
+    }
 }

@@ -421,18 +421,19 @@ fn closing_without_waiting_for_the_streams_is_found() {
 
 // --- rule: small blocks keep the same rules inside their slab ---
 
-/// A slab's two halves; one is freed on another stream while that stream works on it.
+/// A slab's eighths; one is freed on another stream while that stream works on it.
 fn small_block_freed_on_another_stream(noted: bool, left_out: Option<Call>) -> HazardRig {
     let rig = HazardRig::limited(Preset::Vramp, 1);
-    let half = Bytes::mib(1);
-    let [first, _second] = [(); 2].map(|()| rig.allocator.malloc(half, rig.a).unwrap());
+    let part = Bytes::kib(256);
+    let [first, _others @ ..] = [(); 8].map(|()| rig.allocator.malloc(part, rig.a).unwrap());
+    assert!(first.is_in_slab());
     rig.order(rig.a, rig.b);
     rig.write("small reader", rig.b, &first, LONG_NS);
     if let Some(call) = left_out {
         rig.skipping.skip(call);
     }
     rig.free(first, if noted { rig.b } else { rig.a });
-    let again = rig.allocator.malloc(half, rig.a).unwrap();
+    let again = rig.allocator.malloc(part, rig.a).unwrap();
     rig.write("small overwriter", rig.a, &again, 1);
     rig
 }

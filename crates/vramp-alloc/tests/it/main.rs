@@ -32,6 +32,7 @@ mod rmm_peers;
 mod sharing;
 mod shortage;
 mod sleeping;
+mod slow_streams;
 mod stable;
 mod statistics;
 mod thread_ends;

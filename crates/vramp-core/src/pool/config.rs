@@ -18,7 +18,7 @@ pub enum Policy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mixed {
     /// Smallest new chunk, except one that serves its request exactly, and where much memory is
-    /// stranded. Half of it where several streams share the pool. Larger chunks cost fewer driver
+    /// stranded. Half of it where several streams use the pool. Larger chunks cost fewer driver
     /// calls and strand more memory when partly used.
     pub chunk_min: Bytes,
     /// Largest new chunk for requests that are not huge.
@@ -36,10 +36,6 @@ pub struct Mixed {
     /// Least growth at a time, as far as the slack allows it. With zero the pool grows by what the
     /// request lacks: many requests of a page each then have a chunk each.
     pub growth_min: Bytes,
-    /// When the pool is placed as one that several streams share: from the second stream on that uses
-    /// it, or from the second one that it knows. A pool in a group knows all streams of the group; one
-    /// that serves a part of the program may be used by one of them.
-    pub shared_from: SharedFrom,
     /// Largest request served from its stream's heap of slabs.
     pub heap_limit: Bytes,
     /// The same limit while threads contend for the allocator's lock: larger heaps cost a few
@@ -59,21 +55,10 @@ impl Default for Mixed {
             chunks_per_request: 64,
             slack_per_mille: 12,
             growth_min: Bytes::ZERO,
-            shared_from: SharedFrom::SecondKnown,
-            heap_limit: Bytes::mib(1),
+            heap_limit: Bytes::kib(256),
             contended_heap_limit: Bytes::mib(4),
         }
     }
-}
-
-/// The stream from which on a pool is placed as one that several streams share. Free memory is split then
-/// into what its stream may use at once and what is idle, and new chunks are shorter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SharedFrom {
-    /// The second one that the pool knows.
-    SecondKnown,
-    /// The second one that requests memory, frees it, or used a block that is freed.
-    SecondUser,
 }
 
 /// Pool configuration.

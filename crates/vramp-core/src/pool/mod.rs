@@ -39,7 +39,7 @@ pub use audit::Inconsistency;
 pub use block::{Block, Slab, UnknownBlock};
 pub use census::{Census, PartKind, Quarantined, Share, Stretch, StretchPart};
 pub(crate) use config::BLOCK_ALIGN;
-pub use config::{ConfigError, Mixed, Policy, PoolConfig, SharedFrom};
+pub use config::{ConfigError, Mixed, Policy, PoolConfig};
 pub use counters::Counters;
 pub use free_parts::{FreeParts, PartCount};
 pub use ops::{Leftovers, Op, Plan, Range};

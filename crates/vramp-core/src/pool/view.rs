@@ -6,7 +6,7 @@ use crate::Bytes;
 use crate::ids::{ArenaId, ChunkId, Mark, PoolAddr, StreamId};
 use crate::pool::arenas::{ArenaMemory, ArenaRanges};
 use crate::pool::chunks::{Chunks, Mapped};
-use crate::pool::config::{Policy, PoolConfig, SharedFrom};
+use crate::pool::config::{Policy, PoolConfig};
 use crate::pool::counters::{Counters, LookedAt};
 use crate::pool::free_chunks::FreeChunks;
 use crate::pool::heap_waits::HeapWaits;
@@ -86,20 +86,23 @@ impl<'a> View<'a> {
         matches!(&self.regions.get(key).kind, Kind::Free(free) if own(free))
     }
 
-    /// The free region that serves a request of `len` bytes: the stream's own, or else an idle one.
+    /// The free region that serves a request of `len` bytes: of the stream's own and the idle ones the best
+    /// fit, for requests that are placed by address an own one first.
     pub(crate) fn fit(self, stream: StreamId, len: Bytes) -> Option<RegionKey> {
         let from = if self.shares_idle() { SHARED_FIRST_FIT_FROM } else { FIRST_FIT_FROM };
         let own = self.streams.get(stream).free.find(len, from);
-        own.or_else(|| self.streams.idle().find(len, from))
+        if own.is_some() && len >= from {
+            return own;
+        }
+        let found = own.into_iter().chain(self.streams.idle().find(len, from));
+        found.min_by_key(|&key| self.regions.get(key).len)
     }
 
-    /// True if free memory becomes idle memory of no stream: several streams share the pool.
+    /// True if free memory becomes idle memory of no stream: several streams use the pool, or did. Streams
+    /// that it only knows do not count.
     pub(crate) fn shares_idle(self) -> bool {
         match &self.config.policy {
-            Policy::Mixed(mixed) => match mixed.shared_from {
-                SharedFrom::SecondKnown => self.streams.are_several(),
-                SharedFrom::SecondUser => self.streams.are_several_users(),
-            },
+            Policy::Mixed(_) => self.streams.are_several_users(),
             Policy::Vpmm => false,
         }
     }

@@ -6,9 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::paper::shell::{Placed, Shell};
 use crate::paper::{Failure, Paper, Piece};
 use proptest::prelude::*;
-use vramp_core::{
-    Block, Bytes, ChunkAt, Mixed, Policy, Pool, PoolConfig, Range, SharedFrom, StreamId,
-};
+use vramp_core::{Block, Bytes, ChunkAt, Mixed, Policy, Pool, PoolConfig, Range, StreamId};
 
 const PAGE: Bytes = Bytes::mib(2);
 const STREAMS_MOST: usize = 64;
@@ -122,12 +120,7 @@ fn mixed() -> impl Strategy<Value = Policy> {
     let fine =
         Mixed { chunk_min: PAGE, chunk_usual: PAGE * 2, chunk_max: PAGE * 8, ..Mixed::default() };
     let heaped = Mixed { heap_limit: Bytes::mib(4), ..fine };
-    let ahead = Mixed {
-        slack_per_mille: 300,
-        growth_min: PAGE * 4,
-        shared_from: SharedFrom::SecondUser,
-        ..fine
-    };
+    let ahead = Mixed { slack_per_mille: 300, growth_min: PAGE * 4, ..fine };
     let usual = Mixed::default();
     prop_oneof![Just(fine), Just(heaped), Just(ahead), Just(usual)].prop_map(Policy::Mixed)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use vramp_alloc::Allocator;
-use vramp_core::{AddrRange, Bytes, DeviceAddr, Mixed, SharedFrom};
+use vramp_core::{AddrRange, Bytes, DeviceAddr, Mixed};
 
 use super::copies::Below;
 use super::error::RegionError;
@@ -17,13 +17,12 @@ use crate::sync::{Mutex, lock};
 /// Returns the placement of a region, whose pauses and resumes make driver calls for each handle: a request
 /// of up to 1 GiB gets one handle of its length, and requests of a few MiB share handles. The slack is larger
 /// than a pool's, because a region returns what is idle at each pause, and remaps as rarely as a pool that
-/// serves all of the program. The region knows all streams of the group, and most often one allocates in it.
+/// serves all of the program.
 fn placement(mixed: &mut Mixed) {
     mixed.chunk_max = mixed.chunk_max.max(Bytes::gib(1));
     mixed.chunks_per_request = 1;
     mixed.growth_min = mixed.growth_min.max(Bytes::mib(32));
     mixed.slack_per_mille = mixed.slack_per_mille.max(40);
-    mixed.shared_from = SharedFrom::SecondUser;
 }
 
 /// Options of a pause.

@@ -1,7 +1,7 @@
 //! How far the pool may grow for a request, and how large new chunks are.
 
 use crate::Bytes;
-use crate::pool::config::{Mixed, Policy};
+use crate::pool::config::Mixed;
 use crate::pool::request::{Attempt, Growth};
 use crate::pool::view::View;
 
@@ -37,9 +37,9 @@ impl View<'_> {
         attempt: &Attempt,
         mixed: &Mixed,
     ) -> Bytes {
-        let peak = self.used_peak.max(self.used.saturating_add(len));
+        let peak = self.peak_with(len);
         let target = match attempt.growth {
-            _ if attempt.robbed => self.separate_pools(peak),
+            _ if attempt.robbed => self.separate_pools(peak, len),
             Growth::WithSlack if attempt.contenders > 0 => {
                 let room = CONTENDED_ROOM * attempt.contenders as u64;
                 with_slack(peak, CONTENDED_SLACK * mixed.slack_per_mille).saturating_add(room)
@@ -51,24 +51,19 @@ impl View<'_> {
         budget.min(self.growth_allowed(attempt)).round_down(self.config.page)
     }
 
-    /// What pools of their own would hold at most for the streams that take each other's memory. Beyond
-    /// that they find other streams' memory because sizes differ, whatever the pool holds.
-    fn separate_pools(self, peak: Bytes) -> Bytes {
-        let streams = (self.streams.robbed() + 1).min(self.streams.len() as u64).max(2);
-        let each = with_slack(peak, SEPARATE_PER_MILLE).saturating_add(SEPARATE_ROOM);
-        Bytes::new(each.count().saturating_mul(streams))
+    /// What the pool holds at most for streams that take each other's memory: a block of the request's length
+    /// more for each. Beyond that they find other streams' memory because sizes differ, whatever the pool
+    /// holds.
+    fn separate_pools(self, peak: Bytes, len: Bytes) -> Bytes {
+        let blocks = len.count().saturating_mul(self.streams.robbed() + 1);
+        let stranded = with_slack(peak, SEPARATE_PER_MILLE).saturating_add(SEPARATE_ROOM);
+        stranded.saturating_add(Bytes::new(blocks))
     }
 
-    /// What the pool has beyond its slack already.
-    pub(in crate::pool) fn beyond_slack(self) -> Bytes {
-        let Policy::Mixed(mixed) = &self.config.policy else { return Bytes::ZERO };
-        let target = with_slack(self.used_peak, mixed.slack_per_mille);
-        self.chunks.bytes().saturating_sub(target)
-    }
-
-    /// The high-water mark of memory in use once a request of `len` bytes is served.
+    /// The high-water mark of memory in use once a request of `len` bytes is served. Freed blocks that wait
+    /// for work of other streams are in use: nothing can be made of their memory.
     pub(in crate::pool) fn peak_with(self, len: Bytes) -> Bytes {
-        self.used_peak.max(self.used + len)
+        self.used_peak.max((self.used + self.waiting_bytes).saturating_add(len))
     }
 
     /// The length of new chunks of an arena of `len` bytes: large beside it, because bringing a
@@ -200,7 +195,12 @@ mod tests {
         };
         let lengths = |pool: &Pool| [20, 21, 30, 31, 41, 62].map(|n| longest(pool, n));
         assert_eq!(lengths(&pool), [16, 16, 16, 8, 8, 4].map(mib));
-        pool.add_stream();
+        // A second stream that the pool knows changes nothing, one that uses it does.
+        let request = |stream| Attempt::new(Request { size: mib(2), stream });
+        let [first, second] = [crate::StreamId::new(0), pool.add_stream()];
+        drop(pool.place(&mut request(first)));
+        assert_eq!(lengths(&pool), [16, 16, 16, 8, 8, 4].map(mib));
+        drop(pool.place(&mut request(second)));
         assert_eq!(lengths(&pool), [16, 8, 8, 8, 4, 4].map(mib));
         // The usual chunk of a large pool is halved, too.
         let large = [0, 3, 7].map(|part| {

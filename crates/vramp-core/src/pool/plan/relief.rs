@@ -8,17 +8,10 @@ use crate::pool::plan::build::Build;
 use crate::pool::request::{Attempt, Relief, Request, Rung, Shortage, Step, Want};
 use crate::pool::view::View;
 
-/// How far beyond its slack the pool grows at least before it makes a stream wait for others, which puts
-/// an order between streams that have none. Counted from the slack, so that small steps add up.
-const WAIT_FROM: Bytes = Bytes::mib(8);
-
-/// The same as a part of the high-water mark: one of so many.
-const WAIT_FROM_PART: u64 = 24;
-
 impl View<'_> {
     /// The shell's next step for a build; `then` is the rung to go on from once it is performed.
-    /// Before the pool grows beyond its slack, or the request fails, idle arenas lend and other
-    /// streams' memory is waited for.
+    /// Before the pool grows beyond its slack, idle arenas lend. Other streams' memory is waited for only
+    /// where the pool cannot grow: how long their work takes is not known.
     pub(in crate::pool) fn step_for(self, build: Build, attempt: &mut Attempt, then: Rung) -> Step {
         attempt.over_slack =
             matches!(&build, Build::Fill { over_slack, .. } if !over_slack.is_zero());
@@ -49,8 +42,7 @@ impl View<'_> {
         }
     }
 
-    /// The step that may spare the pool `needed` bytes of growth. A wait on other streams is worth it
-    /// where the pool cannot grow, or would have to grow much.
+    /// The step that may spare the pool `needed` bytes of growth, or give it what it cannot grow by.
     fn relieve(
         self,
         needed: Bytes,
@@ -64,12 +56,8 @@ impl View<'_> {
                 return Some(Step::Lend);
             }
         }
-        let is_for_arena = matches!(attempt.want, Want::Arena { .. });
-        let spared = Bytes::new(self.used_peak.count() / WAIT_FROM_PART).max(WAIT_FROM);
-        let is_large = needed + self.beyond_slack() > spared;
-        let worth_waiting = !can_grow || is_for_arena || (is_large && !attempt.robbed);
         if attempt.relief < Relief::StreamsOrdered
-            && worth_waiting
+            && !can_grow
             && let Some(plan) = self.order_others(attempt.request.stream, needed)
         {
             attempt.relief = Relief::StreamsOrdered;

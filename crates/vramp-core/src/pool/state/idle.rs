@@ -6,12 +6,11 @@
 //! 3. When the stream reaches that epoch ([`Pool::reached`]), the parts that are over become regions of
 //!    [`IDLE`]. They merge with idle neighbours, whichever stream freed those.
 //!    What is listed later than that waits for the next request that finds no memory.
-//! 4. A request finds its stream's own memory first, then idle memory.
+//! 4. A request finds its stream's own memory and idle memory.
 //!
 //! A pool with one stream lists nothing: all free memory is that stream's, and layouts repeat where its
-//! requests do. Where the configuration says so, streams that the pool only knows do not count: a process
-//! has some for captures, copies and communication that never ask a region for memory. VPMM keeps owners,
-//! as its document does.
+//! requests do. Streams that the pool only knows do not count: a process has some for captures, copies and
+//! communication that never ask it for memory. VPMM keeps owners, as its document does.
 //!
 //! Growth: one entry for each slot of the region table and each epoch, added in O(log epochs) by the
 //! free and looked at once.
