@@ -325,8 +325,18 @@ impl VirtualPool {
             let contenders = self.contenders(contended);
             let mut attempt = Attempt::slab(request, wanted).contended_by(contenders);
             let served = match self.serve(&mut attempt) {
-                // A slab that holds just the block is enough.
+                // A block of the heap that waited may have been freed by what was tried, and a slab that
+                // holds just the block is enough.
                 Err(Refusal::Short(..)) => {
+                    let freed = {
+                        let mut heap = heap.lock();
+                        heap.promote(&mut self.pool);
+                        heap.take(size)
+                    };
+                    if let Some(block) = freed {
+                        let owner = Owner::Heap { id: block.id, at: block.at };
+                        return Ok(Placed { block, owner, hit: false });
+                    }
                     attempt = Attempt::slab(Request { size, stream }, size);
                     self.serve(&mut attempt)?
                 }

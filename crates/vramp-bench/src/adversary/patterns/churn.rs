@@ -1,6 +1,7 @@
 //! Blocks of random sizes that replace each other at random.
 
 use anyhow::Result;
+use vramp::StreamId;
 
 use super::super::draw::{GIB, KIB, MIB, log_uniform, take};
 use super::super::rig::Rig;
@@ -24,7 +25,19 @@ pub(super) fn patterns() -> Vec<Pattern> {
         let churn = Churn { least, most, live, mallocs };
         Pattern::new(name, about, move |rig| replace(rig, churn)).goal(Goal::Ratio(1.06))
     };
+    let known = |name: &str, known: usize, used: usize| {
+        let churn = Churn { least: 512, most: MIB, live: 300 * MIB, mallocs: 20_000 };
+        let about = "small blocks replace each other at random; other streams exist, and use nothing or \
+                     have a part";
+        Pattern::new(name, about, move |rig| {
+            let streams = rig.create_streams(known)?;
+            replace_on(rig, &streams[..used], churn)
+        })
+        .goal(Goal::Ratio(1.20))
+    };
     vec![
+        known("ratio/512B-1MiB/1-of-16-streams", 16, 1),
+        known("ratio/512B-1MiB/2-of-2-streams", 2, 2),
         ratio("ratio/1MiB-8MiB", MIB, 8 * MIB, 8 * GIB, 20_000),
         ratio("ratio/512B-4MiB", 512, 4 * MIB, 4 * GIB, 40_000),
         ratio("ratio/512B-256MiB", 512, 256 * MIB, 16 * GIB, 10_000),
@@ -35,6 +48,11 @@ pub(super) fn patterns() -> Vec<Pattern> {
 /// Allocates up to `churn.live`, then keeps it there.
 pub(super) fn replace(rig: &mut Rig, churn: Churn) -> Result<()> {
     let stream = rig.create_stream()?;
+    replace_on(rig, &[stream], churn)
+}
+
+/// The same on several streams in turn.
+fn replace_on(rig: &mut Rig, streams: &[StreamId], churn: Churn) -> Result<()> {
     // The same sizes for every allocator, whatever fails.
     let mut sizes = rig.rng.fork();
     let mut blocks = Vec::new();
@@ -51,6 +69,7 @@ pub(super) fn replace(rig: &mut Rig, churn: Churn) -> Result<()> {
             rig.free(block)?;
         }
         left -= usize::from(filled);
+        let stream = streams[left % streams.len()];
         if let Some(block) = rig.malloc(stream, size)? {
             rig.work(&block, stream, LAG_NS)?;
             blocks.push(block);

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 
 use anyhow::Result;
+use vramp::Preset;
 
-use super::super::Pattern;
 use super::super::draw::{GIB, MIB, log_uniform, take};
 use super::super::rig::{Block, Rig};
+use super::super::{Goal, Pattern};
 
 const LAG_NS: u64 = 200_000;
 
@@ -33,6 +34,13 @@ pub(super) fn patterns() -> Vec<Pattern> {
             "each step forks to eight streams with blocks of their own and of the step, and joins",
             fork_join,
         ),
+        Pattern::new(
+            "hand-off/slow-stream",
+            "fifteen streams in turn make requests; one of ten blocks is used on a stream that is busy with \
+             a kernel of a minute",
+            slow_stream,
+        )
+        .goal(Goal::ReservedAsLittleAs(Preset::Torch)),
         Pattern::new(
             "mixed/8",
             "eight streams: blocks of 512 B to 128 MiB, some used or freed on another stream",
@@ -206,6 +214,33 @@ fn fork_join(rig: &mut Rig) -> Result<()> {
         rig.free_served([joined])?;
     }
     Ok(())
+}
+
+fn slow_stream(rig: &mut Rig) -> Result<()> {
+    const REQUESTS: usize = 4000;
+    const OUTSTANDING: usize = 40;
+    const MINUTE_NS: u64 = 60_000_000_000;
+    let (slow, streams) = (rig.create_stream()?, rig.create_streams(15)?);
+    let flag = rig.used(slow, 512, MINUTE_NS)?;
+    let mut blocks = VecDeque::new();
+    for request in 0..REQUESTS {
+        if request == REQUESTS / 4 {
+            rig.warmed_up()?;
+        }
+        let size = log_uniform(&mut rig.rng, 512, 64 * MIB);
+        let Some(block) = rig.used(streams[request % 15], size, 20_000)? else { continue };
+        if request % 10 == 0 {
+            rig.record_use(&block, slow)?;
+        }
+        blocks.push_back(block);
+        if blocks.len() > OUTSTANDING {
+            rig.free_served([blocks.pop_front()])?;
+        }
+        rig.pass(20_000);
+    }
+    rig.measured()?;
+    rig.free_all(blocks)?;
+    rig.free_served([flag])
 }
 
 fn mixed(rig: &mut Rig, count: usize) -> Result<()> {

@@ -23,6 +23,11 @@ pub(super) fn patterns() -> Vec<Pattern> {
             }
         }
     }
+    for streams in [4, 32] {
+        let name = format!("ping-pong/200MiB/{streams}x1MiB");
+        let shape = Shape { base: 200 * MIB, block: MIB, streams, lag_ns: LAG_NS };
+        all.push(pattern(name, shape));
+    }
     for (block, block_name) in [(8 * KIB, "8KiB"), (20 * MIB, "20MiB")] {
         let name = format!("ping-pong/idle/64x{block_name}");
         all.push(pattern(name, Shape { base: 2 * GIB, block, streams: 64, lag_ns: 0 }));
