@@ -15,23 +15,24 @@ use vramp::{Bytes, Preset};
 
 use crate::blocks::RequestIndex;
 use crate::candidates::Candidate;
-use crate::fit::{in_parallel, run, smallest_limit};
+use crate::fit::{in_parallel, limit_with_headroom, run, smallest_limit};
 use crate::growth::Growth;
 use crate::job::Job;
 use crate::layout::Layout;
+use crate::limit::Limit;
 use crate::moment::Moment;
 use crate::replay::{RecordedOom, ReplayError, Reserved};
 use crate::verdict::{Verdict, verdict};
 
 /// Version of the format of [`Explanation`]. It changes when a field is removed or changes its
 /// meaning.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// Options of [`explain`].
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Memory that the job may reserve; that of the recorded failure by default.
-    pub limit: Option<Bytes>,
+    pub limit: Option<Limit>,
     /// Also sum up what is live at this event, counted from 0 among those of the device.
     pub at: Option<usize>,
     /// Most stacks and blocks in each list.
@@ -157,6 +158,30 @@ pub struct Failure {
     pub layout: Option<Layout>,
 }
 
+impl Failure {
+    /// Returns the memory that the allocator could have had without a limit: what it had reserved and what
+    /// the card had free. `None` if either was not recorded.
+    pub fn usable(&self) -> Option<u64> {
+        self.reserved_bytes?.checked_add(self.card_free_bytes?)
+    }
+}
+
+impl Explanation {
+    /// Returns the smallest limit that an allocator fits into. The modelled driver pool, which never
+    /// fragments, is left out.
+    pub fn least_limit(&self) -> Option<u64> {
+        let real = self.fits.iter().filter(|fit| !fit.is_ideal());
+        real.filter_map(|fit| fit.smallest_limit_bytes).min()
+    }
+}
+
+impl Fit {
+    /// Returns true for the driver's own pool, which is modelled without fragmentation.
+    pub fn is_ideal(&self) -> bool {
+        self.allocator == Preset::StreamOrdered.name()
+    }
+}
+
 /// What one allocator needs for a job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Fit {
@@ -168,6 +193,8 @@ pub struct Fit {
     pub peak_reserved_bytes: u64,
     /// The smallest limit that was found to fit; `None` if the simulated device is too small.
     pub smallest_limit_bytes: Option<u64>,
+    /// A limit that leaves 5 % for runs that differ slightly, and was found to fit.
+    pub roomy_limit_bytes: Option<u64>,
     /// The smallest card with as much usable memory; `None` if no known card has it.
     pub smallest_card: Option<Card>,
 }
@@ -277,17 +304,22 @@ fn fits(job: &Job<'_>, device: &Device, threads: NonZeroUsize) -> Result<Vec<Fit
 fn fit(job: &Job<'_>, device: &Device, candidate: &Candidate) -> Result<Fit, ReplayError> {
     let unlimited = run(job, device, &candidate.config, None)?;
     let peak = Bytes::new(unlimited.peak_reserved_bytes);
-    let smallest = match unlimited.oom_at_event {
-        None => Some(smallest_limit(job, device, &candidate.config, peak)?.count()),
+    let config = &candidate.config;
+    let limits = match unlimited.oom_at_event {
+        None => {
+            let smallest = smallest_limit(job, device, config, peak)?;
+            Some((smallest, limit_with_headroom(job, device, config, peak, smallest)?))
+        }
         Some(_) => None,
     };
     Ok(Fit {
         allocator: candidate.name.clone(),
         line: candidate.line.clone(),
         peak_reserved_bytes: peak.count(),
-        smallest_limit_bytes: smallest,
-        smallest_card: smallest
-            .and_then(|limit| CardModel::smallest_with(Bytes::new(limit)))
+        smallest_limit_bytes: limits.map(|(smallest, _)| smallest.count()),
+        roomy_limit_bytes: limits.map(|(_, roomy)| roomy.count()),
+        smallest_card: limits
+            .and_then(|(smallest, _)| CardModel::smallest_with(smallest))
             .map(Card::from),
     })
 }

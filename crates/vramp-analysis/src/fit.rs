@@ -14,6 +14,7 @@ use vramp::device::Device;
 use vramp::{Bytes, Config, Preset};
 
 use crate::job::Job;
+use crate::remedy::HEADROOM_PERCENT;
 use crate::replay::{Options, Outcome, ReplayError, replay};
 
 /// Requests of a job that is searched less exactly.
@@ -78,6 +79,26 @@ pub fn smallest_limit(
         // A limit can be checked against more than is then reserved.
         (fails, fits) = (fits, fits + fits / 10 + tolerance);
     }
+}
+
+/// Returns a limit from `smallest` on that leaves 5 % for runs that differ slightly, given the peak of a run
+/// without a limit. At most two replays; the result fits.
+///
+/// # Errors
+/// Those of [`replay()`].
+pub fn limit_with_headroom(
+    job: &Job<'_>,
+    device: &Device,
+    config: &Config,
+    peak: Bytes,
+    smallest: Bytes,
+) -> Result<Bytes, ReplayError> {
+    let roomy = smallest.count().saturating_add(smallest.count() / 100 * HEADROOM_PERCENT);
+    let roomy = Bytes::new(roomy.div_ceil(STEP) * STEP);
+    let fits = (peak <= roomy && is_decided_by_peak(config))
+        || run(job, device, config, Some(roomy))?.oom_at_event.is_none();
+    // PyTorch's allocator does not promise that what fits into a limit fits into a larger one.
+    Ok(if fits { roomy } else { smallest })
 }
 
 /// Returns true if a configuration fits into every limit from its peak without a limit on, because

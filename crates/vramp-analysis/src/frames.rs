@@ -146,7 +146,7 @@ pub struct Labels {
 }
 
 /// Site and operation of blocks without a stack.
-const NO_STACK: &str = "(no stack recorded)";
+pub(crate) const NO_STACK: &str = "(no stack recorded)";
 
 impl Labels {
     /// Labels every stack. O(frames of all different stacks).

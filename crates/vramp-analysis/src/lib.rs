@@ -3,7 +3,8 @@
 //! 1. [`job::Job`] collects one device of a recording: requests, [`blocks`], call stacks
 //!    ([`frames`]), what blocks are for ([`category`]), and the [`steps`] of the job.
 //! 2. [`explain`](mod@explain) sums up a [`moment`], lays out the recorded segments ([`layout`]), looks
-//!    for [`growth`], replays the job to find what [`fit`]s, and gives the [`verdict`].
+//!    for [`growth`], replays the job to find what [`fit`]s, and gives the [`verdict`] and
+//!    the [`remedy`]s, best first.
 //! 3. [`advise`](mod@advise) replays the job with [`candidates`]: PyTorch's settings, the driver's pool
 //!    and vramp. [`diff`](mod@diff) compares two runs.
 //!
@@ -27,6 +28,7 @@ pub mod advise;
 pub mod blocks;
 pub mod candidates;
 pub mod category;
+pub mod conclusion;
 pub mod diff;
 pub mod explain;
 pub mod fit;
@@ -34,8 +36,10 @@ pub mod frames;
 pub mod growth;
 pub mod job;
 pub mod layout;
+pub mod limit;
 pub mod moment;
 pub mod number;
+pub mod remedy;
 pub mod replay;
 pub mod report;
 pub mod steps;

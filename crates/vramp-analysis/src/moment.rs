@@ -108,6 +108,24 @@ impl Sum {
 }
 
 impl Moment {
+    /// Returns the largest blocks, those of one size, line, operation and category as one, each with their
+    /// number. The first of them stands for all. O(n^2) in the length of the list.
+    pub fn largest_alike(&self) -> Vec<(u64, &LargeBlock)> {
+        let mut groups: Vec<(u64, &LargeBlock)> = Vec::new();
+        for block in &self.largest {
+            let key = |it: &LargeBlock| (it.bytes, it.category);
+            let is_alike = |(_, first): &&mut (u64, &LargeBlock)| {
+                key(first) == key(block)
+                    && (&first.site, &first.operation) == (&block.site, &block.operation)
+            };
+            match groups.iter_mut().find(is_alike) {
+                Some((blocks, _)) => *blocks += 1,
+                None => groups.push((1, block)),
+            }
+        }
+        groups
+    }
+
     /// Sums up what is live just before the request at `moment`, with the `top` largest blocks and
     /// stacks. All sites and categories are listed. O(blocks allocated before it).
     pub fn before(job: &Job<'_>, moment: RequestIndex, top: usize) -> Moment {

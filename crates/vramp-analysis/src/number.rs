@@ -26,6 +26,11 @@ pub fn plural(number: usize, noun: &str) -> String {
     format!("{} {noun}{ending}", Count(number as u64))
 }
 
+/// Returns `bytes` over `of`; `None` if `of` is none.
+pub fn ratio(bytes: u64, of: u64) -> Option<f64> {
+    (of > 0).then(|| bytes as f64 / of as f64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

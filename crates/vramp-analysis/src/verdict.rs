@@ -15,11 +15,14 @@
 //! | none | no request failed, and no limit was given |
 
 use serde::Serialize;
-use vramp::{Bytes, Preset};
+use vramp::Bytes;
 
-use crate::explain::{Explanation, Failure, Fit};
+use crate::explain::{Explanation, Failure};
+use crate::frames::NO_STACK;
 use crate::layout::Layout;
+use crate::limit::Limit;
 use crate::number::{Count, plural};
+use crate::remedy::{Remedy, remedies, requested_in_words};
 
 /// The verdict on a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -30,8 +33,8 @@ pub struct Verdict {
     pub headline: String,
     /// What contributed, a sentence or two each.
     pub findings: Vec<Finding>,
-    /// What saves it, a sentence each. Empty if nothing that was tried does.
-    pub remedies: Vec<String>,
+    /// What to do about it, in the order in which to try it. A job that failed has at least one.
+    pub remedies: Vec<Remedy>,
 }
 
 /// The main cause of a failure.
@@ -70,7 +73,7 @@ impl Cause {
 /// Something that contributed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// What it is: `retries`, `growth`, `fragmentation`, `cache`, `pools`, `streams`, `waiting` or `rounding`.
+    /// What it is: `request`, `retries`, `growth`, `fragmentation`, `cache`, `pools`, `streams`, `waiting` or `rounding`.
     pub kind: &'static str,
     /// Bytes concerned.
     pub bytes: u64,
@@ -80,11 +83,13 @@ pub struct Finding {
 
 /// What the job could reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Capacity {
+pub(crate) enum Capacity {
     /// Not known.
     Unknown,
-    /// So much.
-    Known(u64),
+    /// A limit that was given.
+    Given(Limit),
+    /// What the recorded allocator had reserved and the card had free.
+    Had(u64),
     /// A limit within these bounds.
     Between(u64, u64),
 }
@@ -97,7 +102,7 @@ fn size(bytes: u64) -> Bytes {
 }
 
 /// Returns the verdict on a job. `limit` is the memory that it may reserve, if given.
-pub fn verdict(job: &Explanation, limit: Option<Bytes>) -> Verdict {
+pub fn verdict(job: &Explanation, limit: Option<Limit>) -> Verdict {
     if job.recording.coverage == "missing" {
         return Verdict {
             cause: Cause::NoHistory,
@@ -106,13 +111,15 @@ pub fn verdict(job: &Explanation, limit: Option<Bytes>) -> Verdict {
                  {} were allocated.",
                 size(job.peak.live_bytes)
             ),
+            remedies: remedies(job, Capacity::Unknown, Cause::NoHistory),
             ..Verdict::default()
         };
     }
     let capacity = capacity(job, limit);
     let mut verdict = match capacity {
         Capacity::Unknown => no_failure(job),
-        Capacity::Known(capacity) => against(job, capacity),
+        Capacity::Given(limit) => against(job, limit),
+        Capacity::Had(capacity) => against(job, Limit::from(size(capacity))),
         Capacity::Between(least, most) => under_limit(job, least, most),
     };
     verdict.findings.extend(findings(job));
@@ -120,16 +127,16 @@ pub fn verdict(job: &Explanation, limit: Option<Bytes>) -> Verdict {
     verdict
 }
 
-fn capacity(job: &Explanation, limit: Option<Bytes>) -> Capacity {
+fn capacity(job: &Explanation, limit: Option<Limit>) -> Capacity {
     if let Some(limit) = limit {
-        return Capacity::Known(limit.count());
+        return Capacity::Given(limit);
     }
     let Some(failure) = &job.failure else { return Capacity::Unknown };
     match (failure.reserved_bytes, failure.card_free_bytes) {
         (Some(reserved), _) if failure.limited => {
             Capacity::Between(reserved, reserved.saturating_add(failure.segment_bytes))
         }
-        (Some(reserved), Some(free)) => Capacity::Known(reserved.saturating_add(free)),
+        (Some(reserved), Some(free)) => Capacity::Had(reserved.saturating_add(free)),
         _ => Capacity::Unknown,
     }
 }
@@ -160,7 +167,7 @@ fn failure_demand(failure: &Failure) -> u64 {
 
 /// Returns what the job needed at once: its peak, or more with the request that is shown. Requests that
 /// failed before it were caught.
-fn needed(job: &Explanation) -> u64 {
+pub(crate) fn needed(job: &Explanation) -> u64 {
     let failure = job.failure.as_ref().map_or(job.demand_bytes, failure_demand);
     failure.max(job.peak_live_bytes)
 }
@@ -182,11 +189,12 @@ fn because(cause: Cause, headline: String) -> Verdict {
     Verdict { cause, headline, ..Verdict::default() }
 }
 
-fn against(job: &Explanation, capacity: u64) -> Verdict {
+fn against(job: &Explanation, limit: Limit) -> Verdict {
+    let capacity = limit.bytes;
     let demand = demand_of(job);
     let growth = growth_in_words(job);
     if needed(job) > capacity {
-        let all = size(capacity);
+        let all = limit;
         return match growth {
             Some(growth) => because(
                 Cause::Growth,
@@ -212,7 +220,7 @@ fn against(job: &Explanation, capacity: u64) -> Verdict {
                 format!(
                     "{growth} In the end it {demand} and {} were usable, but the request failed: \
                      {fragmented}.",
-                    size(capacity)
+                    limit
                 ),
             );
         }
@@ -223,7 +231,7 @@ fn against(job: &Explanation, capacity: u64) -> Verdict {
                 format!(
                     "The job {demand}, nearly all of the {} that were usable: {} are left for \
                      rounding and holes.",
-                    size(capacity),
+                    limit,
                     size(left)
                 ),
             );
@@ -231,17 +239,16 @@ fn against(job: &Explanation, capacity: u64) -> Verdict {
         return because(
             Cause::Fragmentation,
             format!(
-                "The job {demand} and {} were usable, but the request failed: {fragmented}.",
-                size(capacity)
+                "The job {demand} and {limit} were usable, but the request failed: {fragmented}."
             ),
         );
     }
-    within(job, &demand, capacity)
+    within(job, &demand, limit)
 }
 
 /// Returns the verdict on a job whose demand is within a capacity that it did not have.
-fn within(job: &Explanation, demand: &str, capacity: u64) -> Verdict {
-    let all = size(capacity);
+fn within(job: &Explanation, demand: &str, all: Limit) -> Verdict {
+    let capacity = all.bytes;
     let recorded = job.recording.peak_reserved_bytes;
     if recorded.is_some_and(|reserved| reserved <= capacity) {
         return because(Cause::None, format!("The job {demand} and fits in {all}."));
@@ -370,7 +377,7 @@ fn no_failure(job: &Explanation) -> Verdict {
     let headline = match job.recording.peak_reserved_bytes {
         Some(reserved) if job.peak_live_bytes > 0 => format!(
             "No request failed. The job allocates {peak} at its peak, and the recorded allocator \
-             reserved {} ({:.2} times as much).",
+             reserved {} ({:.3} times as much).",
             size(reserved),
             reserved as f64 / job.peak_live_bytes as f64
         ),
@@ -385,6 +392,7 @@ fn findings(job: &Explanation) -> Vec<Finding> {
         Some(failure) => (failure.layout.as_ref(), "when the request failed"),
         None => (job.peak_layout.as_ref(), "at the peak"),
     };
+    found.extend(job.failure.as_ref().and_then(request));
     found.extend(retries(job));
     if let Some(growth) = &job.growth {
         let site = &growth.sites[0];
@@ -472,6 +480,20 @@ fn findings(job: &Explanation) -> Vec<Finding> {
     found
 }
 
+/// Says which line requested what failed.
+fn request(failure: &Failure) -> Option<Finding> {
+    let Failure { site, operation, size_bytes, event, .. } = failure;
+    (site != NO_STACK).then(|| Finding {
+        kind: "request",
+        bytes: *size_bytes,
+        text: format!(
+            "The request that failed: {} at event {}.",
+            requested_in_words(site, operation, *size_bytes),
+            Count(*event)
+        ),
+    })
+}
+
 /// Says that the job went on after a request failed, or that several did.
 fn retries(job: &Explanation) -> Option<Finding> {
     let failure = job.failure.as_ref()?;
@@ -525,7 +547,7 @@ fn streams(job: &Explanation, layout: &Layout, when: &str) -> Option<Finding> {
 }
 
 /// Returns true if private pools had at least 1 % of the reserved memory free.
-fn has_private_holes(job: &Explanation) -> bool {
+pub(crate) fn has_private_holes(job: &Explanation) -> bool {
     let layout = match &job.failure {
         Some(failure) => failure.layout.as_ref(),
         None => job.peak_layout.as_ref(),
@@ -533,46 +555,4 @@ fn has_private_holes(job: &Explanation) -> bool {
     layout.is_some_and(|it| {
         it.private_free_bytes > 0 && it.private_free_bytes >= it.reserved_bytes / 100
     })
-}
-
-/// Returns the allocator's name, with what its replay leaves out.
-fn name(fit: &Fit) -> String {
-    match fit.allocator == Preset::StreamOrdered.name() {
-        true => format!("{} (modelled without fragmentation)", fit.allocator),
-        false => fit.allocator.clone(),
-    }
-}
-
-/// Returns what was tried and fits. Without a failure: what reserves at least a tenth less than the
-/// recorded allocator.
-fn remedies(job: &Explanation, capacity: Capacity, cause: Cause) -> Vec<String> {
-    let fits = job.fits.iter().filter_map(|fit| Some((fit, fit.line.as_ref()?)));
-    let capacity = match capacity {
-        Capacity::Unknown if job.failure.is_none() => {
-            let Some(recorded) = job.recording.peak_reserved_bytes else { return Vec::new() };
-            if !job.recording.is_comparable {
-                return Vec::new();
-            }
-            let saves = fits.filter(|(fit, _)| fit.peak_reserved_bytes <= recorded / 10 * 9);
-            let text = |(fit, line): (&Fit, &String)| {
-                let reserved = size(fit.peak_reserved_bytes);
-                let less = recorded - fit.peak_reserved_bytes;
-                let percent = less as f64 * 100.0 / recorded as f64;
-                format!("{} reserves {reserved}, {percent:.0} % less: {line}", name(fit))
-            };
-            return saves.map(text).collect();
-        }
-        Capacity::Unknown => return Vec::new(),
-        Capacity::Known(capacity) => capacity,
-        // The limit is at least what was reserved; what needs more may fit or not.
-        Capacity::Between(least, _) => least,
-    };
-    fits.filter_map(|(fit, line)| {
-        let smallest = fit.smallest_limit_bytes.filter(|&limit| limit <= capacity)?;
-        // A job that grows fails a few steps later.
-        let what = if cause == Cause::Growth { "fits what was recorded" } else { "fits" };
-        let pools = if has_private_holes(job) { ", without the private pools" } else { "" };
-        Some(format!("{} {what} from {} on{pools}: {line}", name(fit), size(smallest)))
-    })
-    .collect()
 }

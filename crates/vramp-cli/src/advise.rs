@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Advise, out: &mut dyn Write) -> Result<()> {
             let candidates = candidates(args, &job);
             let found = advise(&job, &device, &candidates, &args.limit, threads())
                 .with_context(|| format!("cannot replay '{}'", path.display()))?;
-            unfit |= (0..found.limits_bytes.len()).any(|index| found.fitting(index).is_empty());
+            unfit |= (0..found.limits.len()).any(|index| found.fitting(index).is_empty());
             if args.json {
                 json::line(out, &found)?;
             } else {
@@ -68,8 +68,7 @@ fn candidates(args: &Advise, job: &Job<'_>) -> Vec<Candidate> {
 fn write_common(out: &mut dyn Write, text: &Text, all: &[Advice]) -> Result<()> {
     let (name, devices) = (text::name(&all[0].trace), plural(all.len(), "device"));
     writeln!(out, "{}", text.strong(format!("{name}: settings for all {devices}")))?;
-    for (index, &limit) in all[0].limits_bytes.iter().enumerate() {
-        let limit = Bytes::new(limit);
+    for (index, limit) in all[0].limits.iter().enumerate() {
         let fitting = fitting_everywhere(all, index);
         if fitting.is_empty() {
             let none = format!("{limit} on each device: nothing that was tried fits on all.");
@@ -112,46 +111,63 @@ fn write(
     if !coverage.is_empty() {
         writeln!(out, "{}", text.wrap(&coverage, 0))?;
     }
-    let limits: Vec<String> =
-        found.limits_bytes.iter().map(|&limit| Bytes::new(limit).to_string()).collect();
+    table(out, text, found)?;
+    for conclusion in &found.conclusions {
+        let title = format!("To fit into {}", conclusion.limit);
+        writeln!(out, "{}\n", text.remedies(&title, &conclusion.remedies))?;
+    }
+    Ok(())
+}
+
+/// Writes what was tried, rows that are alike as one.
+fn table(out: &mut dyn Write, text: &Text, found: &Advice) -> Result<()> {
+    let limits: Vec<String> = found.limits.iter().map(|limit| limit.to_string()).collect();
     let mut head = vec!["allocator or setting", "peak, no limit", "driver time"];
     head.extend(limits.iter().map(String::as_str));
-    let rows: Vec<Vec<String>> = found.tried.iter().map(row).collect();
+    let mut groups: Vec<(&Tried, Vec<&str>, Vec<String>)> = Vec::new();
+    for tried in &found.tried {
+        let row = row(tried);
+        let is_alike = |(_, _, other): &&mut (&Tried, Vec<&str>, Vec<String>)| {
+            // All but the name and the time, which is the same to less than 1 % of any job.
+            (&other[1], &other[3..]) == (&row[1], &row[3..])
+        };
+        match groups.iter_mut().find(is_alike) {
+            Some((_, others, _)) => others.push(&tried.name),
+            None => groups.push((tried, Vec::new(), row)),
+        }
+    }
+    let rows: Vec<Vec<String>> = groups
+        .iter()
+        .map(|(_, others, row)| {
+            let mut row = row.clone();
+            if !others.is_empty() {
+                row[0] = format!("{} (+{} alike)", row[0], others.len());
+            }
+            row
+        })
+        .collect();
     let all_fit = |tried: &Tried| tried.limited.iter().all(|run| run.fits);
-    let mark = |index: usize| match found.tried.get(index) {
-        Some(tried) if all_fit(tried) && !found.limits_bytes.is_empty() => Mark::Good,
-        Some(tried) if tried.limited.iter().all(|run| !run.fits) => Mark::Bad,
+    let mark = |index: usize| match groups.get(index) {
+        Some((tried, ..)) if all_fit(tried) && !found.limits.is_empty() => Mark::Good,
+        Some((tried, ..)) if tried.limited.iter().all(|run| !run.fits) => Mark::Bad,
         _ => Mark::None,
     };
-    writeln!(out, "\n{}\n", text.table(&head, &rows, &[0], mark))?;
-    for (index, limit) in limits.iter().enumerate() {
-        let fitting = found.fitting(index);
-        if fitting.is_empty() {
-            let reason = match found.limits_bytes[index] < found.demand_bytes {
-                true => format!("the job needs {demand} at once"),
-                false => "nothing that was tried fits".to_owned(),
-            };
-            writeln!(out, "{}", text.bad(format!("{limit}: {reason}.")))?;
-            continue;
-        }
-        writeln!(out, "{}", text.good(format!("{limit}: fits with")))?;
-        for tried in fitting.iter().take(LINES) {
-            let run = tried.limited[index];
-            let peak = Bytes::new(run.peak_reserved_bytes);
-            match &tried.line {
-                Some(line) => writeln!(out, "  {}", printable(line))?,
-                None => writeln!(out, "  no change ({})", printable(&tried.name))?,
-            }
-            let tight = if run.tight { "; tight: fails with 5 % less" } else { "" };
-            let cost =
-                format!("    {peak} reserved, {:.1} ms in driver calls{tight}", run.driver_ms);
-            writeln!(out, "{}", text.weak(cost))?;
-        }
+    writeln!(
+        out,
+        "\n{}",
+        text.table_without(&["driver time", "peak, no limit"], &head, &rows, mark)
+    )?;
+    let legend = "An asterisk marks what fits into every limit, tight what fails with 5 % less. Driver time \
+                  is modelled.";
+    writeln!(out, "{}", text.weak(text.wrap(legend, 0)))?;
+    for (tried, others, _) in groups.iter().filter(|(_, others, _)| !others.is_empty()) {
+        let alike = format!("Alike: {}, {}.", tried.name, others.join(", "));
+        writeln!(out, "{}", text.weak(text.wrap(&printable(&alike), 2)))?;
     }
     Ok(writeln!(out)?)
 }
 
-/// Most lines to paste for each limit.
+/// Most lines to paste for all devices.
 const LINES: usize = 4;
 
 fn row(tried: &Tried) -> Vec<String> {

@@ -2,6 +2,7 @@
 
 use vramp::Bytes;
 use vramp::device::sim::{CardModel, UnknownCard};
+use vramp_analysis::limit::Limit;
 
 /// Amounts below this need a unit.
 const UNIT_NEEDED_BELOW: Bytes = Bytes::mib(1);
@@ -40,11 +41,11 @@ pub(crate) fn memory(text: &str) -> Result<Bytes, AmountError> {
 
 /// Reads what an allocator may reserve: an amount of memory, or the name of a card, of which a process
 /// can use all but the context and libraries.
-pub(crate) fn limit(text: &str) -> Result<Bytes, LimitError> {
+pub(crate) fn limit(text: &str) -> Result<Limit, LimitError> {
     let is_name = text.trim().starts_with(|first: char| first.is_ascii_alphabetic());
     match is_name {
-        true => Ok(CardModel::find(text)?.usable()),
-        false => Ok(memory(text)?),
+        true => Ok(Limit::from(CardModel::find(text)?)),
+        false => Ok(Limit::from(memory(text)?)),
     }
 }
 
@@ -65,8 +66,10 @@ mod tests {
 
     #[test]
     fn a_limit_may_be_a_card() {
-        assert_eq!(limit("h200"), Ok(CardModel::find("h200").unwrap().usable()));
-        assert_eq!(limit("24GiB"), Ok(Bytes::gib(24)));
+        let card = limit("H200").unwrap();
+        assert_eq!(card.bytes(), CardModel::find("h200").unwrap().usable());
+        assert_eq!(card.to_string(), "h200 (139.12 GiB)");
+        assert_eq!(limit("24GiB"), Ok(Limit::from(Bytes::gib(24))));
         let error = limit("voodoo").unwrap_err().to_string();
         assert!(error.contains("16GiB") && error.contains("h200"), "{error}");
         assert!(matches!(limit("24"), Err(LimitError::Amount(_))));

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use vramp::config::{TorchConfig, TorchConfigError, UnknownPreset};
 use vramp::{Bytes, Preset};
+use vramp_analysis::limit::Limit;
 
 use crate::amount::{limit, memory};
 pub use crate::bench::args::Bench;
@@ -104,7 +105,7 @@ pub struct Replay {
     pub reading: Reading,
     /// Memory limit of each allocator, such as 80GiB or l4; the device's memory by default
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
-    pub limit: Option<Bytes>,
+    pub limit: Option<Limit>,
     /// Memory that each allocator reserves before the replay begins
     #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
     pub prefill: Option<Bytes>,
@@ -178,7 +179,7 @@ pub struct Explain {
     pub traces: Vec<PathBuf>,
     /// Memory that the job may use, such as 16GiB or l4; by default what it had when a request failed
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
-    pub limit: Option<Bytes>,
+    pub limit: Option<Limit>,
     /// Also show what is allocated at this event of the device, counted from 0
     #[arg(long, value_name = "EVENT", allow_negative_numbers = true)]
     pub at: Option<usize>,
@@ -205,7 +206,7 @@ pub struct Advise {
     pub traces: Vec<PathBuf>,
     /// Limits to fit into, separated by commas or given several times, such as 16GiB,l4
     #[arg(long, required = true, value_name = "SIZE", value_delimiter = ',', value_parser = limit, allow_hyphen_values = true)]
-    pub limit: Vec<Bytes>,
+    pub limit: Vec<Limit>,
     /// Also try these settings of PyTorch, in the syntax of PYTORCH_CUDA_ALLOC_CONF; may be given
     /// several times
     #[arg(long, value_name = "SETTINGS", value_parser = parse_settings)]
@@ -279,7 +280,7 @@ pub struct Report {
     pub png: Option<PathBuf>,
     /// Limits to try settings with, separated by commas or given several times, such as 16GiB,l4
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = limit)]
-    pub limit: Vec<Bytes>,
+    pub limit: Vec<Limit>,
     /// Find the smallest limit of each allocator also for jobs of more than 200,000 events
     #[arg(long)]
     pub limits: bool,

@@ -158,7 +158,9 @@ impl Page<'_> {
             };
             self.moment(moment, &when)?;
         }
-        self.fits()
+        self.fits()?;
+        let remedies = self.text.remedies("What to do", &self.found.verdict.remedies);
+        Ok(writeln!(self.out, "{remedies}\n")?)
     }
 
     fn head(&mut self) -> Result<()> {
@@ -208,12 +210,6 @@ impl Page<'_> {
         for finding in &verdict.findings {
             writeln!(self.out, "{}", self.text.wrap(&format!("- {}", finding.text), 2))?;
         }
-        if !verdict.remedies.is_empty() {
-            writeln!(self.out, "\n{}", self.text.strong("What helps"))?;
-            for remedy in &verdict.remedies {
-                writeln!(self.out, "{}", self.text.good(format!("  {remedy}")))?;
-            }
-        }
         Ok(writeln!(self.out)?)
     }
 
@@ -235,20 +231,25 @@ impl Page<'_> {
             self.sites(moment, share)?;
         }
         if !moment.largest.is_empty() {
-            writeln!(self.out, "  {}", self.text.weak("largest blocks"))?;
+            writeln!(
+                self.out,
+                "  {}",
+                self.text.weak("largest blocks, with the first event of each kind")
+            )?;
         }
-        for block in moment.largest.iter().take(self.top) {
+        for (number, block) in moment.largest_alike() {
             let event = match block.event {
                 Some(event) => format!("event {}", Count(event)),
                 None => "older".to_owned(),
             };
+            let times = if number > 1 { format!("{number} x") } else { String::new() };
             let size = Bytes::new(block.bytes).to_string();
             let category = block.category.name();
             let name = match self.found.recording.has_stacks {
-                true => self.text.fit(&block.site, 54),
+                true => self.text.fit(&block.site, 59),
                 false => String::new(),
             };
-            let line = format!("  {size:>11}  {event:>16}  {category:<16} {name}");
+            let line = format!("  {times:>4} {size:>11}  {event:>16}  {category:<16} {name}");
             writeln!(self.out, "{}", line.trim_end())?;
         }
         Ok(writeln!(self.out)?)
@@ -287,8 +288,13 @@ impl Page<'_> {
         };
         let head = format!("Smallest limit that fits, by replay{part}");
         writeln!(self.out, "{}", self.text.strong(head))?;
-        let row = |fit: &Fit| {
-            vec![
+        let card = |fit: &Fit| fit.smallest_card.as_ref().map_or("none", |card| card.id).to_owned();
+        let cards: Vec<String> = self.found.fits.iter().map(card).collect();
+        let one_card = cards.iter().all(|card| *card == cards[0]);
+        let mut head = vec!["allocator", "peak reserved without a limit", "smallest limit"];
+        head.extend((!one_card).then_some("smallest card"));
+        let row = |(fit, card): (&Fit, &String)| {
+            let mut row = vec![
                 printable(&fit.allocator),
                 match fit.smallest_limit_bytes {
                     Some(_) => Bytes::new(fit.peak_reserved_bytes).to_string(),
@@ -296,18 +302,30 @@ impl Page<'_> {
                 },
                 fit.smallest_limit_bytes
                     .map_or_else(|| "none".to_owned(), |limit| Bytes::new(limit).to_string()),
-                fit.smallest_card.as_ref().map_or("none", |card| card.id).to_owned(),
-            ]
+            ];
+            row.extend((!one_card).then(|| card.clone()));
+            row
         };
-        let rows: Vec<Vec<String>> = self.found.fits.iter().map(row).collect();
-        let least = self.found.fits.iter().filter_map(|fit| fit.smallest_limit_bytes).min();
+        let rows: Vec<Vec<String>> = self.found.fits.iter().zip(&cards).map(row).collect();
+        let least = self.found.least_limit();
         let mark = |index: usize| match self.found.fits.get(index) {
-            Some(fit) if least.is_some() && fit.smallest_limit_bytes == least => Mark::Good,
+            Some(fit)
+                if !fit.is_ideal()
+                    && least.is_some_and(|least| fit.smallest_limit_bytes == Some(least)) =>
+            {
+                Mark::Good
+            }
             _ => Mark::None,
         };
-        let head =
-            ["allocator", "peak reserved without a limit", "smallest limit", "smallest card"];
-        writeln!(self.out, "{}\n", self.text.table(&head, &rows, &[0], mark))?;
+        writeln!(self.out, "{}", self.text.table(&head, &rows, &[0], mark))?;
+        let mut legend =
+            "An asterisk marks the least; stream-ordered is left out, because its model never \
+                          fragments."
+                .to_owned();
+        if one_card {
+            legend.push_str(&format!(" Smallest card for each: {}.", cards[0]));
+        }
+        writeln!(self.out, "{}\n", self.text.weak(self.text.wrap(&legend, 0)))?;
         Ok(())
     }
 }

@@ -180,7 +180,7 @@ fn part(args: &Report, device: &Device, budget: u64, job: &Job<'_>, name: String
             Some(advise(job, device, &candidates, limits, threads())?)
         }
     };
-    let curves: Vec<Curve> = outcomes.iter().map(curve).collect();
+    let curves: Vec<Curve> = outcomes.iter().filter(|it| !it.curve.is_empty()).map(curve).collect();
     let data = Encoded::of(&Source { job, curves: &curves, budget })?;
     let findings = Findings::of(&Facts {
         explanation: &explanation,
@@ -195,10 +195,15 @@ fn replays(device: &Device, job: &Job<'_>) -> Result<Vec<Outcome>, ReplayError> 
     if job.recorded.events == 0 {
         return Ok(Vec::new());
     }
-    let outcomes = in_parallel(threads(), &DRAWN, |&preset| {
+    let outcomes = in_parallel(threads(), &Preset::ALL, |&preset| {
         let releases_of = Some(&job.recorded);
-        let options = Options { curve: true, releases_of, ..Options::default() };
-        replay(&job.workload, device, Config::preset(preset), options, |_| {})
+        let curve = DRAWN.contains(&preset);
+        let options = Options { curve, releases_of, ..Options::default() };
+        let config = match preset {
+            Preset::Torch => Candidate::recorded(&job.recorded).config,
+            preset => Config::preset(preset),
+        };
+        replay(&job.workload, device, config, options, |_| {})
     });
     outcomes.into_iter().collect()
 }

@@ -7,6 +7,7 @@ use std::fmt::Display;
 
 use comfy_table::{CellAlignment, Table, presets};
 use console::{Style, Term};
+use vramp_analysis::remedy::Remedy;
 
 /// Widest text, on a wider terminal too.
 const WIDTH_MAX: usize = 120;
@@ -59,6 +60,19 @@ impl Text {
         let indent = " ".repeat(indent);
         let options = textwrap::Options::new(width).subsequent_indent(&indent).break_words(false);
         textwrap::fill(text, options)
+    }
+
+    /// Returns what to do: a heading, and each remedy with its line to paste below it.
+    pub(crate) fn remedies(&self, title: &str, remedies: &[Remedy]) -> String {
+        let mut lines = vec![self.strong(title)];
+        for remedy in remedies {
+            lines.push(self.wrap(&format!("- {}", printable(&remedy.text)), 2));
+            // Not wrapped: it is pasted.
+            lines.extend(
+                remedy.code.as_ref().map(|code| self.good(format!("    {}", printable(code)))),
+            );
+        }
+        lines.join("\n")
     }
 
     /// Marks a heading.

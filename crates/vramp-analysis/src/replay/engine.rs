@@ -180,7 +180,7 @@ pub fn replay(
         recorded_peak_bytes: None,
         recording: Past::default().name(),
         peak_reserved_bytes: stats.reserved_peak.count(),
-        reserved_over_live: (!demand.is_zero() && oom.is_none()).then_some(ratio),
+        overhead: (!demand.is_zero() && oom.is_none()).then_some(ratio),
         driver_ms: ms(total.total_ns),
         driver_ms_is: if info.simulated { "modelled" } else { "measured" },
         worst_malloc_us: worst_malloc_ns as f64 / 1e3,

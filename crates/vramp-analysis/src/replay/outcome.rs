@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use vramp::Preset;
 
 use super::{Fidelity, Recorded};
 
 /// Version of the format of [`Outcome`]. It changes when a field is removed or changes its meaning.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// The result of one run, as `--json` prints it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -47,7 +48,7 @@ pub struct Outcome {
     pub peak_reserved_bytes: u64,
     /// `peak_reserved_bytes` over `peak_demand_bytes`; `None` for a workload without allocations and
     /// for a run that ran out of memory.
-    pub reserved_over_live: Option<f64>,
+    pub overhead: Option<f64>,
     /// Host time in driver calls during the replay, without setup and teardown.
     pub driver_ms: f64,
     /// `modelled` on the simulator, `measured` on a card.
@@ -93,6 +94,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Returns true for the driver's own pool on the simulator, which is modelled without fragmentation: it
+    /// is no rival of the others.
+    pub fn is_ideal(&self) -> bool {
+        self.allocator == Preset::StreamOrdered.name() && self.driver_ms_is == "modelled"
+    }
+
     /// Returns the outcome with what `recorded` says about the recording.
     pub fn with_recorded(self, recorded: &Recorded) -> Outcome {
         Outcome {

@@ -4,14 +4,13 @@ use vramp::Bytes;
 
 use super::page::{Cell, Figure, Findings, Table, Tone};
 use crate::advise::{Advice, Run};
+use crate::conclusion::Conclusion;
 use crate::explain::{Explanation, Failure};
 use crate::moment::Moment;
-use crate::number::{Count, plural};
+use crate::number::{Count, plural, ratio};
+use crate::remedy::Remedy;
 use crate::replay::Outcome;
 use crate::verdict::Cause;
-
-/// Most lines to paste.
-const LINES: usize = 6;
 
 /// What the findings of one device are made from.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +44,7 @@ impl Findings {
         Findings {
             headline: verdict.headline.clone(),
             verdict: texts.collect(),
-            remedies: verdict.remedies.clone(),
+            remedies: remedies(facts),
             failed: verdict.cause != Cause::None || explanation.failure.is_some(),
             figures: figures(facts),
             missing: missing(explanation),
@@ -53,6 +52,14 @@ impl Findings {
             fallback: vec![by_category(moment, name), by_site(moment, name), largest(moment, name)],
         }
     }
+}
+
+fn remedies(facts: &Facts<'_>) -> Vec<(String, Vec<Remedy>)> {
+    let verdict = &facts.explanation.verdict;
+    let advice = facts.advice.map_or(&[][..], |advice| &advice.conclusions);
+    let fit = |it: &Conclusion| (format!("To fit into {}", it.limit), it.remedies.clone());
+    let own = ("What to do".to_owned(), verdict.remedies.clone());
+    std::iter::once(own).chain(advice.iter().map(fit)).collect()
 }
 
 fn size(bytes: u64) -> String {
@@ -75,15 +82,22 @@ fn figures(facts: &Facts<'_>) -> Vec<Figure> {
     let explanation = facts.explanation;
     let figure =
         |label: &str, value: String, note: String| Figure { label: label.to_owned(), value, note };
-    let peak = explanation.peak_live_bytes;
-    let over = |bytes: u64| match peak {
-        0 => String::new(),
-        peak => format!("{:.2} times the allocated", bytes as f64 / peak as f64),
+    let (peak, demand) = (explanation.peak_live_bytes, explanation.demand_bytes);
+    let over = |bytes: u64, of: u64, what: &str| match ratio(bytes, of) {
+        Some(ratio) => format!("{ratio:.3} times what was {what}"),
+        None => String::new(),
     };
     let recording = &explanation.recording;
     let mut figures = vec![figure("peak allocated", size(peak), String::new())];
+    if demand > peak {
+        let note = "with the request that failed".to_owned();
+        figures.push(figure("needed at once", size(demand), note));
+    }
     figures.push(match (recording.peak_reserved_bytes, recording.reserved_at_least_bytes) {
-        (Some(bytes), _) => figure("peak reserved, recorded", size(bytes), over(bytes)),
+        (Some(bytes), _) => {
+            // The recorded allocator did not serve the request that failed.
+            figure("peak reserved, recorded", size(bytes), over(bytes, peak, "allocated"))
+        }
         (None, Some(bytes)) => {
             figure("peak reserved, recorded", size(bytes), "at least".to_owned())
         }
@@ -92,7 +106,8 @@ fn figures(facts: &Facts<'_>) -> Vec<Figure> {
     let vramp = facts.outcomes.iter().find(|outcome| outcome.allocator == "vramp");
     if let Some(vramp) = vramp.filter(|outcome| outcome.oom.is_none()) {
         let bytes = vramp.peak_reserved_bytes;
-        figures.push(figure("peak reserved by vramp", size(bytes), over(bytes)));
+        let note = over(bytes, demand, "needed");
+        figures.push(figure("peak reserved by vramp", size(bytes), note));
     }
     if let Some(Failure { size_bytes, card_free_bytes, event, .. }) = &explanation.failure {
         let free = card_free_bytes.map(|free| format!("{} free on the card", size(free)));
@@ -132,36 +147,36 @@ fn fits(explanation: &Explanation) -> Option<Table> {
     if explanation.fits.is_empty() {
         return None;
     }
-    let smallest = explanation.fits.iter().filter_map(|fit| fit.smallest_limit_bytes).min();
+    let smallest = explanation.least_limit();
     let rows = explanation.fits.iter().map(|fit| {
         let limit = match fit.smallest_limit_bytes {
             None => Cell::text("none").toned(Tone::Bad),
-            Some(limit) if Some(limit) == smallest => bytes(limit).toned(Tone::Good),
+            Some(limit) if Some(limit) == smallest && !fit.is_ideal() => {
+                bytes(limit).toned(Tone::Good)
+            }
             Some(limit) => bytes(limit),
         };
         vec![Cell::text(&fit.allocator), limit, bytes(fit.peak_reserved_bytes)]
     });
-    let lines = explanation
-        .fits
-        .iter()
-        .filter_map(|fit| Some((format!("To use {}:", fit.allocator), fit.line.clone()?)));
     Some(Table {
         title: "Smallest limit that fits, by replay".to_owned(),
         note: "With this much memory for the allocator the recorded requests succeed, in their \
-               recorded order."
+               recorded order. The least is green, but for the modelled driver pool \
+               (stream-ordered), which never fragments."
             .to_owned(),
         columns: columns(&["allocator", "smallest limit", "peak reserved without a limit"]),
         rows: rows.collect(),
-        lines: lines.collect(),
     })
 }
 
 fn advice(advice: &Advice) -> Table {
     let mut names = columns(&["allocator or setting", "peak, no limit", "driver time"]);
-    names.extend(advice.limits_bytes.iter().map(|&limit| size(limit)));
+    names.extend(advice.limits.iter().map(|limit| limit.to_string()));
     let cell = |run: &Run| match run.fits {
         true => {
-            Cell::number(run.driver_ms, format!("fits, {:.1} ms", run.driver_ms)).toned(Tone::Good)
+            let reserved = run.peak_reserved_bytes;
+            let word = if run.tight { "tight" } else { "fits" };
+            Cell::number(reserved as f64, format!("{word}, {}", size(reserved))).toned(Tone::Good)
         }
         // Sorted behind everything that fits.
         false => Cell::number(f64::MAX, "no").toned(Tone::Bad),
@@ -175,39 +190,30 @@ fn advice(advice: &Advice) -> Table {
         row.extend(tried.limited.iter().map(cell));
         row
     });
-    let mut lines: Vec<(String, String)> = Vec::new();
-    for (index, &limit) in advice.limits_bytes.iter().enumerate() {
-        for tried in advice.fitting(index) {
-            let Some(line) = &tried.line else { continue };
-            if lines.len() < LINES && lines.iter().all(|(_, known)| known != line) {
-                lines.push((format!("{} fits into {}:", tried.name, size(limit)), line.clone()));
-            }
-        }
-    }
     Table {
         title: "Settings and limits".to_owned(),
         note: format!(
             "The job needs {} at once. Each setting was tried with each limit; the driver time is \
-             modelled.",
+             modelled. Tight: it fits, and fails with 5 % less.",
             size(advice.demand_bytes)
         ),
         columns: names,
         rows: rows.collect(),
-        lines,
     }
 }
 
 fn replays(outcomes: &[Outcome]) -> Table {
-    let fitting = outcomes.iter().filter(|outcome| outcome.oom.is_none());
+    let fitting = outcomes.iter().filter(|it| it.oom.is_none() && !it.is_ideal());
     let least = fitting.map(|outcome| outcome.peak_reserved_bytes).min();
     let rows = outcomes.iter().map(|outcome| {
         let reserved = outcome.peak_reserved_bytes;
-        let tone = if Some(reserved) == least { Tone::Good } else { Tone::Plain };
+        let is_least = Some(reserved) == least && !outcome.is_ideal();
+        let tone = if is_least { Tone::Good } else { Tone::Plain };
         let result = match &outcome.oom {
             None => Cell::text("all requests succeed").toned(Tone::Good),
             Some(_) => Cell::text("out of memory").toned(Tone::Bad),
         };
-        let ratio = outcome.reserved_over_live;
+        let ratio = outcome.overhead;
         vec![
             Cell::text(outcome.allocator),
             result,
@@ -219,19 +225,19 @@ fn replays(outcomes: &[Outcome]) -> Table {
     });
     Table {
         title: "Replays without a limit".to_owned(),
-        note: "The recorded requests on each allocator. Driver time is modelled on a simulated \
-               device, and measured on a card."
-            .to_owned(),
+        note:
+            "The recorded requests on each allocator; torch has the recorded settings. Driver time \
+               is modelled on a simulated device, and measured on a card."
+                .to_owned(),
         columns: columns(&[
             "allocator",
             "result",
             "peak reserved",
-            "reserved/allocated",
+            "overhead (reserved/needed)",
             "driver calls",
             "driver time",
         ]),
         rows: rows.collect(),
-        lines: Vec::new(),
     }
 }
 
@@ -259,8 +265,9 @@ fn by_site(moment: &Moment, name: &str) -> Table {
 }
 
 fn largest(moment: &Moment, name: &str) -> Table {
-    let rows = moment.largest.iter().map(|block| {
+    let rows = moment.largest_alike().into_iter().map(|(blocks, block)| {
         vec![
+            count(blocks),
             bytes(block.bytes),
             Cell::text(block.category.name()),
             block.event.map_or(Cell::text("older"), count),
@@ -270,7 +277,14 @@ fn largest(moment: &Moment, name: &str) -> Table {
     });
     Table {
         title: format!("Largest blocks {name}"),
-        columns: columns(&["size", "category", "event", "allocated by", "operation"]),
+        columns: columns(&[
+            "blocks",
+            "size of each",
+            "category",
+            "first event",
+            "allocated by",
+            "operation",
+        ]),
         rows: rows.collect(),
         ..Table::default()
     }

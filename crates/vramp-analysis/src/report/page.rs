@@ -10,6 +10,7 @@ use super::encode::{Encoded, Head, Kept};
 use super::svg;
 use super::text::{escape, island, plain, shown};
 use crate::number::Count;
+use crate::remedy::Remedy;
 
 const TEMPLATE: &str = include_str!("assets/page.html");
 const SCRIPT: &str = concat!(
@@ -57,8 +58,8 @@ pub struct Findings {
     pub headline: String,
     /// What contributed, a sentence or two each.
     pub verdict: Vec<String>,
-    /// What saves the job, a sentence each.
-    pub remedies: Vec<String>,
+    /// What to do, in the order in which to try it, each list with what it is for.
+    pub remedies: Vec<(String, Vec<Remedy>)>,
     /// True if the job failed for lack of memory.
     pub failed: bool,
     /// Key numbers.
@@ -93,8 +94,6 @@ pub struct Table {
     pub columns: Vec<String>,
     /// The cells of each row, as many as there are columns.
     pub rows: Vec<Vec<Cell>>,
-    /// Lines to paste into a shell or a program, each with what it is for.
-    pub lines: Vec<(String, String)>,
 }
 
 /// One cell of a table.
@@ -233,9 +232,7 @@ impl Report {
         for text in &findings.verdict {
             writeln!(out, "<p>{}</p>", escape(&sentence_of(text)))?;
         }
-        for text in &findings.remedies {
-            writeln!(out, "<p class=\"remedy\">{}</p>", escape(&sentence_of(text)))?;
-        }
+        findings.remedies.iter().try_for_each(|(title, list)| remedies(title, list, out))?;
         writeln!(out, "</section>")?;
         writeln!(out, "<dl class=\"figures\">")?;
         for Figure { label, value, note } in &findings.figures {
@@ -268,6 +265,23 @@ impl Report {
         }
         writeln!(out, "</article>")
     }
+}
+
+/// Writes what to do, with the lines to paste.
+fn remedies(title: &str, remedies: &[Remedy], out: &mut dyn Write) -> io::Result<()> {
+    if remedies.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "<h3>{}</h3>\n<ol class=\"remedies\">", shown(title))?;
+    for Remedy { text, code, .. } in remedies {
+        writeln!(out, "<li>{}", escape(&sentence_of(text)))?;
+        if let Some(code) = code {
+            let line = escape(&sentence_of(code));
+            writeln!(out, "<div class=\"paste\"><pre tabindex=\"0\">{line}</pre></div>")?;
+        }
+        writeln!(out, "</li>")?;
+    }
+    writeln!(out, "</ol>")
 }
 
 /// Longest sentence, in characters.
@@ -364,14 +378,6 @@ fn table(table: &Table, out: &mut dyn Write) -> io::Result<()> {
             writeln!(out, "</tr>")?;
         }
         writeln!(out, "</tbody></table></div>")?;
-    }
-    for (purpose, line) in &table.lines {
-        writeln!(
-            out,
-            "<div class=\"paste\"><span>{}</span><pre tabindex=\"0\">{}</pre></div>",
-            shown(purpose),
-            escape(&sentence_of(line))
-        )?;
     }
     writeln!(out, "</section>")
 }

@@ -47,7 +47,6 @@ pub(super) fn comparison(parts: &[Part]) -> Table {
                 .to_owned(),
         rows: rows.collect(),
         columns,
-        lines: Vec::new(),
     }
 }
 

@@ -3,6 +3,7 @@ use vramp::device::Device;
 use vramp::{Bytes, Config, DeviceAddr, Preset};
 use vramp_analysis::advise::{Advice, Run, Tried, fitting_everywhere};
 use vramp_analysis::job::Job;
+use vramp_analysis::limit::Limit;
 use vramp_analysis::replay::{Options, Outcome, Total, replay};
 use vramp_trace::{Annotation, Event, EventKind, Frame, Stage, StreamIndex, Trace};
 
@@ -122,6 +123,7 @@ fn advice(tried: &[(&str, f64, bool, bool)]) -> Advice {
         driver_ms,
         oom_at_event: None,
         tight,
+        marginal: false,
     };
     let tried = tried.iter().map(|&(name, ms, fits, tight)| Tried {
         name: name.to_owned(),
@@ -130,12 +132,14 @@ fn advice(tried: &[(&str, f64, bool, bool)]) -> Advice {
         limited: vec![run(ms, fits, tight)],
     });
     Advice {
-        schema_version: 1,
+        schema_version: 2,
         trace: "made".to_owned(),
         trace_device: 0,
         demand_bytes: 1,
         recording: "whole",
-        limits_bytes: vec![100],
+        duration_ms: Some(100.0),
+        limits: vec![Limit { bytes: 100, card: None }],
+        conclusions: Vec::new(),
         tried: tried.collect(),
     }
 }

@@ -166,7 +166,7 @@ fn a_request_that_failed_is_made_again() {
         assert_eq!((fits.oom_at_event, fits.peak_demand_bytes), (None, 56 << 20), "{preset:?}");
         assert!(fits.peak_reserved_bytes >= 56 << 20, "{fits:?}");
         let limited = run(Bytes::mib(48), Some(Bytes::mib(40)));
-        assert_eq!((limited.oom_at_event, limited.reserved_over_live), (Some(1), None));
+        assert_eq!((limited.oom_at_event, limited.overhead), (Some(1), None));
         assert_eq!(run(Bytes::tib(1), None).oom_at_event, Some(1), "{preset:?}");
     }
 }

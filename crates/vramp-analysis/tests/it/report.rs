@@ -12,6 +12,7 @@ use vramp::{Bytes, DeviceAddr};
 use vramp_analysis::explain::{self, explain};
 use vramp_analysis::frames::folded;
 use vramp_analysis::job::Job;
+use vramp_analysis::remedy::{Remedy, RemedyKind};
 use vramp_analysis::replay::CurvePoint;
 use vramp_analysis::report::{
     Cell, Curve, Encoded, Facts, Figure, Findings, Kept, Part, Report, Source, Table,
@@ -474,7 +475,15 @@ fn hostile_texts_are_data_in_every_field() {
     let mut part = part(&trace, u64::MAX);
     for text in HOSTILE {
         part.findings.verdict.push(text.into());
-        part.findings.remedies.push(text.into());
+        part.findings.remedies.push((
+            text.into(),
+            vec![Remedy {
+                kind: RemedyKind::Nothing,
+                text: text.into(),
+                code: Some(text.into()),
+                fits_bytes: None,
+            }],
+        ));
         part.findings.headline.push_str(text);
         part.findings.missing.push(text.into());
         part.findings.figures.push(Figure {
@@ -487,7 +496,6 @@ fn hostile_texts_are_data_in_every_field() {
             note: text.into(),
             columns: vec![text.into()],
             rows: vec![vec![Cell::text(text)], vec![Cell::number(f64::NAN, text)]],
-            lines: vec![(text.into(), text.into())],
         });
     }
     let title = HOSTILE.concat();

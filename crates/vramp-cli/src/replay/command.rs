@@ -12,6 +12,7 @@ use vramp::config::TorchConfig;
 use vramp_trace::Workload;
 
 use vramp::device::sim::CardModel;
+use vramp_analysis::limit::Limit;
 use vramp_analysis::replay::{Options, Outcome, Recorded, RecordedOom, replay};
 
 use super::{table, total};
@@ -230,7 +231,7 @@ fn runs(args: &Replay) -> Result<Vec<Run>> {
     chosen
         .map(|preset| {
             let mut config = Config::preset(preset);
-            config.limit = args.limit;
+            config.limit = args.limit.map(Limit::bytes);
             config.torch = args.torch_config.clone().unwrap_or_default();
             config.prefill = args.prefill.unwrap_or_default();
             let (config, variables) = config.with_variables(lookup)?;

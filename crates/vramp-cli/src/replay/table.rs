@@ -75,13 +75,15 @@ pub(crate) fn assumptions(device: &DeviceInfo, audited: bool) -> String {
         format!("Measured on {} ({}).", device.id, device.name)
     };
     let time = device.time_note();
+    let but = if device.simulated { ", stream-ordered left out" } else { "" };
     let audit = match (audited, device.simulated) {
         (false, _) => "",
         (true, true) => " Every request was followed by an audit; no unordered access was found.",
         (true, false) => " Every request was followed by an audit.",
     };
     format!(
-        "An asterisk marks the least memory. Sizes, streams and the order of requests are replayed; \
+        "An asterisk marks the least memory{but}. Needed: the peak allocated, with a request that \
+         failed. Sizes, streams and the order of requests are replayed; \
          kernels are not. {time} {on}{audit}"
     )
 }
@@ -119,7 +121,7 @@ fn rows(text: &Text, workload: &Workload, recorded: &Recorded, outcomes: &[Outco
     let mut head = vec![
         "allocator",
         "peak reserved",
-        "overhead (reserved/allocated)",
+        "overhead (reserved/needed)",
         "driver calls",
         &time,
         "worst malloc",
@@ -171,10 +173,7 @@ fn rows(text: &Text, workload: &Workload, recorded: &Recorded, outcomes: &[Outco
         }
         rows.push(row);
     }
-    // The modelled driver pool never fragments, so it is no rival.
-    let is_ideal = |outcome: &Outcome| {
-        outcome.allocator == Preset::StreamOrdered.name() && outcome.driver_ms_is == "modelled"
-    };
+    let is_ideal = Outcome::is_ideal;
     let finished = outcomes.iter().filter(|it| it.oom_at_event.is_none() && !is_ideal(it));
     let least = finished.map(|outcome| outcome.peak_reserved_bytes).min();
     let mark = |row: usize| match row.checked_sub(before).and_then(|row| outcomes.get(row)) {

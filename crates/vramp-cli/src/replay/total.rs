@@ -53,7 +53,7 @@ fn rows(text: &Text, totals: &[Total], outcome: &Outcome) -> String {
     let mut head = vec![
         "allocator",
         "sum of peaks reserved",
-        "overhead (reserved/allocated)",
+        "overhead (reserved/needed)",
         "driver calls",
         &time,
         "worst malloc",

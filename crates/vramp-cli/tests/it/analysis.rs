@@ -44,9 +44,57 @@ fn the_verdict_names_the_demand_and_the_limit() {
     let text = stdout(&["explain", OOM, "--limit", "16GiB"]);
     assert!(text.contains("no allocator fits it in 16.00 GiB"), "{text}");
     let found = json(&["explain", OOM]);
-    assert_eq!(found["schema_version"], 1);
+    assert_eq!(found["schema_version"], 2);
     assert_eq!(found["verdict"]["cause"], "limit");
     assert_eq!(found["demand_bytes"].as_u64(), Some(18_156_037_524));
+}
+
+/// Returns what follows the last heading of a text.
+fn last_part<'a>(text: &'a str, heading: &str) -> &'a str {
+    text.rsplit_once(heading).unwrap_or_else(|| panic!("no '{heading}' in:\n{text}")).1
+}
+
+#[test]
+fn an_explanation_ends_with_what_to_do_and_names_the_request_first() {
+    let text = stdout(&["explain", OOM]);
+    let request = "The request that failed: workloads.py:32 w_llama_varlen, which requested 1.94 GiB \
+                   (in torch/nn/functional.py:3504 cross_entropy) at event 1,029.";
+    let line = text.lines().position(|line| line.contains(request)).expect(&text);
+    assert!(line < 6, "{text}");
+    let last = last_part(&text, "What to do\n");
+    for words in [
+        "Raise the limit of the process to 18.00 GiB: the card has 139.12 GiB.",
+        "torch.cuda.set_per_process_memory_fraction(0.13)",
+        "1.94 GiB less at that moment is enough",
+    ] {
+        assert!(last.contains(words), "'{words}' is not in:\n{text}");
+    }
+    // Rows that are alike are one, and an asterisk has its meaning.
+    assert!(text.contains("4 x  171.50 MiB"), "{text}");
+    assert!(text.contains("An asterisk marks the least"), "{text}");
+}
+
+#[test]
+fn a_job_that_fits_is_told_to_change_nothing() {
+    for (trace, limit) in [(OOM, "24GiB"), (RESNET, "l4"), (GNN, "24GiB")] {
+        let found = json(&["advise", trace, "--limit", limit]);
+        let conclusion = &found["conclusions"][0];
+        let remedies = conclusion["remedies"].as_array().unwrap();
+        assert_eq!(remedies[0]["kind"], "nothing", "{trace}: {remedies:?}");
+        let own = found["tried"][0]["limited"][0]["peak_reserved_bytes"].as_u64().unwrap();
+        for remedy in &remedies[1..] {
+            let name = remedy["text"].as_str().unwrap().split(' ').next().unwrap();
+            let tried = found["tried"].as_array().unwrap().iter();
+            let mut of = tried.filter(|it| it["name"] == name);
+            let peak = of.next().unwrap()["limited"][0]["peak_reserved_bytes"].as_u64().unwrap();
+            assert!(peak <= own / 100 * 98, "{trace}: {remedy}");
+        }
+    }
+    let text = stdout(&["advise", RESNET, "--limit", "l4"]);
+    assert!(text.contains("To fit into l4 (21.49 GiB)\n- It fits already"), "{text}");
+    let text = stdout(&["explain", OOM, "--limit", "l4"]);
+    assert!(text.contains("fits in l4 (21.49 GiB)"), "{text}");
+    assert!(last_part(&text, "What to do\n").starts_with("- It fits already: change nothing."));
 }
 
 #[test]
@@ -67,7 +115,11 @@ fn a_job_that_would_fit_is_fragmented_and_what_fits_is_named() {
     let found = json(&["explain", GNN, "--limit", "18GiB"]);
     assert_eq!(found["verdict"]["cause"], "fragmentation");
     let remedies = found["verdict"]["remedies"].as_array().unwrap();
-    assert!(remedies.iter().any(|it| it.as_str().unwrap().contains("vramp.torch.enable()")));
+    assert!(
+        remedies
+            .iter()
+            .any(|it| it["kind"] == "vramp" && it["code"].as_str().unwrap().contains("enable()"))
+    );
     let peak = &found["peak"];
     assert_eq!(peak["live_bytes"].as_u64(), Some(16_522_160_092));
     let sums = ["sites", "categories", "streams"].map(|list| {
@@ -98,7 +150,7 @@ fn the_smallest_limit_fits_and_a_little_less_does_not() {
 fn advice_is_a_line_to_paste_for_each_limit_and_replays_the_same() {
     let text = stdout(&["advise", GNN, "--limit", "16GiB,24GiB", "--limit", "60GiB"]);
     assert!(text.contains("export PYTORCH_CUDA_ALLOC_CONF="), "{text}");
-    assert!(text.contains("60.00 GiB: fits with"), "{text}");
+    assert!(text.contains("To fit into 60.00 GiB\n- It fits already: change nothing."), "{text}");
     let found = json(&["advise", GNN, "--limit", "24GiB"]);
     for tried in found["tried"].as_array().unwrap() {
         let Some(line) = tried["line"].as_str() else { continue };
@@ -118,7 +170,7 @@ fn advice_is_a_line_to_paste_for_each_limit_and_replays_the_same() {
 fn what_does_not_fit_ends_with_code_three_if_asked() {
     let args = ["advise", OOM, "--limit", "16GiB"];
     let text = stdout(&args);
-    assert!(text.contains("16.00 GiB: the job needs 16.91 GiB at once"), "{text}");
+    assert!(text.contains("No allocator fits it below 16.91 GiB"), "{text}");
     vramp(&[&args[..], &["--fail-on-oom"]].concat()).assert().code(3);
     vramp(&["replay", OOM, "--limit", "16GiB", "--fail-on-oom"]).assert().code(3);
     vramp(&["replay", OOM, "--limit", "20GiB", "--fail-on-oom"]).assert().success();

@@ -111,7 +111,7 @@ fn json_has_one_object_for_each_run_with_exact_integers() {
         ] {
             assert!(run[integer].is_u64(), "{integer} is {}", run[integer]);
         }
-        for number in ["reserved_over_live", "driver_ms", "worst_malloc_us", "replay_s", "read_s"] {
+        for number in ["overhead", "driver_ms", "worst_malloc_us", "replay_s", "read_s"] {
             assert!(run[number].is_f64(), "{number} is {}", run[number]);
         }
         assert_eq!(run["decisions_sha256"].as_str().expect("the test has set this up").len(), 64);

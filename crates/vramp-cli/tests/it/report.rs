@@ -35,7 +35,7 @@ fn a_report_writes_a_page_and_pictures_without_fonts() {
     assert!(text.contains("1,510 events of 1 recorded device"), "{text}");
     let page = fs::read_to_string(&page).unwrap();
     for wanted in
-        ["Settings and limits", "Smallest limit that fits", "export PYTORCH_CUDA_ALLOC_CONF="]
+        ["Settings and limits", "Smallest limit that fits", "set_per_process_memory_fraction(0.13)"]
     {
         assert!(page.contains(wanted), "{wanted}");
     }

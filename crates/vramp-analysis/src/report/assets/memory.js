@@ -332,7 +332,7 @@ class AddressMap {
     const reserved = sum((s) => s.size), free = sum((s) => s.free);
     const hole = segments.reduce((most, s) => Math.max(most, s.hole), 0);
     const part = reserved > 0 ? ((100 * free) / reserved).toFixed(1) : "0.0";
-    let text = `${counted(segments.length, this.inferred ? "range" : "segment")}, ${bytesText(reserved)} in all. ${bytesText(free)} of it (${part} %) is in free holes; the largest hole has ${bytesText(hole)}.`;
+    let text = `${counted(segments.length, this.inferred ? "range" : "segment")}, ${bytesText(reserved)} in all. ${bytesText(free)} of it (${part} %) is outside of blocks: holes and rounding; the largest hole has ${bytesText(hole)}.`;
     if (this.inferred) text = segments.length ? `The recording has no segments, so these are the addresses of its blocks. ${text}` : "The recording has no addresses at this moment.";
     if (this.unplaced > 0) text += ` ${countText(this.unplaced)} blocks have no address here: the page has them at the peak, at failures and at the end.`;
     if (this.outside > 0) text += ` ${bytesText(this.outside)} of blocks are outside of every known segment.`;
@@ -346,7 +346,7 @@ class AddressMap {
       const rest = sorted.slice(shown.length);
       const bytes = rest.reduce((total, segment) => total + segment.size, 0);
       const holes = rest.reduce((total, segment) => total + segment.free, 0);
-      box.append(element("p", "note", `and ${counted(rest.length, "more segment")}: ${bytesText(bytes)}, ${bytesText(holes)} of it free`));
+      box.append(element("p", "note", `and ${counted(rest.length, "more segment")}: ${bytesText(bytes)}, ${bytesText(holes)} of it outside of blocks`));
     }
     this.showPins(segments);
     const used = new Set(segments.flatMap((segment) => segment.blocks.map((block) => recording.siteCategory[recording.site[block]])));

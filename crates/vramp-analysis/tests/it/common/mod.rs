@@ -1,0 +1,4 @@
+//! What several tests share.
+
+pub mod made_job;
+pub mod remedies;
