@@ -10,6 +10,7 @@ mod captures;
 mod convert;
 mod devices;
 mod graph;
+mod one_number;
 mod program;
 mod report;
 mod tiers;
