@@ -25,9 +25,12 @@ def _command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_the_doctor_finds_a_machine_that_works() -> None:
-    done = _command("doctor", VRAMP_CONF="limit=3GiB", CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stdout
+@pytest.mark.parametrize("named", ["sim", ""])
+def test_the_simulator_alone_is_no_machine_that_works(named: str) -> None:
+    done = _command("doctor", VRAMP_CONF="limit=3GiB", CUDA_VISIBLE_DEVICES="", VRAMP_DEVICE=named)
+    assert done.returncode == 3, done.stdout
+    assert "\nvramp works on the simulator only" in done.stdout
+    assert "FAIL card" in done.stdout
     lines = {line[5:21].strip(): line for line in done.stdout.splitlines()}
     assert lines["package"].startswith("ok")
     assert "simulated" in lines["device"]

@@ -54,12 +54,16 @@ def _visible_devices(visible: str, missing: str | None) -> Check:
         return "visible devices", None, f"{text} hides every card"
     if missing is None or _NO_DEVICE not in missing:
         return "visible devices", None, text
-    simulated = any(
-        word in os.environ.get(name, "")
-        for name, word in (("VRAMP_DEVICE", "sim"), ("VRAMP_CONF", "device=sim"))
-    )
+    simulated = "sim" in _named_device()
     text = f"{text} names no card of this machine: use numbers from 0 as in nvidia-smi, or unset it"
     return "visible devices", None if simulated else False, text
+
+
+def _named_device() -> str:
+    """Returns the device that the environment names, or nothing."""
+    options = os.environ.get("VRAMP_CONF", "").replace(" ", "").split(",")
+    named = [option.partition("=")[2] for option in options if option.startswith("device=")]
+    return named[-1] if named else os.environ.get("VRAMP_DEVICE", "")
 
 
 def _device() -> Iterator[Check]:
@@ -72,6 +76,10 @@ def _device() -> Iterator[Check]:
     for name in ("VRAMP_CONF", "VRAMP_DEVICE"):
         if os.environ.get(name):
             yield name, None, os.environ[name]
+    named = _named_device()
+    if missing is not None and not named:
+        # Nothing is simulated unasked; the checks of this process ask for it.
+        os.environ["VRAMP_DEVICE"] = "sim"
     try:
         pool = vramp.pool()
         info = pool.device_info
@@ -79,7 +87,9 @@ def _device() -> Iterator[Check]:
         yield "pool", False, str(error)
         return
     if info.is_simulated:
-        why = missing or "VRAMP_DEVICE or VRAMP_CONF says so"
+        if missing is not None:
+            yield "card", False, missing
+        why = "VRAMP_DEVICE or VRAMP_CONF says so" if named else "the checks below are of it"
         yield "device", None, f"{info.name}: {why}"
     else:
         yield "device", True, f"{info.id}, {info.name}, {_bytes(info.memory)}"
@@ -206,13 +216,17 @@ def checks() -> Iterator[Check]:
         yield from _library(*library)
 
 
+_SIMULATOR_ONLY = 3
+"""Exit code if everything works, but on the simulator only."""
+
+
 def main(arguments: list[str]) -> int:
-    """Prints every check. Returns 0 if vramp works, and 1 otherwise."""
+    """Prints every check. Returns 0 if vramp works on a card, 3 if on the simulator only, and 1 otherwise."""
     if arguments:
         print("usage: python -m vramp doctor", file=sys.stderr)
         return 0 if arguments[0] in ("-h", "--help") else 2
     essential = {"package", "visible devices", "pool", "allocation"}
-    works = True
+    works, simulated = True, False
     for name, ok, text in checks():
         mark = {True: "ok", False: "FAIL", None: "--"}[ok]
         first, *rest = text.splitlines() or [""]
@@ -221,5 +235,12 @@ def main(arguments: list[str]) -> int:
             print(f"{'':<21} {line}")
         if ok is False and name in essential:
             works = False
-    print("vramp works here" if works else "vramp does not work here: see FAIL above")
-    return 0 if works else 1
+        simulated = simulated or (name == "device" and ok is None)
+    if not works:
+        print("vramp does not work here: see FAIL above")
+        return 1
+    if simulated:
+        print("vramp works on the simulator only: no program computes on a card here")
+        return _SIMULATOR_ONLY
+    print("vramp works here")
+    return 0
