@@ -37,18 +37,31 @@ def test_a_failure_is_explained() -> None:
     assert explanation.failure is not None
     assert explanation.verdict.cause in ("demand", "growth", "fragmentation", "limit")
     assert explanation.verdict.headline
+    assert explanation.verdict.remedies
     assert explanation.failure.moment.live_bytes > 0
     assert explanation.peak.blocks >= len(explanation.peak.largest) > 0
     assert explanation.fits == ()
     (fitted,) = vramp.explain(OOM, limit=80 * GIB, at=10, top=3)
     assert {fit.allocator for fit in fitted.fits} >= {"vramp"}
     assert fitted.at is not None
+    assert fitted.verdict.remedies[0].kind == "nothing"
 
 
 def test_advice_tries_settings() -> None:
     (advice,) = vramp.advise(TRACES / "gnn.pickle.gz", limits=["1GiB", 2 * GIB])
-    assert advice.limits_bytes == (GIB, 2 * GIB)
+    assert [limit.bytes for limit in advice.limits] == [GIB, 2 * GIB]
     assert all(len(tried.limited) == 2 for tried in advice.tried)
+    assert all(conclusion.remedies for conclusion in advice.conclusions)
+
+
+def test_results_are_readable() -> None:
+    (explanation,) = vramp.explain(OOM)
+    (advice,) = vramp.advise(OOM, limits=["l4"])
+    assert "Raise the limit of the process to 18.00 GiB" in str(explanation)
+    assert "To fit into l4 (21.49 GiB)\n- It fits already: change nothing." in str(advice)
+    for found in (explanation, advice):
+        shown = found._repr_html_()
+        assert shown.startswith("<pre>") and found.trace in shown
 
 
 def test_files_that_are_no_recordings_are_typed_errors(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import typing
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
-from . import _native
+from . import _native, _show
 
 _T = TypeVar("_T")
 
@@ -51,8 +51,8 @@ class Replay:
     """Peak of reserved bytes in the recording, if it has one."""
     peak_reserved_bytes: int
     """Peak of reserved bytes in the replay."""
-    reserved_over_live: float | None
-    """`peak_reserved_bytes` over `peak_live_bytes`."""
+    overhead: float | None
+    """`peak_reserved_bytes` over `peak_demand_bytes`. None after a failure."""
     driver_ms: float
     """Time of all driver calls: modelled on the simulator, measured on a card (`driver_ms_is`)."""
     driver_ms_is: str
@@ -120,6 +120,19 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Remedy:
+    """One thing to do about a job."""
+
+    kind: str
+    """nothing, record, limit, setting, vramp, program or card."""
+    text: str
+    code: str | None
+    """A line to paste into a shell or a program."""
+    fits_bytes: int | None
+    """Memory that the recorded requests fit into with it, by replay."""
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Why a job failed, in words."""
 
@@ -127,7 +140,8 @@ class Verdict:
     """none, no_history, demand, growth, fragmentation or limit."""
     headline: str
     findings: tuple[Finding, ...]
-    remedies: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
+    """What to do, in the order in which to try it. A job that failed has at least one."""
 
 
 @dataclass(frozen=True)
@@ -254,11 +268,20 @@ class Fit:
     allocator: str
     peak_reserved_bytes: int
     smallest_limit_bytes: int | None
+    roomy_limit_bytes: int | None
+    """A limit that leaves 5 % for runs that differ slightly."""
     smallest_card: Card | None
 
 
+class _Shown:
+    """A result with a text for a person, and that text for a notebook."""
+
+    def _repr_html_(self) -> str:
+        return _show.html(str(self))
+
+
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(_Shown):
     """Why a job used its memory as it did."""
 
     trace: str
@@ -275,6 +298,9 @@ class Explanation:
     growth: Growth | None
     fits: tuple[Fit, ...]
 
+    def __str__(self) -> str:
+        return _show.explanation(self)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -284,6 +310,8 @@ class Run:
     peak_reserved_bytes: int
     driver_ms: float
     oom_at_event: int | None
+    tight: bool
+    """True if it fits, and fails with a limit that is 5 % lower."""
 
 
 @dataclass(frozen=True)
@@ -295,19 +323,47 @@ class Tried:
     """What to set to use it, if it is a setting."""
     unlimited: Run
     limited: tuple[Run, ...]
-    """One run for each of `Advice.limits_bytes`."""
+    """One run for each of `Advice.limits`."""
 
 
 @dataclass(frozen=True)
-class Advice:
+class Limit:
+    """Memory that a job may reserve."""
+
+    bytes: int
+    card: str | None
+    """The card that the limit was given as."""
+
+    def __str__(self) -> str:
+        return f"{self.card} ({_show.size(self.bytes)})" if self.card else _show.size(self.bytes)
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What to do to fit into one limit, in the order in which to try it."""
+
+    limit: Limit
+    remedies: tuple[Remedy, ...]
+
+
+@dataclass(frozen=True)
+class Advice(_Shown):
     """Allocators and settings, tried on a recorded job."""
 
     trace: str
     trace_device: int
     demand_bytes: int
     recording: str
-    limits_bytes: tuple[int, ...]
+    duration_ms: float | None
+    """Time from the first to the last event, if recorded."""
+    limits: tuple[Limit, ...]
     tried: tuple[Tried, ...]
+    """The recorded settings first."""
+    conclusions: tuple[Conclusion, ...]
+    """One for each limit."""
+
+    def __str__(self) -> str:
+        return _show.advice(self)
 
 
 @functools.cache

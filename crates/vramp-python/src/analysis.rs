@@ -13,6 +13,7 @@ use vramp_alloc::device::{Device, DeviceOptions};
 use vramp_alloc::{Bytes, Config, Preset};
 use vramp_analysis::candidates::Candidate;
 use vramp_analysis::job::Job;
+use vramp_analysis::limit::Limit;
 use vramp_analysis::replay::{Options, Outcome, ReplayError};
 use vramp_trace::{ReadError, ReadLimits, Trace};
 
@@ -98,8 +99,14 @@ fn threads() -> NonZeroUsize {
     thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Returns a limit from its text, for a card with `memory`.
-fn limit(text: &str, memory: Bytes) -> Result<Bytes, Failure> {
+/// Returns a limit from its text, for a card with `memory`: an amount, a part, or what a process can use of
+/// a card.
+fn limit(text: &str, memory: Bytes) -> Result<Limit, Failure> {
+    if text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && let Ok(card) = CardModel::find(text)
+    {
+        return Ok(Limit::from(card));
+    }
     let percent = text.strip_suffix('%').and_then(|percent| percent.trim().parse::<f64>().ok());
     let limit = match percent {
         Some(percent) if percent > 0.0 && percent <= 100.0 => {
@@ -108,9 +115,13 @@ fn limit(text: &str, memory: Bytes) -> Result<Bytes, Failure> {
         Some(_) => None,
         None => text.parse().ok().filter(|limit: &Bytes| !limit.is_zero()),
     };
-    let refusal =
-        || format!("limit={text} is invalid: write a size such as 80GiB, or a part such as 90%");
-    limit.ok_or_else(|| Failure::new("OptionError", refusal()))
+    let refusal = || {
+        format!(
+            "limit={text} is invalid: write a size such as 80GiB, a part such as 90%, or a card such as \
+             l4"
+        )
+    };
+    limit.map(Limit::from).ok_or_else(|| Failure::new("OptionError", refusal()))
 }
 
 /// Runs `work` detached from the interpreter.
@@ -152,6 +163,7 @@ pub fn replay(
             };
             let memory = device.info().limits.memory;
             let limit = limit.as_deref().map(|text| self::limit(text, memory)).transpose()?;
+            let limit = limit.map(Limit::bytes);
             for &preset in &presets {
                 let (config, settings) = config(preset, limit, &job);
                 let options = Options { releases_of: Some(&job.recorded), ..Options::default() };
