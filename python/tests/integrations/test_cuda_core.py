@@ -118,9 +118,8 @@ def test_a_buffer_that_does_not_keep_its_stream_is_freed_on_it(pool: vramp.Pool)
 
 def test_the_per_thread_default_stream_is_served(resource: HostSide, pool: vramp.Pool) -> None:
     stream = SimpleNamespace(__cuda_stream__=lambda: (0, 2))
-    resource.deallocate(pool.allocate(100), 100, stream=stream)
-    address, size, _ = resource.allocate(4 << 20, stream=stream)
-    resource.deallocate(address, size, stream=stream)
+    address = pool.allocate(4 << 20, 2)
+    resource.deallocate(address, 4 << 20, stream=stream)
     with pool.malloc(4 << 20, 2) as block:
         assert block.ptr == address, "the thread's stream reuses it at once"
     assert pool.stats().live == 0
