@@ -46,7 +46,7 @@ pub(crate) enum Rung {
     Retired,
     /// VPMM: unmap retired mappings whose work is over.
     Unmap,
-    /// Where memory was short lately: the same as [`Rung::Learn`], before memory is chosen.
+    /// Where memory was short lately: the same as [`Rung::LearnAgain`], before memory is chosen.
     Watch,
     /// A free region of the stream, or idle memory, that fits. Arenas: what they lent and is still at home.
     Own,

@@ -49,7 +49,7 @@ impl View<'_> {
         let stream = attempt.request.stream;
         let carve = |region| Climb::Stay(Decision::Carve { region, len });
         match attempt.rung {
-            Rung::Watch if self.watched > 0 => self.learn(),
+            Rung::Watch if self.watched > 0 => self.learn_of_all(),
             Rung::Own => {
                 let preferred = attempt.want.carved(len, Bytes::MAX);
                 if let Some(step) = self.fill_recut(len, stream, attempt, mixed) {

@@ -57,11 +57,14 @@ impl Pool {
         }
     }
 
-    /// Where several streams share a pool that had to move chunks, or to grow beyond its slack, their
-    /// events are queried before memory is chosen, for so many requests.
+    /// Where several streams share a pool that had to move chunks, to grow beyond its slack, or to grow while
+    /// freed memory waits for work, their events are recorded and queried before memory is chosen, for so
+    /// many requests. Events that are recorded only where nothing is free come too late for the request that
+    /// records them, and the pool would grow at each.
     fn note_pressure(&mut self, step: &Step, attempt: &Attempt) {
         let Step::Perform(plan) = step else { return };
-        if self.shares_idle() && !attempt.robbed && (plan.moves() || attempt.over_slack) {
+        let late = plan.fills() && !self.waiting_bytes.is_zero();
+        if self.shares_idle() && !attempt.robbed && (plan.moves() || attempt.over_slack || late) {
             self.watched = WATCHED;
         }
     }
