@@ -104,6 +104,11 @@ impl Allocation {
         matches!(self.owner, Owner::Heap { .. })
     }
 
+    /// Returns true if the virtual pool has it, outside of slabs and arenas.
+    pub fn is_in_pool(&self) -> bool {
+        matches!(self.owner, Owner::Pool { .. })
+    }
+
     /// Returns true if it lies in a graph arena.
     pub fn is_in_arena(&self) -> bool {
         matches!(self.owner, Owner::Arena { .. })

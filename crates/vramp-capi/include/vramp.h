@@ -882,7 +882,7 @@ typedef struct {
   uint64_t stream;
   /* PyTorch's index of the device. */
   int device;
-  /* 1 for a block of PyTorch's small pool: up to 1 MiB, or among such blocks. */
+  /* 1 for a block of PyTorch's small pool: in a slab, which has blocks up to 1 MiB only. */
   int is_small;
 } vramp_torch_block_t;
 
@@ -969,7 +969,7 @@ typedef struct {
    * segment that PyTorch's own allocator has.
    */
   uint32_t state;
-  /* 1 for memory that serves only requests up to 1 MiB. */
+  /* 1 for memory of the small pool: of slabs, which serve only requests up to 1 MiB. */
   uint32_t is_small;
 } vramp_torch_part_t;
 

@@ -1003,10 +1003,12 @@ pub(crate) fn check_events(events: u32) -> Result<()> {
 /// Largest request of PyTorch's small pool, in bytes.
 pub(crate) const SMALL_MAX: u64 = 1 << 20;
 
-/// Returns true for a block of PyTorch's small pool.
+/// Returns true for a block that PyTorch's statistics count in the small pool: in a slab, or, of allocators
+/// without slabs, up to 1 MiB.
 #[inline]
 fn is_small(allocation: &Allocation) -> bool {
-    allocation.is_in_slab() || allocation.len().count() <= SMALL_MAX
+    let has_slabs = allocation.is_in_slab() || allocation.is_in_pool();
+    allocation.is_in_slab() || !has_slabs && allocation.len().count() <= SMALL_MAX
 }
 
 #[inline]

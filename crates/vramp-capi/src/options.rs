@@ -523,7 +523,8 @@ mod tests {
         let message = |text| Options::parse(text).unwrap_err().to_string();
         assert_eq!(
             message("size=1"),
-            "unknown option 'size': use preset, limit, prefill, page, span, torch, sharing, rdma, peers"
+            "unknown option 'size': use preset, limit, prefill, page, span, torch, sharing, rdma, \
+             peers, pinned_keep"
         );
         assert_eq!(message("limit=1,limit=2"), "duplicate option 'limit': remove one");
         assert_eq!(

@@ -196,7 +196,8 @@ impl Allocator {
         &self.config.sharing
     }
 
-    pub(crate) fn preset(&self) -> Preset {
+    /// Returns the preset.
+    pub fn preset(&self) -> Preset {
         self.config.preset
     }
 

@@ -36,7 +36,7 @@ pub struct vramp_torch_block_t {
     pub stream: u64,
     /// PyTorch's index of the device.
     pub device: c_int,
-    /// 1 for a block of PyTorch's small pool: up to 1 MiB, or among such blocks.
+    /// 1 for a block of PyTorch's small pool: in a slab, which has blocks up to 1 MiB only.
     pub is_small: c_int,
 }
 

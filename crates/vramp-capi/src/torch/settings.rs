@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(
             message("", "limits=1"),
             "VRAMP_CONF is invalid: unknown option 'limits': use preset, limit, prefill, \
-             page, span, torch, sharing, rdma, peers"
+             page, span, torch, sharing, rdma, peers, pinned_keep"
         );
         assert!(message("", "limit=80").contains("write a unit"));
         assert!(message("", "graph_pins=yes").ends_with("use auto, on or off"));

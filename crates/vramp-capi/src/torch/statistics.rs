@@ -3,8 +3,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use vramp_alloc::StreamId;
 use vramp_alloc::history::{BlockState, Trace};
+use vramp_alloc::{Preset, StreamId};
 
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t::{self, *};
@@ -62,7 +62,7 @@ pub struct vramp_torch_part_t {
     /// 0 for free memory, 1 for a block, 2 for a freed block that other streams may still use, 3 for a
     /// segment that PyTorch's own allocator has.
     pub state: u32,
-    /// 1 for memory that serves only requests up to 1 MiB.
+    /// 1 for memory of the small pool: of slabs, which serve only requests up to 1 MiB.
     pub is_small: u32,
 }
 
@@ -118,6 +118,7 @@ fn parts_of(
     is_segment: impl Fn(u64) -> bool,
 ) -> Vec<vramp_torch_part_t> {
     let mut parts = Vec::new();
+    let has_slabs = context.allocator().preset() == Preset::Vramp;
     for segment in &trace.segments {
         let index = trace.streams.get(segment.stream.0 as usize).copied().unwrap_or(0);
         let stream = context.raw(StreamId::new(index as u32));
@@ -134,7 +135,7 @@ fn parts_of(
             // A thread's cache may have served the block to a request of another size.
             let live = (state == 1).then(|| context.block(address)).flatten();
             let requested = live.map_or(0, |(_, requested, _)| requested);
-            let is_small_block = (1..=2).contains(&state) && size <= SMALL_MAX;
+            let is_small_block = !has_slabs && (1..=2).contains(&state) && size <= SMALL_MAX;
             let is_small = u32::from(is_small_block || is_small_segment);
             parts.push(vramp_torch_part_t { address, size, requested, stream, state, is_small });
         }

@@ -225,7 +225,7 @@ enum Role {
     Created,
     /// The default stream of a thread, which got it so many times and did not destroy it.
     OfThread { owner: ThreadNumber, ids: usize },
-    /// The legacy default stream, which has no id for callers.
+    /// The legacy default stream, which callers get no id of.
     Legacy,
     /// A stream of a graph, which has no id for callers. It stays without work: the graph uses it again.
     Internal,
@@ -356,8 +356,7 @@ impl Streams {
         if let Some(&index) = self.defaults.get(&(device, of)) {
             return index;
         }
-        let unnamed = role == Role::Legacy;
-        let index = self.add(Queue { device, role, unnamed, ..Queue::default() });
+        let index = self.add(Queue { device, role, ..Queue::default() });
         self.defaults.insert((device, of), index);
         index
     }
@@ -407,7 +406,8 @@ impl Streams {
 
     /// Returns the number of streams of a device that are not destroyed. O(streams).
     pub fn live(&self, device: usize) -> usize {
-        let live = |queue: &&Queue| !queue.unnamed && queue.device == device;
+        let live =
+            |queue: &&Queue| !queue.unnamed && queue.device == device && queue.role != Role::Legacy;
         self.queues.values().filter(live).count()
     }
 
