@@ -50,11 +50,12 @@ pub fn run(root: &Path) -> Result<()> {
         steps.run("tests", "run the failed test alone: `cargo test -p CRATE NAME`", || {
             Suite::of(&built.tests)?.run(root, TEST_LIMIT.mul_f64(slowness))
         })?;
-    // The tests of the Python package run in one thread, beside steps that hardly use two.
+    // The tests of the Python package run in one thread, beside steps that hardly use two. The build may
+    // have replaced the file of this program.
     steps.run("python package", "install it alone: `cargo xtask python`", || {
         python::install_package(root, false)
     })?;
-    let mut python = Command::new(std::env::current_exe()?);
+    let mut python = Command::new("/proc/self/exe");
     let python = shell::Background::start(
         python.current_dir(root).args(["python", "--installed"]),
         &root.join("target/python-check.log"),
