@@ -13,14 +13,16 @@ const SCANNED_MAX: usize = 4;
 /// Free pieces by size.
 #[derive(Clone, Debug)]
 pub(super) struct Bins {
-    heads: [[u32; SUBS]; LEVELS],
+    /// 4 KiB, which are too many for the stacks of some threads.
+    heads: Box<[[u32; SUBS]]>,
     levels: u32,
     subs: [u32; LEVELS],
 }
 
 impl Bins {
     pub(super) fn new() -> Bins {
-        Bins { heads: [[NONE; SUBS]; LEVELS], levels: 0, subs: [0; LEVELS] }
+        let heads = vec![[NONE; SUBS]; LEVELS].into_boxed_slice();
+        Bins { heads, levels: 0, subs: [0; LEVELS] }
     }
 
     fn bin_of(units: u32) -> (usize, usize) {
