@@ -33,6 +33,8 @@ class LeasedArray:
         self.buffer = buffer
         """The buffer that is leased."""
         self.nbytes = buffer.nbytes
+        self._base: LeasedArray | None = None
+        """The array whose lease this one shares, if it has none of its own."""
         self._lease = buffer.lease("r", timeout=timeout)
         self._view = self._lease.acquire()
 
