@@ -51,14 +51,15 @@ def test_each_device_has_its_own_results_and_the_totals_are_sums(snapshot: Path)
     found = vramp.replay(snapshot, ["vramp", "torch"], device="sim")
     order = [(replay.trace_device, replay.allocator) for replay in found]
     assert order == [(device, name) for device in (0, 2, 5) for name in ("vramp", "torch")]
-    assert [replay.peak_live_bytes for replay in found[::2]] == [20 * MIB, 40 * MIB, 3 * MIB]
+    # A block that the first event frees was allocated before the recording.
+    assert [replay.peak_live_bytes for replay in found[::2]] == [20 * MIB, 40 * MIB, 0]
     assert [sum(replay.repairs.values()) for replay in found[::2]] == [0, 0, 1]
     totals = vramp.replay_totals(found)
     assert [total.allocator for total in totals] == ["vramp", "torch"]
     for total, replays in zip(totals, (found[::2], found[1::2]), strict=True):
         assert total.trace_devices == (0, 2, 5) and total.fits
         assert total.events == 12
-        assert total.sum_of_peak_live_bytes == 63 * MIB
+        assert total.sum_of_peak_live_bytes == 60 * MIB
         assert total.sum_of_recorded_peak_bytes is None, "that of device 5 is not known"
         assert total.sum_of_peak_reserved_bytes == sum(it.peak_reserved_bytes for it in replays)
         assert total.driver_calls == sum(it.driver_calls for it in replays)

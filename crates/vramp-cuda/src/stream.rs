@@ -43,7 +43,7 @@ const PER_THREAD: usize = 2;
 
 impl CudaDriver {
     /// Adopts a stream that other code created, such as PyTorch's current one. Null is the default
-    /// stream. `CU_STREAM_PER_THREAD` is that of the calling thread, as [`Driver::thread_stream`] returns it.
+    /// stream. `CU_STREAM_PER_THREAD` is that of the calling thread, as `Driver::thread_stream` returns it.
     /// No driver call.
     ///
     /// [`vramp_driver::Driver::destroy_stream`] then only removes the id.
