@@ -196,6 +196,7 @@ class Checks:
             whole = self.view(page)
             self.check("the whole run is shown first", whole == (0, len(states) + 1), whole)
             timeline = page.locator("#timeline")
+            page.locator("#timeline .u-over").scroll_into_view_if_needed()
             box = page.locator("#timeline .u-over").bounding_box()
             x, y = box["x"] + box["width"] * 0.7, box["y"] + 80
             page.mouse.move(x, y)
