@@ -43,10 +43,19 @@ def _install_rmm() -> None:
     rmm.mr.CudaMemoryResource = lambda: vramp.rmm.resource()
     reinitialize = rmm.reinitialize
 
-    def on_vramp(pool_allocator: bool = False, managed_memory: bool = False, **more: Any) -> None:
+    def on_vramp(
+        pool_allocator: bool = False,
+        managed_memory: bool = False,
+        logging: bool = False,
+        log_file_name: Any = None,
+        **more: Any,
+    ) -> None:
         reinitialize(pool_allocator=pool_allocator, managed_memory=managed_memory, **more)
         if not pool_allocator and not managed_memory:
             vramp.rmm.install()
+        if logging:
+            # Above the resource that is the device's now.
+            rmm.enable_logging(log_file_name)
 
     rmm.reinitialize = on_vramp
     vramp.rmm.install()
