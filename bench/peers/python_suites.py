@@ -120,10 +120,11 @@ def main() -> None:
     parser.add_argument("library", choices=LIBRARIES)
     parser.add_argument("tests", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, help="a JSON file with all outcomes")
-    parser.add_argument("more", nargs="*", help="arguments for pytest, after --")
-    options = parser.parse_args()
+    arguments = sys.argv[1:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options, more = parser.parse_args(arguments[:end]), arguments[end + 1 :]
     native, vramp = (
-        outcomes(options.library, options.tests, on_vramp, options.more)
+        outcomes(options.library, options.tests, on_vramp, more)
         for on_vramp in (False, True)
     )
     for name, found in (("native", native), ("vramp", vramp)):

@@ -11,7 +11,7 @@ use serde::Serialize;
 use vramp::Bytes;
 use vramp::device::Device;
 
-use crate::candidates::Candidate;
+use crate::candidates::{Candidate, DRIVERS_POOL};
 use crate::conclusion::{Conclusion, conclude};
 use crate::fit::{in_parallel, is_decided_by_peak, limit_with_headroom, run, smallest_limit};
 use crate::job::Job;
@@ -86,6 +86,13 @@ impl Run {
             tight: false,
             marginal: false,
         }
+    }
+}
+
+impl Tried {
+    /// Returns true for the driver's own pool, which is modelled without fragmentation.
+    pub fn is_ideal(&self) -> bool {
+        self.name == DRIVERS_POOL
     }
 }
 

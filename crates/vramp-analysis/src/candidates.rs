@@ -35,6 +35,9 @@ const SETTINGS: [&str; 12] = [
 /// Name of PyTorch's allocator without settings.
 pub const TORCH_DEFAULT: &str = "PyTorch's defaults";
 
+/// Name of the candidate that is the driver's own pool.
+pub(crate) const DRIVERS_POOL: &str = "backend:cudaMallocAsync";
+
 impl Candidate {
     /// Returns the candidate of a preset.
     pub fn preset(preset: Preset) -> Candidate {
@@ -78,7 +81,7 @@ impl Candidate {
         let settings = SETTINGS.iter().filter_map(|settings| Candidate::torch(settings).ok());
         all.extend(settings);
         all.push(Candidate {
-            name: "backend:cudaMallocAsync".to_owned(),
+            name: DRIVERS_POOL.to_owned(),
             ..Candidate::preset(Preset::StreamOrdered)
         });
         all.push(Candidate::preset(Preset::Vramp));

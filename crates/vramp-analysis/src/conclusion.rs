@@ -100,10 +100,9 @@ impl Situation<'_> {
         let is_better = |tried: &Tried| {
             let run = run(tried);
             // The model of the driver's pool reserves less than a real one does.
-            let is_modelled = tried.name.contains("cudaMallocAsync");
             match self.own {
                 Some(own) if own.fits && !own.tight => {
-                    is_saving(run.peak_reserved_bytes, own.peak_reserved_bytes) && !is_modelled
+                    is_saving(run.peak_reserved_bytes, own.peak_reserved_bytes) && !tried.is_ideal()
                 }
                 Some(own) if own.fits => !run.tight,
                 _ => !run.marginal,
@@ -138,7 +137,7 @@ impl Situation<'_> {
             _ => String::new(),
         };
         let tight = if run.tight { "; tight: it fails with 5 % less memory" } else { "" };
-        let modelled = match first.name.contains("cudaMallocAsync") {
+        let modelled = match first.is_ideal() {
             true => " (modelled without fragmentation)",
             false => "",
         };
