@@ -443,6 +443,45 @@ print("passed")
     assert (done.returncode, done.stdout) == (0, "passed\n"), done.stderr
 
 
+def test_descriptors_that_another_thread_takes_are_named() -> None:
+    code = """
+import os, resource, threading, vramp
+pool = vramp.open("sim:h200")
+exported = vramp.ipc.export(pool.malloc(600 << 20))
+vramp.ipc.open(exported.ticket(), pool).close()
+used = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+over = threading.Event()
+def churn():
+    while not over.is_set():
+        held = []
+        try:
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            pass
+        for number in held:
+            os.close(number)
+churning = threading.Thread(target=churn)
+churning.start()
+refused = 0
+for _ in range(300):
+    try:
+        vramp.ipc.open(exported.ticket(), pool).close()
+    except (vramp.ExchangeError, vramp.DriverError) as error:
+        # The driver's, if the other thread has closed its descriptors when the process asks for the reason.
+        assert "ulimit -n" in str(error), error
+        refused += 1
+over.set()
+churning.join()
+vramp.ipc.open(exported.ticket(), pool).close()
+assert exported.wait_released(60)
+print("passed" if refused else "none was refused")
+"""
+    done = run_python(code)
+    assert (done.returncode, done.stdout) == (0, "passed\n"), done.stderr
+
+
 # --- objects ---
 
 

@@ -41,7 +41,7 @@ pub enum MapError {
     /// The kernel refused.
     #[error(
         "the kernel refused to {what} {len} bytes (error {code}): free memory or addresses, or \
-         raise the limits of the process (ulimit -v, vm.max_map_count)"
+         raise the limits of the process (ulimit -v, ulimit -n, vm.max_map_count)"
     )]
     Refused {
         /// Operation, such as `map`.

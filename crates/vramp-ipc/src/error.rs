@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::system;
+
 /// A server could not be started or used.
 #[derive(Debug, Error)]
 pub enum ServeError {
@@ -47,6 +49,13 @@ pub enum ServeError {
 pub struct TicketError {
     /// Length of the rejected value.
     pub length: usize,
+}
+
+impl OpenError {
+    /// Returns the error of a process that opens memory and can open no descriptor more.
+    pub fn too_many_open_files() -> OpenError {
+        OpenError::TooManyOpenFiles { side: Side::Importer, limit: system::open_file_limit() }
+    }
 }
 
 /// The process that has too many descriptors open.

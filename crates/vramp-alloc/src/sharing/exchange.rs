@@ -168,6 +168,13 @@ impl Exchange {
                 arrived.extend(batch.descriptors);
             }
             arrived.pop_front().map(ExportedHandle::PosixFd).ok_or(FetchError::Fewer)
+        });
+        let imported = imported.map_err(|error| match error {
+            // A driver does not say that the process may open no more: other threads took what was spare.
+            ImportError::Driver(_) if spare_descriptors().len() < SPARE => {
+                OpenError::too_many_open_files().into()
+            }
+            other => OpenMemoryError::from(other),
         })?;
         Ok(OpenedMemory { memory: Some((imported, opened)) })
     }
@@ -188,11 +195,15 @@ const SPARE: usize = 4;
 /// Keeps some descriptors free while others are received, so that a batch does not take the last one that
 /// the process may open. Four system calls, and four more afterwards.
 fn with_spare_descriptors<R>(receive: impl FnOnce() -> R) -> R {
-    let open = |_| std::fs::File::open("/dev/null").ok();
-    let spare: Vec<_> = (0..SPARE).map_while(open).collect();
+    let spare = spare_descriptors();
     let received = receive();
     drop(spare);
     received
+}
+
+/// Takes descriptors that are free, [`SPARE`] at most.
+fn spare_descriptors() -> Vec<std::fs::File> {
+    (0..SPARE).map_while(|_| std::fs::File::open("/dev/null").ok()).collect()
 }
 
 impl Default for Exchange {

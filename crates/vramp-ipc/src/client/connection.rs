@@ -319,8 +319,7 @@ fn connect_error(ticket: &TicketParts, timeout: Duration, source: io::Error) -> 
 
 fn local_error(action: &'static str, source: io::Error) -> OpenError {
     if system::is_file_limit(&source) {
-        let limit = system::open_file_limit();
-        return OpenError::TooManyOpenFiles { side: Side::Importer, limit };
+        return OpenError::too_many_open_files();
     }
     OpenError::System { action, source }
 }

@@ -7,9 +7,8 @@ use std::{fmt, mem};
 use super::connection::Connection;
 use crate::Ticket;
 use crate::core::message::{OpenId, Reply, Request};
-use crate::error::{OpenError, Side};
+use crate::error::OpenError;
 use crate::server::{MAX_DESCRIPTION, MAX_DESCRIPTORS};
-use crate::system;
 
 /// Some of the descriptors of an export, in order.
 #[derive(Debug)]
@@ -165,8 +164,7 @@ impl Opened {
             return Err(OpenError::Protocol { pid: connection.pid(), what });
         }
         if received == 0 && answer.lost_descriptors {
-            let limit = system::open_file_limit();
-            return Err(OpenError::TooManyOpenFiles { side: Side::Importer, limit });
+            return Err(OpenError::too_many_open_files());
         }
         if received < count && !answer.lost_descriptors {
             let what = "fewer descriptors than announced";
