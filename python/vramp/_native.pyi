@@ -1088,7 +1088,12 @@ class TurnRequest:
         """Keeps the turn: the waits of these processes fail with TurnRefusedError and the reason."""
 
 def region_begin(
-    tag: str | None, backup: str, readonly: bool, device: int | None, pool: Pool | None
+    tag: str | None,
+    backup: str,
+    readonly: bool,
+    graph_pins: bool,
+    device: int | None,
+    pool: Pool | None,
 ) -> int:
     """Starts a scope on this thread. Returns its number."""
 

@@ -37,9 +37,15 @@ class _Scope:
     __slots__ = ("_arguments", "_scopes")
 
     def __init__(
-        self, tag: str | None, backup: str, readonly: bool, device: int | None, pool: Pool | None
+        self,
+        tag: str | None,
+        backup: str,
+        readonly: bool,
+        graph_pins: bool,
+        device: int | None,
+        pool: Pool | None,
     ) -> None:
-        self._arguments = (tag, backup, readonly, device, pool)
+        self._arguments = (tag, backup, readonly, graph_pins, device, pool)
         self._scopes = _Begun()
 
     def __enter__(self) -> None:
@@ -76,6 +82,7 @@ def region(
     *,
     backup: Literal["host", "disk", "none"] = "host",
     readonly: bool = False,
+    graph_pins: bool = True,
     device: Device = None,
 ) -> _Scope:
     """Returns a context manager within which allocations of the calling thread go to a region.
@@ -87,6 +94,10 @@ def region(
     regions the innermost one counts. The region lives until `remove_region`, or as long as its pool. `device` is
     the number of a device, a pool of the program's own, or None for the shared pools of all devices.
 
+    Where captured graphs pin what is live (several processes of `torch.distributed`), a region cannot be paused
+    while such a graph exists. `graph_pins=False` says that no collective of a graph uses memory of the region,
+    which then can.
+
     Within a generator or coroutine that yields in the block, what the thread runs meanwhile allocates in the
     region too.
 
@@ -96,7 +107,7 @@ def region(
     """
     if not isinstance(tag, str):
         raise TypeError(f"a tag is a str, and not {tag!r}: disable_region() allocates in no region")
-    return _Scope(tag, backup, readonly, *_split(device))
+    return _Scope(tag, backup, readonly, graph_pins, *_split(device))
 
 
 def remove_region(tag: str, *, device: Device = None) -> None:
@@ -129,7 +140,7 @@ def set_region_disk(directory: str | os.PathLike[str], *, limit: int | str | Non
 
 def disable_region(device: Device = None) -> _Scope:
     """Returns a context manager within which allocations go to the pool, also inside `region`."""
-    return _Scope(None, "host", False, *_split(device))
+    return _Scope(None, "host", False, True, *_split(device))
 
 
 def _pools(device: Device) -> list[tuple[int | None, Pool]]:

@@ -148,6 +148,8 @@ class RegionStatus:
     """Where its contents go while it is paused."""
     readonly: bool
     """True if the program writes each block once."""
+    graph_pins: bool
+    """True if captured graphs keep what they find here on the card, in processes where graphs pin memory."""
     phase: Literal["awake", "pausing", "asleep", "resuming"]
     """What it does. One that sleeps in part is "asleep"."""
     on_card: int

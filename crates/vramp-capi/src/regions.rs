@@ -537,6 +537,13 @@ impl Context {
         })
     }
 
+    /// Returns the regions in which graphs pin nothing.
+    pub fn regions_without_pins(&self) -> Vec<Arc<Region>> {
+        let mut regions = self.all_regions();
+        regions.retain(|region| !region.options().graph_pins);
+        regions
+    }
+
     /// Calls `call` for this pool, and if that fails for the region that has the addresses. Returns the region's
     /// error, or the first one if no region has them. O(regions) after a failure.
     pub fn in_pool_of<R, E>(

@@ -95,7 +95,8 @@ unsafe fn region_options(options: *const vramp_region_options_t) -> Result<Regio
     // SAFETY: the struct begins with its size, and any bytes are valid; the rest is required by this
     // function's contract.
     let options = unsafe { pointers::read_sized(options, "options") }?;
-    Ok(RegionOptions { backup: backup(options.backup)?, read_only: options.read_only != 0 })
+    let (backup, read_only) = (backup(options.backup)?, options.read_only != 0);
+    Ok(RegionOptions { backup, read_only, ..RegionOptions::default() })
 }
 
 /// Reads options of a pause. Null means the defaults.

@@ -17,7 +17,12 @@ use vramp_tiers::regions::{Backup, Phase, RegionOptions, RegionStatus};
 use crate::error::{raise, refuse, result};
 use crate::pool::Pool;
 
-fn options(py: Python<'_>, backup: &str, readonly: bool) -> PyResult<RegionOptions> {
+fn options(
+    py: Python<'_>,
+    backup: &str,
+    readonly: bool,
+    graph_pins: bool,
+) -> PyResult<RegionOptions> {
     let backup = match backup {
         "host" => Backup::Host,
         "none" => Backup::None,
@@ -27,22 +32,23 @@ fn options(py: Python<'_>, backup: &str, readonly: bool) -> PyResult<RegionOptio
             return Err(refuse(py, "OptionError", &text));
         }
     };
-    Ok(RegionOptions { backup, read_only: readonly })
+    Ok(RegionOptions { backup, read_only: readonly, graph_pins })
 }
 
 /// Starts a scope on this thread: of a pool, of a device, or of all shared pools. Without a tag requests
 /// go to the pool itself. Returns its number.
 #[pyfunction]
-#[pyo3(signature = (tag, backup, readonly, device, pool))]
+#[pyo3(signature = (tag, backup, readonly, graph_pins, device, pool))]
 pub fn region_begin(
     py: Python<'_>,
     tag: Option<&str>,
     backup: &str,
     readonly: bool,
+    graph_pins: bool,
     device: Option<i64>,
     pool: Option<&Bound<'_, Pool>>,
 ) -> PyResult<u64> {
-    let options = options(py, backup, readonly)?;
+    let options = options(py, backup, readonly, graph_pins)?;
     let target = match (pool, device) {
         (Some(pool), _) => ScopeTarget::Allocator(pool.get().allocator()),
         (None, None) => ScopeTarget::AllDevices,
@@ -223,6 +229,7 @@ fn described<'py>(
     fields.set_item("tag", &status.tag)?;
     fields.set_item("backup", backup)?;
     fields.set_item("readonly", status.options.read_only)?;
+    fields.set_item("graph_pins", status.options.graph_pins)?;
     fields.set_item("phase", phase)?;
     for (name, amount) in [
         ("on_card", status.on_card),

@@ -138,11 +138,11 @@ struct Soak {
 }
 
 const TAGS: [(&str, RegionOptions); 5] = [
-    ("weights", RegionOptions { backup: Backup::Host, read_only: true }),
-    ("optimizer", RegionOptions { backup: Backup::Host, read_only: false }),
-    ("activations", RegionOptions { backup: Backup::Host, read_only: false }),
-    ("kv", RegionOptions { backup: Backup::None, read_only: false }),
-    ("graphs", RegionOptions { backup: Backup::Host, read_only: false }),
+    ("weights", RegionOptions { backup: Backup::Host, read_only: true, graph_pins: true }),
+    ("optimizer", RegionOptions { backup: Backup::Host, read_only: false, graph_pins: true }),
+    ("activations", RegionOptions { backup: Backup::Host, read_only: false, graph_pins: true }),
+    ("kv", RegionOptions { backup: Backup::None, read_only: false, graph_pins: true }),
+    ("graphs", RegionOptions { backup: Backup::Host, read_only: false, graph_pins: true }),
 ];
 
 impl Soak {

@@ -283,6 +283,43 @@ sys.modules["torch.distributed"] = group
     assert run(text + PINS) == ["True 0", "False 0"]
 
 
+REGIONS = """
+import sys, types, vramp
+group = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 2)
+sys.modules["torch.distributed"] = group
+
+tensors = {}
+for tag, pins in (("weights", False), ("gradients", True)):
+    with vramp.region(tag, graph_pins=pins):
+        tensors[tag] = torch.full((20 << 20,), 7, dtype=torch.uint8).cuda()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    copied = torch.empty(20 << 20, dtype=torch.uint8, device="cuda")
+    copied.copy_(tensors["weights"])
+vramp.pause("weights")
+try:
+    vramp.pause("gradients")
+except vramp.RegionError as error:
+    print("pinned" in str(error))
+print([(each.tag, each.phase, each.graph_pins) for each in vramp.status()])
+vramp.resume("weights")
+graph.replay()
+print(int(copied[0]), int(copied[-1]))
+graph.reset()
+del graph, copied
+gc.collect()
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+vramp.pause("gradients")
+"""
+
+
+@pytest.mark.skipif(not VRAMP, reason="PyTorch's own allocator has no regions")
+def test_graphs_keep_a_region_awake_unless_it_has_no_pins():
+    states = [("gradients", "awake", True), ("weights", "asleep", False)]
+    assert run(REGIONS) == ["True", str(states), "7 7"]
+
+
 IPC = """
 def handle_of(tensor):
     start = next(s["address"] for s in torch.cuda.memory_snapshot() if s["address"] <= tensor.data_ptr() < s["address"] + s["total_size"])

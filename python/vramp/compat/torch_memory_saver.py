@@ -32,7 +32,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -88,7 +88,7 @@ class TorchMemorySaver:
         if backup == "disk":
             _read_environment()
         self._enable()
-        with vramp.region(_name(tag, backup), backup=backup):
+        with _region(tag, backup):
             yield
 
     @contextmanager
@@ -111,7 +111,7 @@ class TorchMemorySaver:
             cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode
         )
         # The region is the outer one: a graph's memory is of the region in which its capture begins.
-        with vramp.region(_name(tag, backup), backup=backup), capture:
+        with _region(tag, backup), capture:
             yield
 
     @contextmanager
@@ -246,6 +246,11 @@ def _name(tag: str, backup: _Backup) -> str:
     with _lock:
         names = _names.setdefault(tag, {})
         return names.setdefault(backup, f"{tag} ({backup})" if names else tag)
+
+
+def _region(tag: str, backup: _Backup) -> AbstractContextManager[None]:
+    # torch_memory_saver pauses while graphs exist, and leaves it to the program what they use.
+    return vramp.region(_name(tag, backup), backup=backup, graph_pins=False)
 
 
 def _names_of(tag: str | None) -> list[str]:

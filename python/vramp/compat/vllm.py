@@ -51,7 +51,9 @@ class Allocator:
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
         """Within it, this thread allocates in the region of the tag."""
         name = "default" if tag is None else tag
-        with vramp.region(name, backup="host" if name in BACKED_UP else "none"):
+        # vLLM pauses weights and caches while graphs exist, and runs no collective on them.
+        pins = name == "cudagraph"
+        with vramp.region(name, backup="host" if name in BACKED_UP else "none", graph_pins=pins):
             self._tags.setdefault(name)
             yield
 

@@ -5,14 +5,19 @@
 //! a tensor from before the capture may be freed before the graph is destroyed, and its memory could be mapped
 //! elsewhere. So what is live when a capture begins is pinned until PyTorch has released the pool.
 //!
+//! Regions that say so ([`RegionOptions::graph_pins`](vramp_tiers::regions::RegionOptions)) are left out: the
+//! weights of an engine sleep while its graphs wait for them.
+//!
 //! Growth: a begin is O(n log n) in the live blocks, with a pin for each stretch of blocks without a gap. Further
-//! captures into the pool add stretches that are not pinned for it yet.
+//! captures into the pool add stretches that are not pinned for it yet. Each stretch is looked up in the regions
+//! that are left out.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use vramp_alloc::sharing::{PinError, PinnedRange};
+use vramp_tiers::regions::Region;
 
 use super::pools::PoolId;
 use super::settings::GraphPins;
@@ -37,12 +42,14 @@ impl Torch {
     /// Pins what is live on a device for the graphs of a pool. Presets that move nothing have no pins.
     pub(super) fn pin_live(&self, device: c_int, pool: PoolId) -> Result<()> {
         let Some(context) = self.opened_on(device)? else { return Ok(()) };
+        let without_pins = context.regions_without_pins();
         let stretches = context.live_stretches();
         let mut pins = self.pins.0.lock().unwrap_or_else(PoisonError::into_inner);
         let ranges = pins.entry((device, pool)).or_default();
         for stretch in stretches {
             let key = (stretch.start.number(), stretch.len.count());
-            if ranges.contains_key(&key) {
+            let has = |region: &Arc<Region>| region.allocator().has_addresses(stretch);
+            if ranges.contains_key(&key) || without_pins.iter().any(has) {
                 continue;
             }
             match context.in_any_pool(|pool| pool.pin_range(stretch)) {

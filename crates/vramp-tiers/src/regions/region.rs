@@ -27,13 +27,23 @@ pub enum Backup {
 }
 
 /// Options of a region.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RegionOptions {
     /// Where contents go while the region sleeps.
     pub backup: Backup,
     /// The program writes a block once, before the first pause behind its allocation. A copy then stays
     /// valid until something is allocated or freed in the region, and later pauses copy nothing.
     pub read_only: bool,
+    /// A captured graph keeps what is live here when its capture begins, where graphs keep memory for
+    /// communication libraries. Without it the program says that no collective of a graph uses the region,
+    /// which then sleeps also while graphs exist.
+    pub graph_pins: bool,
+}
+
+impl Default for RegionOptions {
+    fn default() -> RegionOptions {
+        RegionOptions { backup: Backup::Host, read_only: false, graph_pins: true }
+    }
 }
 
 /// What a region does.

@@ -14,7 +14,8 @@ use vramp_tiers::host::HostPoolError;
 use vramp_tiers::movers::MoveError;
 use vramp_tiers::{DiskStore, MemorySpace, ReservationManager, SpaceConfig, SpaceId};
 
-pub const ON_DISK: RegionOptions = RegionOptions { backup: Backup::Disk, read_only: false };
+pub const ON_DISK: RegionOptions =
+    RegionOptions { backup: Backup::Disk, read_only: false, graph_pins: true };
 
 /// A card and a host as in [`rig`], above a disk of 256 MiB.
 pub struct DiskRig {

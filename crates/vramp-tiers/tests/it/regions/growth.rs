@@ -64,7 +64,7 @@ fn count(pieces: usize, backup: Backup) -> Counts {
     let on_disk = manager.space(disk).unwrap();
     let store = DiskStore::open_with(dir.path(), config, &on_disk, Arc::<Counted>::clone(&io));
     regions.set_disk(Some(Arc::new(store.unwrap())));
-    let options = RegionOptions { backup, read_only: false };
+    let options = RegionOptions { backup, read_only: false, graph_pins: true };
     let region = regions.region(&allocator, "weights", options).unwrap();
     let malloc = |_| region.allocator().malloc(PIECE, stream).unwrap();
     let mut blocks: Vec<Allocation> = (0..pieces * 2).map(malloc).collect();

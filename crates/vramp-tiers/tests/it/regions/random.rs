@@ -17,8 +17,10 @@ fn all_kinds(rig: &Rig) -> Vec<Mutex<Tagged>> {
     let mut made = Vec::new();
     for backup in [Backup::Disk, Backup::Host, Backup::None] {
         for read_only in [false, true] {
-            let (tag, options) =
-                (format!("{backup:?} {read_only}"), RegionOptions { backup, read_only });
+            let (tag, options) = (
+                format!("{backup:?} {read_only}"),
+                RegionOptions { backup, read_only, ..RegionOptions::default() },
+            );
             let region = rig.region(&tag, options);
             made.push(Mutex::new(Tagged { tag, options, region, blocks: Vec::new() }));
         }
