@@ -102,8 +102,44 @@ pub enum Event<'a> {
 
 type Observer = dyn Fn(&Event<'_>) + Send + Sync;
 type Handler = dyn Fn(&Shortage) -> bool + Send + Sync;
-/// Takes the number of the pool that is short.
-type GroupHandler = dyn Fn(u64, &Shortage) -> bool + Send + Sync;
+/// A handler that may go on with one request until that ends.
+pub(crate) type RequestHandler = dyn Fn(&ShortRequest<'_>) -> Answer + Send + Sync;
+
+/// A request that found no memory.
+#[derive(Clone, Copy, Debug)]
+pub struct ShortRequest<'a> {
+    /// [Number](crate::Allocator::number) of the pool that is short.
+    pub pool: u64,
+    /// What the request lacks.
+    pub shortage: &'a Shortage,
+    /// It backs a stable range: the owner of the range decides what goes first.
+    pub backs_range: bool,
+}
+
+/// Frees memory for one request, and may keep others from taking it until the request has ended: begun by
+/// [`Allocator::relieve_shortages`](crate::Allocator::relieve_shortages).
+pub trait Reliever {
+    /// Frees what the request still lacks. Returns false if it freed nothing: it is dropped then.
+    fn free(&mut self, shortage: &Shortage) -> bool;
+}
+
+/// What a handler did about a request.
+pub(crate) enum Answer {
+    Freed(bool),
+    /// It is to free memory, and goes on until the request has ended.
+    GoesOn(Box<dyn Reliever>),
+}
+
+/// The relievers of one request, in the order in which they began.
+#[derive(Default)]
+pub(crate) struct Relievers(Vec<Begun>);
+
+struct Begun {
+    slot: Arc<Slot<RequestHandler>>,
+    /// Number of the allocator or group that has the handler.
+    owner: u64,
+    reliever: Box<dyn Reliever>,
+}
 
 /// A part of the library that records every event, also those of calls inside observers.
 pub(crate) trait Recorder: Send + Sync {
@@ -251,7 +287,8 @@ struct Lists {
     handlers: Slots<Handler>,
     /// Handlers that are called before the others.
     first_handlers: Slots<Handler>,
-    group_handlers: Slots<GroupHandler>,
+    /// Handlers that are called after the others, or the handlers of a group.
+    request_handlers: Slots<RequestHandler>,
     recorders: Slots<dyn Recorder>,
 }
 
@@ -297,8 +334,8 @@ impl Observers {
         self.change(|lists, number| drop(lists.first_handlers.insert(number, Slot::new(handler))))
     }
 
-    pub(crate) fn add_group_handler(&self, handler: Arc<GroupHandler>) -> Registration {
-        self.change(|lists, number| drop(lists.group_handlers.insert(number, Slot::new(handler))))
+    pub(crate) fn add_request_handler(&self, handler: Arc<RequestHandler>) -> Registration {
+        self.change(|lists, number| drop(lists.request_handlers.insert(number, Slot::new(handler))))
     }
 
     #[cfg(feature = "history")]
@@ -308,16 +345,16 @@ impl Observers {
 
     /// Removes an observer or handler. Returns false if it was removed before.
     pub(crate) fn remove(&self, registration: Registration) -> bool {
-        let (mut observer, mut handler, mut of_group) = (None, None, None);
+        let (mut observer, mut handler, mut of_request) = (None, None, None);
         self.change(|lists, _| {
             observer = take(&mut lists.observers, registration);
-            of_group = take(&mut lists.group_handlers, registration);
+            of_request = take(&mut lists.request_handlers, registration);
             handler = take(&mut lists.handlers, registration)
                 .or_else(|| take(&mut lists.first_handlers, registration));
         });
         observer.is_some_and(|slot| self.end_slot(&slot))
             || handler.is_some_and(|slot| self.end_slot(&slot))
-            || of_group.is_some_and(|slot| self.end_slot(&slot))
+            || of_request.is_some_and(|slot| self.end_slot(&slot))
     }
 
     /// Removes a recorder. Returns false if it was removed before.
@@ -336,6 +373,7 @@ impl Observers {
         gone.observers.values().for_each(|slot| self.drop_code(slot.remove(false)));
         let handlers = gone.handlers.values().chain(gone.first_handlers.values());
         handlers.for_each(|slot| self.drop_code(slot.remove(false)));
+        gone.request_handlers.values().for_each(|slot| self.drop_code(slot.remove(false)));
         gone.recorders.values().for_each(|slot| self.drop_code(slot.remove(false)));
     }
 
@@ -431,39 +469,103 @@ impl Observers {
     }
 
     /// Calls the handlers that come first, and the others unless one of those freed memory, in order of
-    /// registration. Returns true if one freed memory.
-    pub(crate) fn run_handlers(&self, shortage: &Shortage) -> bool {
+    /// registration; those that go on with a request come last. Returns true if one freed memory.
+    pub(crate) fn run_handlers(
+        &self,
+        request: &ShortRequest<'_>,
+        relievers: &mut Relievers,
+    ) -> bool {
         let lists = self.lists();
         let run = |handlers: &Slots<Handler>| {
             let mut freed = false;
             for slot in handlers.values() {
-                let call = self.call(slot, Role::Handler, |handler| handler(shortage));
+                let call = self.call(slot, Role::Handler, |handler| handler(request.shortage));
                 freed |= call.unwrap_or(false);
             }
             freed
         };
-        run(&lists.first_handlers) || run(&lists.handlers)
+        if run(&lists.first_handlers) {
+            return true;
+        }
+        let mut freed = run(&lists.handlers);
+        for slot in lists.request_handlers.values() {
+            freed |= self.ask(slot, self, request, relievers);
+        }
+        freed
     }
 
-    /// Calls the handlers of a group for a shortage of the pool with a number, in order of registration,
-    /// until one freed memory: what that one freed may be enough. Panics are counted by `short`, the observers
-    /// of that pool. Returns true if one freed memory.
+    /// Calls the handlers of a group, in order of registration, until one freed memory: what that one freed
+    /// may be enough. Panics are counted by `short`, the observers of the pool that is short. Returns true
+    /// if one freed memory.
     pub(crate) fn run_group_handlers(
         &self,
         short: &Observers,
-        number: u64,
-        shortage: &Shortage,
+        request: &ShortRequest<'_>,
+        relievers: &mut Relievers,
     ) -> bool {
-        for slot in self.lists().group_handlers.values() {
-            let Some(_frame) = Frame::enter(self.allocator, Role::Handler) else { break };
-            let Some(code) = slot.begin() else { continue };
-            let freed = short.contain(move || code(number, shortage)).unwrap_or(false);
-            slot.end();
-            if freed {
-                return true;
+        let lists = self.lists();
+        lists.request_handlers.values().any(|slot| self.ask(slot, short, request, relievers))
+    }
+
+    /// Calls a handler. One that goes on with the request is noted if it freed memory.
+    fn ask(
+        &self,
+        slot: &Arc<Slot<RequestHandler>>,
+        short: &Observers,
+        request: &ShortRequest<'_>,
+        relievers: &mut Relievers,
+    ) -> bool {
+        let Some(_frame) = Frame::enter(self.allocator, Role::Handler) else { return false };
+        let Some(code) = slot.begin() else { return false };
+        let mut reliever = None;
+        let begun = &mut reliever;
+        let freed = short.contain(move || match code(request) {
+            Answer::Freed(freed) => freed,
+            Answer::GoesOn(reliever) => begun.insert(reliever).free(request.shortage),
+        });
+        slot.end();
+        let freed = freed.unwrap_or(false);
+        match reliever {
+            Some(reliever) if freed => {
+                let slot = Arc::clone(slot);
+                relievers.0.push(Begun { slot, owner: self.allocator, reliever });
+            }
+            reliever => drop(short.contain(|| drop(reliever))),
+        }
+        freed
+    }
+}
+
+impl Relievers {
+    /// Has all of them free more memory, and drops those that do not. Returns true if one did. Panics are
+    /// counted by `short`, the observers of the pool that is short.
+    pub(crate) fn free(&mut self, short: &Observers, shortage: &Shortage) -> bool {
+        for Begun { slot, owner, mut reliever } in std::mem::take(&mut self.0) {
+            let frame = Frame::enter(owner, Role::Handler);
+            // Not once the handler was removed.
+            let freed = frame.as_ref().and_then(|_| slot.begin()).and_then(|code| {
+                let one = &mut reliever;
+                let freed = short.contain(move || {
+                    let _code = code;
+                    one.free(shortage)
+                });
+                slot.end();
+                freed
+            });
+            match freed.unwrap_or(false) {
+                true => self.0.push(Begun { slot, owner, reliever }),
+                false => drop(short.contain(|| drop(reliever))),
             }
         }
-        false
+        !self.0.is_empty()
+    }
+
+    /// Drops them.
+    pub(crate) fn end(&mut self, short: &Observers) {
+        let relievers = std::mem::take(&mut self.0);
+        if !relievers.is_empty() {
+            short.contain(|| drop(relievers));
+        }
     }
 }
 

@@ -75,7 +75,7 @@
 //!
 //! | question | `core/` decides | `shell/` acts |
 //! |---|---|---|
-//! | Which request gets a lease, and when? | `grant`, `wait_queue`, `overtake`, `uses` | `acquire`, `queued_request`, `hand_over`, `wait_slot`, `watcher`, `lease_builder`, `lease_owner`, `lease_set`, `stream_locks` |
+//! | Which request gets a lease, and when? | `grant`, `wait_queue`, `overtake`, `uses` | `pool_request`, `acquire`, `queued_request`, `hand_over`, `wait_slot`, `watcher`, `lease_builder`, `lease_owner`, `lease_set`, `stream_locks` |
 //! | What is overwritten? | `overwrite` | `queued_request` |
 //! | What is read in place? | `in_place` | `acquire`, `mapped_copy`, `map_copies` |
 //! | Which pieces are evicted? | `victims`, `policy`, `cost`, `cover`, `rates`, `spill_rounds` | `spill`, `eviction_policy`, `copy_out`, `staging` |

@@ -9,7 +9,7 @@ use vramp_driver::DriverError;
 
 use super::Allocator;
 use crate::error::{AllocError, OutOfMemoryReport, SiblingPool};
-use crate::observe::{Event, Registration};
+use crate::observe::{Answer, Event, Registration, Reliever, Relievers, ShortRequest};
 use crate::shared::{Shared, Waiter};
 
 /// Most times that a request is retried because a handler freed memory.
@@ -25,6 +25,9 @@ const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// What was done about the shortage of one request so far.
 pub(crate) struct Relief<'a> {
     rounds: u32,
+    backs_range: bool,
+    /// What goes on freeing memory for the request, and keeps it from others.
+    relievers: Relievers,
     /// Memory of the group's other pools may have become idle since they were trimmed last.
     others_may_be_idle: bool,
     patience: Duration,
@@ -41,6 +44,8 @@ impl Relief<'_> {
     pub(crate) fn new(patience: Duration) -> Self {
         Relief {
             rounds: 0,
+            backs_range: false,
+            relievers: Relievers::default(),
             others_may_be_idle: true,
             patience,
             deadline: None,
@@ -48,6 +53,11 @@ impl Relief<'_> {
             waited_up_to: 0,
             waiter: None,
         }
+    }
+
+    /// For a request that backs a stable range.
+    pub(crate) fn of_range(patience: Duration) -> Self {
+        Relief { backs_range: true, ..Relief::new(patience) }
     }
 }
 
@@ -92,7 +102,36 @@ impl Allocator {
         &self,
         handler: impl Fn(u64, &Shortage) -> bool + Send + Sync + 'static,
     ) -> Registration {
-        self.shared.group.handlers.add_group_handler(Arc::new(handler))
+        let answer = move |request: &ShortRequest<'_>| {
+            Answer::Freed(handler(request.pool, request.shortage))
+        };
+        self.shared.group.handlers.add_request_handler(Arc::new(answer))
+    }
+
+    /// Calls `begin` after the handlers of [`on_shortage`](Allocator::on_shortage). The [`Reliever`] that it
+    /// returns frees memory for that one request. While it does, it is called again before any handler, with
+    /// what the request still lacks; it is dropped once it frees nothing, or the request has ended. So it
+    /// may keep others from taking what it freed, and no handler runs and the request does not wait for
+    /// frees meanwhile.
+    pub fn relieve_shortages(
+        &self,
+        begin: impl Fn(&ShortRequest<'_>) -> Box<dyn Reliever> + Send + Sync + 'static,
+    ) -> Registration {
+        let answer = move |request: &ShortRequest<'_>| Answer::GoesOn(begin(request));
+        self.shared.observers.add_request_handler(Arc::new(answer))
+    }
+
+    /// Does the same for requests of any pool of the group, where
+    /// [`on_shortage_in_group`](Allocator::on_shortage_in_group) would call its handler. `begin` returns
+    /// `None` if it can free nothing for the request.
+    pub fn relieve_shortages_in_group(
+        &self,
+        begin: impl Fn(&ShortRequest<'_>) -> Option<Box<dyn Reliever>> + Send + Sync + 'static,
+    ) -> Registration {
+        let answer = move |request: &ShortRequest<'_>| {
+            begin(request).map_or(Answer::Freed(false), Answer::GoesOn)
+        };
+        self.shared.group.handlers.add_request_handler(Arc::new(answer))
     }
 
     /// Remaps free chunks towards the block that a shortage is about. For handlers that free memory
@@ -159,12 +198,13 @@ impl Shared {
         if self.observers.is_in_handler() || self.group.handlers.is_in_handler() {
             return Ok(false);
         }
-        if relief.rounds < ROUNDS_MAX && self.run_handlers(shortage) {
+        if relief.rounds < ROUNDS_MAX && self.run_handlers(relief, shortage) {
             relief.rounds += 1;
             relief.others_may_be_idle = true;
             self.lock_asleep()?.retries += 1;
             return Ok(true);
         }
+        relief.relievers.end(&self.observers);
         let now = Instant::now();
         let end = || now.checked_add(relief.patience).unwrap_or_else(|| now + YEAR);
         let deadline = *relief.deadline.get_or_insert_with(end);
@@ -184,10 +224,14 @@ impl Shared {
         Ok((first && self.wait_until_idle()?) || self.wait_for_others(&mut relief.waited_up_to)?)
     }
 
-    /// Runs the pool's handlers, and those of the group if they freed nothing.
-    fn run_handlers(&self, shortage: &Shortage) -> bool {
-        self.observers.run_handlers(shortage)
-            || self.group.handlers.run_group_handlers(&self.observers, self.number, shortage)
+    /// Goes on with what freed memory for the request before. Otherwise runs the pool's handlers, and those of
+    /// the group if they freed nothing.
+    fn run_handlers(&self, relief: &mut Relief<'_>, shortage: &Shortage) -> bool {
+        let Relief { relievers, backs_range, .. } = relief;
+        let request = ShortRequest { pool: self.number, shortage, backs_range: *backs_range };
+        relievers.free(&self.observers, shortage)
+            || self.observers.run_handlers(&request, relievers)
+            || self.group.handlers.run_group_handlers(&self.observers, &request, relievers)
     }
 
     /// Waits on the host for work that uses freed memory of this pool. A wait of the request's stream on

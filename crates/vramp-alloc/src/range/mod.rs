@@ -144,7 +144,7 @@ impl StableRange {
         let inside = from.checked_add(len).is_some_and(|end| end <= self.range.len);
         assert!(inside, "{len} from {from} on do not lie in {self:?}");
         let shared = &self.shared;
-        let mut relief = Relief::new(self.patience);
+        let mut relief = Relief::of_range(self.patience);
         loop {
             let (shortage, call) = match self.try_back(from, len, stream)? {
                 Ok(()) => return Ok(()),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::graph_rig::GraphRig;
 use crate::common::{Rig, pages};
 use vramp_alloc::history::HistorySize;
-use vramp_alloc::observe::{Event, Registration};
+use vramp_alloc::observe::{Event, Registration, Reliever, Shortage};
 use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, StreamId};
 use vramp_driver::sim::{LiveObjects, Simulator};
 use vramp_driver::wrapper::{Wrapped, Wrapper};
@@ -598,4 +598,88 @@ fn a_driver_that_panics_in_a_launch_ends_the_lease_and_hangs_nothing() {
         drop(graph.launch(b).expect("no lease is left"));
         allocator.audit().unwrap();
     });
+}
+
+// --- relievers ---
+
+/// Frees one block with each call, and logs.
+struct OneByOne {
+    allocator: Weak<Allocator>,
+    stream: StreamId,
+    blocks: Arc<Mutex<Vec<Allocation>>>,
+    log: Arc<Mutex<Vec<&'static str>>>,
+}
+
+impl Reliever for OneByOne {
+    fn free(&mut self, _: &Shortage) -> bool {
+        self.log.lock().unwrap().push("free");
+        let Some(block) = self.blocks.lock().unwrap().pop() else { return false };
+        self.allocator.upgrade().unwrap().free(block, self.stream).unwrap();
+        true
+    }
+}
+
+impl Drop for OneByOne {
+    fn drop(&mut self) {
+        self.log.lock().unwrap().push("end");
+    }
+}
+
+#[test]
+fn a_reliever_goes_on_alone_until_its_request_has_ended() {
+    let (allocator, stream) = limited(16);
+    let blocks: Vec<_> = (0..3).map(|_| allocator.malloc(pages(4), stream).unwrap()).collect();
+    let (blocks, log) = (Arc::new(Mutex::new(blocks)), Arc::new(Mutex::new(Vec::new())));
+    let (weak, free, logged) = (Arc::downgrade(&allocator), Arc::clone(&blocks), Arc::clone(&log));
+    let reliever = allocator.relieve_shortages(move |request| {
+        logged.lock().unwrap().push("begin");
+        assert!(!request.backs_range);
+        let (allocator, blocks) = (Weak::clone(&weak), Arc::clone(&free));
+        Box::new(OneByOne { allocator, stream, blocks, log: Arc::clone(&logged) })
+    });
+    let logged = Arc::clone(&log);
+    // Handlers come first, also if they were registered later.
+    allocator.on_shortage(move |_| {
+        logged.lock().unwrap().push("handler");
+        false
+    });
+    let taken = || std::mem::take(&mut *log.lock().unwrap());
+
+    let block = allocator.malloc(pages(12), stream).unwrap();
+    assert_eq!(taken(), ["handler", "begin", "free", "free", "end"]);
+    let tried = allocator.malloc(pages(12), stream);
+    assert!(tried.is_err());
+    // Once it frees nothing handlers may, and once more after the wait for work.
+    let again = ["handler", "begin", "free", "end"];
+    let first = ["handler", "begin", "free", "free", "end"];
+    assert_eq!(taken(), [&first[..], &again, &again].concat());
+    assert!(allocator.unregister(reliever) && !allocator.unregister(reliever));
+    assert!(allocator.malloc(pages(12), stream).is_err());
+    assert_eq!((taken(), panics(&allocator)), (vec!["handler"], 0));
+    allocator.free(block, stream).unwrap();
+    allocator.audit().unwrap();
+}
+
+#[test]
+fn a_reliever_that_panics_frees_nothing_and_ends() {
+    struct Panics(Arc<AtomicU64>);
+    impl Reliever for Panics {
+        fn free(&mut self, _: &Shortage) -> bool {
+            panic!("a bug of the reliever");
+        }
+    }
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let (allocator, stream) = limited(4);
+    let ends = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&ends);
+    allocator.relieve_shortages(move |_| Box::new(Panics(Arc::clone(&counted))));
+    let counted = Arc::clone(&ends);
+    allocator.relieve_shortages_in_group(move |_| Some(Box::new(Panics(Arc::clone(&counted)))));
+    assert!(allocator.malloc(pages(8), stream).is_err());
+    assert_eq!((count(&ends), panics(&allocator)), (2, 2));
+    allocator.audit().unwrap();
 }

@@ -104,7 +104,7 @@ impl Deferrables {
         let mut sum = DeferCensus {
             buffers: self.buffers.len(),
             leases: self.leases.len(),
-            waiting: self.wait_queue.waiters.len(),
+            waiting: self.wait_queue.waiters.len() - self.wait_queue.of_pool.len(),
             moves: self.moves.len(),
             occupied: self.occupied,
             committed: self.committed,

@@ -16,6 +16,7 @@
 //! | the room | the card has none for its set | room becomes free |
 //! | pins | there is no room before one is removed | one is |
 //! | an older waiter for room | that one lacks only room, and this one takes some from it or lacks the same | no such waiter is left in front: `behind_room.rs` |
+//! | an older request of the pool | buffers leave for it, and this one names one of those, or one that lacks memory: `pool_request.rs` | no older one is left |
 //! | nothing (stalled) | its lease was granted, and memory for it was lacking | [`Deferrables::retry_stalled`] |
 //!
 //! There is one exception to the order. The holder of a lease that an older waiter needs, directly or
@@ -33,6 +34,7 @@
 //! [`DeferCounters::queue_steps`]: super::DeferCounters::queue_steps
 
 mod marks;
+mod pool_request;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,6 +57,8 @@ pub(super) struct Waiter {
     /// Buffers that it reads in place if possible when it is granted, in order.
     pub in_place_allowed: SmallVec<[BufferId; 2]>,
     streams: SmallVec<[StreamKey; 2]>,
+    /// It is a request of the pool: it names no buffer, and gets no lease.
+    pub is_of_pool: bool,
     /// Most memory that its buffers can need.
     most: Bytes,
     /// The holder of the lease, and those whose leases the caller keeps while it waits.
@@ -143,6 +147,8 @@ pub(super) struct Holder {
 pub(super) struct WaitQueue {
     /// The oldest first.
     pub waiters: BTreeMap<Ticket, Waiter>,
+    /// Those of them that are requests of the pool.
+    pub of_pool: BTreeSet<Ticket>,
     /// Buffers with waiters.
     pub by_buffer: BTreeMap<BufferId, BufferWaiters>,
     /// Holders with leases or waiters.
@@ -150,7 +156,7 @@ pub(super) struct WaitQueue {
     /// Waiters of holders with leases.
     holding: BTreeSet<Ticket>,
     /// Waiters that lack room, from which younger ones must not take any. Each takes a part of what the
-    /// one before takes, unless its holder has leases.
+    /// one before takes, unless its holder has leases. Requests of the pool are among them.
     pub keeping: BTreeSet<Ticket>,
     /// Waiters that lack room until a pin is removed.
     pinned: BTreeSet<Ticket>,
@@ -193,6 +199,9 @@ impl WaitQueue {
     }
 
     fn insert(&mut self, ticket: Ticket, waiter: Waiter) {
+        if waiter.is_of_pool {
+            self.of_pool.insert(ticket);
+        }
         for &(buffer, access) in &waiter.buffers {
             let class = waiter.class(buffer, access);
             self.by_buffer.entry(buffer).or_default().of_mut(class).insert(ticket);
@@ -212,6 +221,7 @@ impl WaitQueue {
     fn remove(&mut self, ticket: Ticket) -> Option<Waiter> {
         self.record(ticket, Blocked::Unchecked, RoomSet::new());
         let waiter = self.waiters.remove(&ticket)?;
+        self.of_pool.remove(&ticket);
         for &(buffer, access) in &waiter.buffers {
             let Some(on) = self.by_buffer.get_mut(&buffer) else { continue };
             on.of_mut(waiter.class(buffer, access)).remove(&ticket);
@@ -243,6 +253,7 @@ impl WaitQueue {
         if before == blocked && waiter.takes == takes {
             return;
         }
+        let is_of_pool = waiter.is_of_pool;
         let took = std::mem::replace(&mut waiter.takes, takes.clone());
         let buffers: SmallVec<[BufferId; 4]> =
             waiter.buffers.iter().map(|&(buffer, _)| buffer).collect();
@@ -271,8 +282,8 @@ impl WaitQueue {
                 if self.keeping.remove(&ticket) {
                     self.marked.extend(self.keeping.range(ticket..));
                     match self.keeping.range(..ticket).next_back() {
-                        Some(&older) => self.mark_parts_of(older),
-                        None => self.behind_room.open(),
+                        Some(&older) if !is_of_pool => self.mark_parts_of(older),
+                        _ => self.behind_room.open(),
                     }
                 }
             }
@@ -360,6 +371,7 @@ impl Deferrables {
             buffers,
             in_place_allowed: sorted(in_place_allowed),
             streams: request.streams.into(),
+            is_of_pool: false,
             most: Bytes::ZERO,
             holders: request.holders(),
             blocked: Blocked::Unchecked,
@@ -411,6 +423,9 @@ impl Deferrables {
         let in_place_allowed = &*sorted(in_place_allowed);
         self.allow_in_place(ticket, in_place_allowed);
         let Some(waiter) = self.wait_queue.waiters.get(&ticket) else { return Ok(None) };
+        if waiter.is_of_pool {
+            return Ok(None);
+        }
         self.wait_queue.step();
         let place = Place { ticket, holders: &waiter.holders };
         let checked = self.by_strongest_access(&waiter.buffers).map_err(LeaseRefused::from);
@@ -514,7 +529,9 @@ impl Deferrables {
             return Err(Blocked::Buffer(buffer));
         }
         if !self.wait_queue.keeping.is_empty()
-            && let Some(older) = self.older_for_room(wanted, place.ticket, &mut overtaking)
+            && let Some(older) = self
+                .older_of_pool(wanted, place, &overtaking)
+                .or_else(|| self.older_for_room(wanted, place.ticket, &mut overtaking))
         {
             return Err(Blocked::BehindRoom(older));
         }
@@ -574,6 +591,9 @@ impl Deferrables {
         }
         for &older in self.wait_queue.keeping.range(..ticket).rev() {
             self.wait_queue.step();
+            if self.wait_queue.of_pool.contains(&older) {
+                continue;
+            }
             let needed = self.taken_by(&self.wanted_by(&self.wait_queue.waiters[&older]));
             let is_part = taken.iter().all(|range| needed.contains(range));
             if is_part && taken.len() < needed.len() {

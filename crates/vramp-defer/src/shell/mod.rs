@@ -54,6 +54,7 @@ mod mapped_copy;
 mod pay;
 mod peer_copy;
 mod pinned_memory;
+mod pool_request;
 mod prefetch;
 mod push_copy;
 mod queued_request;

@@ -7,10 +7,8 @@
 use std::any::Any;
 use std::sync::{Arc, Weak};
 
-use crate::planner::{allocation_deficit, other_pool_deficit};
-use vramp_alloc::Driver;
-use vramp_alloc::observe::Registration;
-use vramp_core::{Bytes, Shortage};
+use vramp_alloc::observe::{Registration, Reliever};
+use vramp_core::Bytes;
 use vramp_tiers::reclaim::ReclaimerRegistration;
 use vramp_tiers::reserve::ReservationId;
 use vramp_tiers::spill::{SpillRequest, SpillerRegistration};
@@ -19,6 +17,7 @@ use vramp_tiers::{MemorySpace, Priority};
 use super::cleaner::Cleaner;
 use super::guests::Guest;
 use super::peer_copy::PeerPart;
+use super::pool_request::PoolRequest;
 use super::spill_config::CleanerConfig;
 use super::state::Shared;
 
@@ -47,11 +46,16 @@ impl Service {
     ) -> Service {
         let guests = peers.iter().map(|peer| Guest::new(shared, peer)).collect();
         let weak = Arc::downgrade(shared);
-        let registration = shared.allocator.on_shortage(move |shortage| answer(&weak, shortage));
+        let registration = shared.allocator.relieve_shortages(move |request| {
+            Box::new(PoolRequest::begin(&weak, request)) as Box<dyn Reliever>
+        });
         let weak = Arc::downgrade(shared);
-        let of_group = shared
-            .allocator
-            .on_shortage_in_group(move |pool, shortage| answer_other(&weak, pool, shortage));
+        let own = shared.allocator.number();
+        let of_group = shared.allocator.relieve_shortages_in_group(move |request| {
+            // Its own requests are answered before, and find the memory in the pool.
+            let is_other = request.pool != own;
+            is_other.then(|| Box::new(PoolRequest::begin(&weak, request)) as Box<dyn Reliever>)
+        });
         let spiller = budget.map(|space| {
             let weak = Arc::downgrade(shared);
             space.register_spiller(Priority::default(), move |request: &SpillRequest<'_>| {
@@ -78,44 +82,6 @@ impl Service {
             _kept: kept,
         }
     }
-}
-
-/// Spills what a request of another pool of the group lacks, or a resume of a region, and returns that
-/// memory to the card, of which the other pool creates its own. A driver call before each piece, and what
-/// the trim of the pieces costs. It takes no lock that the request or the resume holds.
-fn answer_other(shared: &Weak<Shared>, pool: u64, shortage: &Shortage) -> bool {
-    let Some(shared) = shared.upgrade() else { return false };
-    let allocator = &shared.allocator;
-    // Its own requests are answered before, and find the memory in the pool.
-    if allocator.number() == pool {
-        return false;
-    }
-    let page = shared.driver.info().limits.page;
-    let lacks = || other_pool_deficit(shortage, page, allocator.room());
-    let left = || {
-        let missing = lacks();
-        if missing.is_zero() {
-            return missing;
-        }
-        // A chunk is idle as a whole, so fewer bytes may return. What fails shows in the next line.
-        let _ = allocator.trim(allocator.reserved().saturating_sub(missing));
-        lacks()
-    };
-    !shared.spill(lacks().max(page), &left).freed.is_zero()
-}
-
-/// Spills what an allocation lacks.
-fn answer(shared: &Weak<Shared>, shortage: &Shortage) -> bool {
-    let Some(shared) = shared.upgrade() else { return false };
-    let page = shared.driver.info().limits.page;
-    let deficit = allocation_deficit(shortage, page);
-    // While the next piece is copied, freed memory is remapped to where the block will lie.
-    let left = || {
-        // Only ahead of need: if it fails, the allocation itself reports it.
-        let _ = shared.allocator.assemble(shortage);
-        deficit
-    };
-    !shared.spill(deficit, &left).freed.is_zero()
 }
 
 impl Drop for Service {

@@ -13,6 +13,7 @@ use vramp_tiers::movers::MoveError;
 
 use super::copy_out::{CopyInFlight, StartedCopy};
 use super::homes::RangeBacking;
+use super::pool_request::SpillInProgress;
 use super::report::{FailedMove, MoveKind, Spilled};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
@@ -38,6 +39,7 @@ impl Shared {
         if deficit.is_zero() || self.allocator.any_captures().unwrap_or(true) {
             return spilled;
         }
+        let _in_progress = SpillInProgress::begin(self);
         self.lock().stats.spills += 1;
         let mut rounds = SpillRounds::new(deficit);
         while rounds.begin() {

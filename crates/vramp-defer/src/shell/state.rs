@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, Weak};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -107,6 +108,10 @@ pub(super) struct State {
     pub staged_transfers: usize,
     /// Number of those that have ended.
     pub ended_transfers: u64,
+    /// The threads that spill.
+    pub spilling: SmallVec<[ThreadId; 4]>,
+    /// Number of spills that have ended.
+    pub ended_spills: u64,
     /// Number of times that memory or room may have become free.
     pub changes: u64,
     /// Requests without a deadline that wait in the queue of the card's space.
@@ -186,7 +191,8 @@ pub(super) struct Shared {
     /// Stream that waits for the ends of copies to the host.
     pub leaving: LeaseStream,
     state: Mutex<State>,
-    /// Notified when copies were mapped, and when a transfer has returned its staging blocks.
+    /// Notified when copies were mapped, when a transfer has returned its staging blocks, and when a spill
+    /// has ended.
     changed: Condvar,
     /// Looks for what notifies no waiter.
     pub watcher: Watcher,
@@ -249,6 +255,8 @@ impl Shared {
             pinned_ranges: BTreeSet::new(),
             staged_transfers: 0,
             ended_transfers: 0,
+            spilling: SmallVec::new(),
+            ended_spills: 0,
             changes: 0,
             endless_waits: Vec::new(),
             seen_room: SeenRoom::default(),

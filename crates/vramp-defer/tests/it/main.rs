@@ -37,6 +37,7 @@ mod random;
 mod random_budget;
 mod random_cards;
 mod random_ends;
+mod requests;
 mod scenarios;
 mod sharing;
 mod small_host;

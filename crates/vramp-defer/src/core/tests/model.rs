@@ -21,6 +21,7 @@ enum Act {
     Discard { which: usize },
     Lease { which: [usize; 2], writes: [bool; 2], stream: u64, stays: bool, waits: bool },
     Retry { which: usize, stays: bool },
+    OfPool { stream: u64 },
     Leave { which: usize },
     Readable { which: usize },
     Queue { which: usize },
@@ -55,7 +56,8 @@ fn act() -> impl Strategy<Value = Act> {
             Act::Lease { which: [a, c], writes, stream, stays, waits }
         }),
         4 => (which(), any::<bool>()).prop_map(|(which, stays)| Act::Retry { which, stays }),
-        1 => which().prop_map(|which| Act::Leave { which }),
+        1 => (0u64..3).prop_map(|stream| Act::OfPool { stream }),
+        2 => which().prop_map(|which| Act::Leave { which }),
         2 => which().prop_map(|which| Act::Readable { which }),
         3 => which().prop_map(|which| Act::Queue { which }),
         1 => which().prop_map(|which| Act::LeaveWithout { which }),
@@ -158,7 +160,7 @@ fn take_step(
     ask: &Ask,
     granted: GrantedLease,
 ) -> Result<(), TestCaseError> {
-    let Ask { stream, ref buffers, stays } = *ask;
+    let Ask { stream, ref buffers, stays, .. } = *ask;
     let wanted = &world.split_by_place(ask);
     let in_place = granted.in_place;
     prop_assert!(stays || in_place.is_empty());
@@ -216,8 +218,11 @@ fn serve_step(core: &mut Deferrables, world: &mut World) -> Step {
         }
         core.audit().map_err(|error| TestCaseError::fail(error.to_string()))?;
     }
+    let mut behind_pool = false;
     for (waiter, standing) in world.wait_queue.iter().zip(world.standings(core)) {
-        let waits = !matches!(standing, Standing::Served | Standing::Never);
+        // One that waited for a request of the pool may have to wait for its end.
+        behind_pool |= waiter.ask.is_of_pool;
+        let waits = behind_pool || !matches!(standing, Standing::Served | Standing::Never);
         prop_assert!(waits, "{} was forgotten: {:?}", waiter.ticket, standing);
     }
     Ok(())
@@ -403,6 +408,7 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Step {
             request_step(core, world, (which, writes), (stream, stays), waits)
         }
         Act::Retry { which, stays } => retry_step(core, world, which, stays),
+        Act::OfPool { stream } => of_pool_step(core, world, stream),
         Act::Leave { which } => leave_step(core, world, which),
         Act::Readable { which } => readable_step(core, world, which),
         Act::Queue { which } => queue_step(core, world, which),
@@ -479,7 +485,7 @@ fn request_step(
         let known = wanted.entry(id).or_insert(Access::Shared);
         *known = access(writes).max(*known);
     }
-    let ask = Ask { stream, buffers: wanted, stays };
+    let ask = Ask { stream, buffers: wanted, stays, is_of_pool: false };
     let fits = world.standing_of_a_new_one(core, &ask) != Standing::Never;
     if !lease_step(core, world, &ask)? && waits && fits {
         wait_step(core, world, ask)?;
@@ -503,6 +509,14 @@ fn retry_step(core: &mut Deferrables, world: &mut World, which: usize, stays: bo
         return take_step(core, world, &ask, granted);
     }
     prop_assert!(checked.is_ok() && standing != Standing::Served, "{:?}", standing);
+    Ok(())
+}
+
+/// A request of the pool enters the queue.
+fn of_pool_step(core: &mut Deferrables, world: &mut World, stream: u64) -> Step {
+    let ticket = core.enqueue_pool_request(HolderKey(stream));
+    let ask = Ask { stream, buffers: BTreeMap::new(), stays: false, is_of_pool: true };
+    world.wait_queue.push(TwinWaiter { ticket, ask });
     Ok(())
 }
 
@@ -778,7 +792,8 @@ fn compare(core: &Deferrables, world: &World) -> Step {
     let census = core.census();
     prop_assert_eq!(census.moves, counts[0]);
     prop_assert_eq!(census.leases, world.leases.len());
-    prop_assert_eq!(census.waiting, world.wait_queue.len());
+    let leases = world.wait_queue.iter().filter(|waiter| !waiter.ask.is_of_pool);
+    prop_assert_eq!(census.waiting, leases.count());
     prop_assert_eq!(census.buffers, world.buffers.len());
     prop_assert_eq!(census.committed.count(), world.committed(core));
     Ok(())
@@ -817,6 +832,9 @@ fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Step {
             twin.pinned_memory = false;
         }
         core.end_epoch();
+        for waiter in world.wait_queue.extract_if(.., |waiter| waiter.ask.is_of_pool) {
+            core.dequeue(waiter.ticket);
+        }
         let before = world.wait_queue.len();
         serve_step(core, world)?;
         if world.wait_queue.is_empty() {

@@ -117,6 +117,8 @@ pub struct Ask {
     pub buffers: BTreeMap<BufferId, Access>,
     /// All of it may be read in place.
     pub stays: bool,
+    /// It is a request of the pool, and names no buffer.
+    pub is_of_pool: bool,
 }
 
 impl Ask {
@@ -374,6 +376,9 @@ impl World {
 
     /// `keeping` are the older ones that lack nothing but room.
     fn stands(&self, core: &Deferrables, older: usize, keeping: &[usize], ask: &Ask) -> Standing {
+        if ask.is_of_pool {
+            return Standing::LacksRoom { keeps: true };
+        }
         if ask.buffers.keys().any(|&id| self.find(id).is_none()) {
             return Standing::Never;
         }
@@ -394,7 +399,20 @@ impl World {
         if busy || self.settling(&wanted) > 0 {
             return Standing::Busy;
         }
-        let behind = keeping.iter().rev().find(|&&place| {
+        let of_pool = |place: usize| self.wait_queue[place].ask.is_of_pool;
+        let passes_pool = |place: usize| {
+            let own = |lease: &TwinLease| lease.stream == ask.stream;
+            let has_room = |lease: &TwinLease| lease.in_place.len() < lease.buffers.len();
+            self.leases.iter().any(|lease| own(lease) && has_room(lease))
+                || self.wait_queue[place].ask.stream == ask.stream
+        };
+        let takes = self.takes_memory(core, &wanted);
+        let behind = keeping.iter().rev();
+        let behind = behind.copied().find(|&place| takes && of_pool(place) && !passes_pool(place));
+        if let Some(place) = behind {
+            return Standing::Behind(place);
+        }
+        let behind = keeping.iter().rev().filter(|&&place| !of_pool(place)).find(|&&place| {
             let needed = self.ranges_of(&other(place));
             let takes =
                 |range: &RangeId| !needed.contains(range) && !self.is_pinned_or_exposed(*range);
@@ -415,6 +433,19 @@ impl World {
             return Standing::LacksRoom { keeps: self.lacks_room(core, &wanted) };
         }
         Standing::Served
+    }
+
+    /// A victim would stay, or memory be needed that is not behind the buffers.
+    fn takes_memory(&self, core: &Deferrables, wanted: &SplitRequest) -> bool {
+        let takes = |twin: &Twin| {
+            let states = core.states(twin.id).unwrap();
+            let leaves = states.iter().any(|state| matches!(state, PieceState::Leaving { .. }));
+            let lacks = |&index: &usize| !core.buffers[twin.id].pieces[index].backed;
+            leaves || (0..states.len()).any(|index| lacks(&index))
+        };
+        let comes = |twin: &&Twin| wanted.get(&twin.id).is_some_and(|way| *way != Way::InPlace);
+        let mut named = self.buffers.iter().filter(comes);
+        named.any(|twin| !self.is_pinned_or_exposed(twin.range) && takes(twin))
     }
 
     /// The younger request must not overtake the older one.

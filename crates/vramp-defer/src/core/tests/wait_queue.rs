@@ -305,3 +305,73 @@ fn a_request_for_what_is_gone_does_not_confuse_those_who_ask_behind_it() {
     core.remove(c).unwrap();
     assert_eq!(ask(&mut core, D, &[(a, Shared)], None), Err(behind(both)));
 }
+
+#[test]
+fn a_lease_that_takes_memory_waits_for_older_requests_of_the_pool() {
+    let mut core = core();
+    let [spilled, leaves, stays, old] = [0, 1, 2, 3].map(|at| written(&mut core, 16, at));
+    assert_eq!(spill(&mut core, 16, 10), [piece(spilled, 0)]);
+    let held = ask(&mut core, D, &[(old, Exclusive)], None).unwrap();
+    let older = wait(&mut core, B, &[(old, Shared)]);
+    let [first, second] = [A, A].map(|holder| core.enqueue_pool_request(holder));
+    let choice = core.choose(&short(16), 20);
+    assert_eq!(choice.victims[0].moves[0].piece, piece(leaves, 0));
+
+    // What takes nothing from it does not wait, nor what came before it, nor its own thread.
+    let lease = ask(&mut core, B, &[(stays, Exclusive)], None).unwrap();
+    end(&mut core, lease, 20);
+    end(&mut core, held, 20);
+    let lease = ask(&mut core, B, &[(old, Shared)], Some(older)).unwrap();
+    end(&mut core, lease, 20);
+    let refused = ask(&mut core, B, &[(leaves, Shared)], None);
+    assert_eq!(refused, Err(behind(second)));
+    let lease = ask(&mut core, A, &[(spilled, Shared)], None).unwrap();
+    let less = core.cancel_lease(lease).unwrap();
+    assert!(less.is_empty(), "its restore goes on");
+    let restore = core.moves.iter().find(|(_, moving)| **moving == piece(spilled, 0));
+    let restore = *restore.unwrap().0;
+    core.abandon(restore).unwrap();
+
+    // Those that wait are served once no older request is left, in order.
+    let waiters = [leaves, spilled].map(|buffer| wait(&mut core, B, &[(buffer, Shared)]));
+    assert_eq!(core.census().waiting, 2);
+    assert_eq!(settle_all(&mut core, &choice), [piece(leaves, 0)]);
+    none_is_served(&mut core);
+    let third = core.enqueue_pool_request(A);
+    assert!(core.dequeue(second) && !core.dequeue(second));
+    none_is_served(&mut core);
+    core.dequeue(first);
+    for ticket in waiters {
+        assert_eq!(core.next_to_check(), Some(ticket));
+        let lease = recheck(&mut core, ticket, &[]).unwrap();
+        core.cancel_lease(lease).unwrap();
+    }
+    assert_eq!(
+        ask(&mut core, C, &[(leaves, Exclusive)], None),
+        Err(LeaseRefused::Settling {
+            moves: core
+                .moves
+                .iter()
+                .filter(|it| it.1.buffer == leaves)
+                .map(|it| (*it.0, *it.1))
+                .collect(),
+        })
+    );
+    core.dequeue(third);
+    none_is_served(&mut core);
+    assert!(core.wait_queue.is_empty() && core.wait_queue.entries() == 0);
+}
+
+#[test]
+fn the_holder_of_a_lease_passes_requests_of_the_pool() {
+    let mut core = core();
+    let [spilled, held] = [0, 1].map(|at| written(&mut core, 16, at));
+    spill(&mut core, 16, 10);
+    let request = core.enqueue_pool_request(A);
+    assert_eq!(ask(&mut core, B, &[(spilled, Shared)], None), Err(behind(request)));
+    let lease = ask(&mut core, B, &[(held, Shared)], None).unwrap();
+    let second = ask(&mut core, B, &[(spilled, Shared)], None).unwrap();
+    core.cancel_lease(second).unwrap();
+    end(&mut core, lease, 20);
+    core.dequeue(request);
+}

@@ -144,6 +144,7 @@ impl WaitQueue {
         is("holders", *holders == again.holders)?;
         is("waiting holders", *holding == again.holding)?;
         is("most memory", self.by_most == again.by_most)?;
+        is("requests of the pool", self.of_pool == again.of_pool)?;
         let sets = (&again.keeping, &again.pinned, &again.stalled);
         is("room", (keeping, pinned, stalled) == sets)?;
         is("waiters behind others", self.behind_room.is_same(&again.behind_room))
