@@ -22,7 +22,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fd::OwnedFd;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::shared::{self, FILE_LEN, SharedFile, SharedKind, SharedRange};
 
@@ -210,6 +210,21 @@ impl MappedMemory {
         replaced.map(|_| ()).map_err(refused("unmap", len))
     }
 
+    /// Takes the pages of a mapping out of the process's resident memory, which counts a page once for each address that
+    /// it was accessed at. The mapping and its bytes stay: the next access finds them again.
+    ///
+    /// # Errors
+    /// The range is not reserved, or the kernel refuses.
+    pub fn drop_resident(&self, at: u64, len: u64) -> Result<(), MapError> {
+        let state = self.state();
+        state.check(at, len)?;
+        // SAFETY: the range lies in a reservation of this object, whose mappings are shared ones of a file: their pages
+        // are the file's, and an access maps them again.
+        let dropped =
+            unsafe { rustix::mm::madvise(pointer(at), len as usize, Advice::LinuxDontNeed) };
+        dropped.map_err(refused("drop", len))
+    }
+
     /// Returns the number of pages of 4 KiB that the kernel has allocated.
     ///
     /// # Panics
@@ -299,6 +314,33 @@ mod tests {
         memory.read(offset + 76, &mut read).unwrap();
         assert_eq!(read, [0, 0]);
         memory.free(at, 4 * PAGE).unwrap();
+    }
+
+    /// Returns the kilobytes of resident memory at an address.
+    fn resident_kb(at: u64) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&format!("{at:x}-")));
+        let line = lines.find(|line| line.starts_with("Rss:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_mapping_that_is_not_resident_keeps_its_bytes() {
+        let memory = MappedMemory::new().unwrap();
+        let at = memory.reserve(PAGE, PAGE).unwrap();
+        let offset = memory.create(PAGE).unwrap();
+        memory.map(at, offset, PAGE).unwrap();
+        memory.set_access(at, PAGE).unwrap();
+        for place in (at..at + PAGE).step_by(4096) {
+            // SAFETY: the page was mapped for writing.
+            unsafe { byte(place).write_volatile(7) };
+        }
+        assert_eq!(resident_kb(at), PAGE >> 10);
+        memory.drop_resident(at, PAGE).unwrap();
+        assert_eq!((resident_kb(at), memory.pages()), (0, PAGE >> 12));
+        // SAFETY: as above.
+        assert_eq!(unsafe { byte(at + 4096).read_volatile() }, 7);
+        assert!(memory.drop_resident(at, 2 * PAGE).is_err());
     }
 
     #[test]

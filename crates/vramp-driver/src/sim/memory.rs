@@ -435,12 +435,26 @@ impl Memory {
         }
         let physical = imported.and_then(|from| from.physical).unwrap_or(handle.number());
         self.content(physical).map_at(start)?;
+        self.drop_resident_aliases(physical);
         let access = DeviceSet::default();
         let mapping = Mapping { len, handle: handle.number(), physical, access, rdma };
         self.mappings.insert(start, mapping);
         self.owned(device, handle)?.mappings += 1;
         self.cards[device].mappings += 1;
         Ok((range.len, rdma))
+    }
+
+    /// Takes what other mappings of the same memory have resident in this process out of it, or its size would count the
+    /// memory once for each. O(mappings), if there are others.
+    fn drop_resident_aliases(&self, physical: u64) {
+        let Some(host) = &self.host else { return };
+        if self.physical.get(&physical).is_none_or(|known| known.mappings == 0) {
+            return;
+        }
+        for (&at, other) in self.mappings.iter().filter(|(_, other)| other.physical == physical) {
+            // It only lowers a count.
+            let _ = host.drop_resident(at, other.len);
+        }
     }
 
     /// Returns the number of the physical memory of a handle.
