@@ -37,7 +37,8 @@ const OPTIONS: &str = "detect_leaks=0:allocator_may_return_null=1:abort_on_error
 /// Runs only where the runtime is a part of a program, so a shared library may not have it.
 const NOT_SHARED: &str = "asan_preinit.cpp.o";
 /// Tests in Python that compare the memory of the process. The sanitizer keeps what is freed.
-const MEASURES_MEMORY: &str = "leave_nothing or cost_a_few_bytes or evicted_thousands";
+const MEASURES_MEMORY: &str =
+    "leave_nothing or cost_a_few_bytes or evicted_thousands or dasks_defaults";
 /// Tests in Python that make garbage on many threads. They run as long as the life cycles.
 const GARBAGE: &str = "test_garbage";
 
