@@ -447,6 +447,54 @@ def test_a_process_ends_while_daemon_threads_are_inside_calls(
     assert [(end.returncode, end.stderr) for end in ends] == [(0, "")] * 20
 
 
+# How a call of vramp runs Python code. Python before 3.12 also collects in an allocation.
+ROUTES = {
+    "argument": "pool.malloc(Index())",
+    "handler": "pool.on_shortage(stay); pool.malloc(1 << 50)",
+    "destructor": "pool.on_shortage(Last()).close()",
+    "weak reference": "kept = weakref.ref(pool.malloc(4096), stay)",
+    "collection": "Cycle(); gc.enable(); pool.malloc(4096)",
+}
+STAYS = """
+import gc, sys, threading, time, vramp, weakref
+gc.disable()
+gc.set_threshold(1)
+pool = vramp.open("sim")
+waits, inside, end = [threading.Lock() for _ in range(3)]
+for lock in (waits, inside, end):
+    lock.acquire()
+def stay(*_):
+    inside.release()
+    end.acquire()
+class Index:
+    __index__ = stay
+class Last:
+    __call__ = __del__ = stay
+class Cycle:
+    def __init__(self):
+        self.own = self
+    __del__ = stay
+class End:
+    def __del__(self, print=print, sys=sys, end=end, sleep=time.sleep):
+        print(sys.is_finalizing())
+        end.release()
+        sleep(0.2)  # The thread asks for the interpreter, which it does not get.
+sys.modules["end"] = End()
+def work():
+    waits.acquire()
+    ROUTE
+threading.Thread(target=work, daemon=True).start()
+waits.release()
+inside.acquire()
+"""
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_process_ends_while_python_code_below_a_call_goes_on(route: str) -> None:
+    end = run_python(STAYS.replace("ROUTE", ROUTES[route]))
+    assert (end.returncode, end.stdout, end.stderr) == (0, "True\n", "")
+
+
 def test_a_process_that_only_imports_opens_no_device() -> None:
     code = """
 import os, vramp

@@ -11,6 +11,7 @@
 //! 5. `shortage.rs` calls functions of the program that free memory before a request fails.
 //!    `turns.rs` lets processes take turns at a card.
 //! 6. `error.rs` converts a failure to the exception of its kind, and `python.rs` calls Python code.
+//!    `ending.rs` is for threads inside of the library when the interpreter ends.
 //!
 //! Every call that may wait for a lock or a driver call runs detached from the interpreter. A cache
 //! hit stays attached: it takes only locks that are held for a few instructions, by threads that do
@@ -23,6 +24,7 @@ mod allocation;
 mod analysis;
 mod array;
 mod dlpack;
+mod ending;
 mod error;
 mod ipc;
 mod layout;

@@ -47,6 +47,7 @@ mod _native {
     #[pymodule_init]
     fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::python::check_first_interpreter()?;
+        crate::ending::sleep_instead_of_unwinding();
         vramp_capi::process::map_simulated_cards();
         Ok(())
     }
