@@ -179,16 +179,13 @@ pub fn numpy_bytes<'py>(
     // Fails with a reason on a card.
     array.getattr(intern!(py, "__array_interface__"))?;
     let asarray = python::member(py, "numpy", "asarray")?;
-    let made = python::call(&asarray, &PyTuple::new(py, [array])?, None)?;
+    let made = asarray.call1((array,))?;
     let wanted = match dtype {
-        Some(dtype) => python::call(&asarray, &PyTuple::new(py, [&made, dtype])?, None)?,
+        Some(dtype) => asarray.call1((&made, dtype))?,
         None => made.clone(),
     };
     match copy {
-        Some(true) if wanted.is(&made) => {
-            let copy = python::attribute(&wanted, intern!(py, "copy"))?;
-            python::call(&copy, &PyTuple::empty(py), None)
-        }
+        Some(true) if wanted.is(&made) => wanted.call_method0(intern!(py, "copy")),
         Some(false) if !wanted.is(&made) => Err(PyValueError::new_err(
             "the memory has bytes, so another type needs a copy: use array(shape, dtype)",
         )),

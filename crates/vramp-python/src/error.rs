@@ -1,7 +1,7 @@
 //! Converts failures to exceptions. The classes are in `vramp._errors`, in Python.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::PyDict;
 use vramp_capi::abi::vramp_status_t::{self, *};
 use vramp_capi::process::Error;
 
@@ -74,8 +74,7 @@ pub fn refuse(py: Python<'_>, class: &str, text: &str) -> PyErr {
 }
 
 fn exception<'py>(py: Python<'py>, class: &str, text: &str) -> PyResult<Bound<'py, PyAny>> {
-    let class = python::member(py, "vramp._errors", class)?;
-    python::call(&class, &PyTuple::new(py, [text])?, None)
+    python::member(py, "vramp._errors", class)?.call1((text,))
 }
 
 /// Returns an instance of a class of results in `vramp._types`.
@@ -84,6 +83,5 @@ pub fn result<'py>(
     class: &str,
     fields: &Bound<'py, PyDict>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let class = python::member(py, "vramp._types", class)?;
-    python::call(&class, &PyTuple::empty(py), Some(fields))
+    python::member(py, "vramp._types", class)?.call((), Some(fields))
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::PyBytes;
 use vramp_capi::process::{CallResult, Exports, ImportedBlock, NotClosed, SharedBlock, StreamName};
 
 use crate::array::{self, Array};
@@ -95,7 +95,7 @@ impl Exported {
         }
         let ticket = shared.ticket(keep_until_opened).map_err(|error| raise(py, error))?;
         let class = python::member(py, "vramp.ipc", "Ticket")?;
-        python::call(&class, &PyTuple::new(py, [PyBytes::new(py, &ticket)])?, None)
+        class.call1((PyBytes::new(py, &ticket),))
     }
 
     /// Ends the hold of a ticket that did not arrive.
@@ -139,7 +139,7 @@ impl Exported {
             if limit.is_some_and(|limit| limit <= Instant::now()) {
                 return Ok(false);
             }
-            python::handle_signals(py)?;
+            py.check_signals()?;
         }
     }
 

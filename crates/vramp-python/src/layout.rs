@@ -212,7 +212,7 @@ fn bytes_type() -> Element {
 fn element(py: Python<'_>, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<Element> {
     let Some(dtype) = dtype else { return Ok(bytes_type()) };
     let parse = python::member(py, "vramp._dtypes", "parse")?;
-    let parsed = python::call(&parse, &PyTuple::new(py, [dtype])?, None)?;
+    let parsed = parse.call1((dtype,))?;
     let (name, code, kind, bits): (String, String, u8, u8) = parsed.extract()?;
     let dlpack = DLDataType { code: kind, bits, lanes: 1 };
     Ok(Element { name, code, dlpack, size: u64::from(bits) / 8 })

@@ -61,7 +61,6 @@ use vramp_capi::process::{self, MemoryStats, OpenAllocator};
 
 use crate::error::{raise, refuse};
 use crate::pool::{Pool, event_count, named, path_text};
-use crate::python;
 
 /// The shared pools that were asked for, by device.
 static SHARED: Mutex<Vec<Option<Py<Pool>>>> = Mutex::new(Vec::new());
@@ -139,7 +138,7 @@ fn missing_card(py: Python<'_>) -> Option<String> {
 /// Passes an exception that no caller can receive to `sys.unraisablehook`.
 #[pyfunction]
 fn report_unraisable(error: &Bound<'_, PyBaseException>, origin: &Bound<'_, PyAny>) {
-    python::report(PyErr::from_value(error.clone().into_any()), origin);
+    PyErr::from_value(error.clone().into_any()).write_unraisable(origin.py(), Some(origin));
 }
 
 /// Opens a pool of the caller's own.

@@ -136,8 +136,8 @@ impl Pool {
 pub fn bytes(py: Python<'_>, size: &Bound<'_, PyAny>, what: &str) -> PyResult<u64> {
     let index = match size.is_instance_of::<PyInt>() {
         true => size.clone(),
-        false => python::attribute(size, intern!(py, "__index__"))
-            .and_then(|index| python::call(&index, &PyTuple::empty(py), None))
+        false => size
+            .call_method0(intern!(py, "__index__"))
             .ok()
             .filter(|index| index.is_instance_of::<PyInt>())
             .ok_or_else(|| {
@@ -531,7 +531,7 @@ pub(crate) fn event_count(py: Python<'_>, events: i64) -> PyResult<u32> {
 /// Returns the text of a path, which may be an object of a class in Python.
 pub(crate) fn path_text(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<String> {
     let fspath = python::member(py, "os", "fspath")?;
-    let path = python::call(&fspath, &PyTuple::new(py, [path])?, None)?.extract::<PathBuf>()?;
+    let path = fspath.call1((path,))?.extract::<PathBuf>()?;
     path.into_os_string().into_string().map_err(|path| {
         PyValueError::new_err(format!("the path {path:?} is not UTF-8: use another name"))
     })

@@ -15,12 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 use vramp_capi::abi::vramp_status_t::VRAMP_ERROR_UNKNOWN_ALLOCATOR;
 
 use crate::error::raise;
 use crate::pool::Pool;
-use crate::python;
 
 /// A function that the program registered.
 struct Handler {
@@ -43,7 +41,7 @@ impl Handler {
             };
             let function = function.into_bound(py);
             ask(&function, requested).unwrap_or_else(|error| {
-                python::report(error, &function);
+                error.write_unraisable(py, Some(&function));
                 false
             })
         });
@@ -52,7 +50,7 @@ impl Handler {
 }
 
 fn ask(function: &Bound<'_, PyAny>, requested: u64) -> PyResult<bool> {
-    let answer = python::call(function, &PyTuple::new(function.py(), [requested])?, None)?;
+    let answer = function.call1((requested,))?;
     answer.extract().map_err(|_| {
         PyTypeError::new_err(format!(
             "a shortage handler returns True if it freed memory, else False, and not {}",

@@ -3,7 +3,7 @@
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyInt, PyTuple};
+use pyo3::types::{PyBool, PyInt};
 use vramp_capi::abi::vramp_stream_t;
 use vramp_capi::process::StreamName;
 
@@ -93,8 +93,7 @@ pub fn stream_in(
     if let StreamName::Raw(raw) = name {
         let py = pool.py();
         let keep = python::member(py, "vramp._adaptors", "keep_stream")?;
-        let raw = raw.into_pyobject(py)?;
-        python::call(&keep, &PyTuple::new(py, [pool.as_any(), raw.as_any(), stream])?, None)?;
+        keep.call1((pool, raw, stream))?;
     }
     Ok(NamedStream { name, object: Some(stream.clone().unbind()) })
 }
@@ -107,7 +106,7 @@ fn named(stream: &Bound<'_, PyAny>) -> PyResult<StreamName> {
         return Ok(StreamName::Created(created.get().handle));
     }
     let py = stream.py();
-    let protocol = match python::attribute(stream, intern!(py, "__cuda_stream__")) {
+    let protocol = match stream.getattr(intern!(py, "__cuda_stream__")) {
         Err(error) if error.is_instance_of::<PyAttributeError>(py) => {
             return Err(PyTypeError::new_err(format!(
                 "a stream is None, an int, a vramp.Stream or an object with __cuda_stream__, and not {}",
@@ -118,7 +117,7 @@ fn named(stream: &Bound<'_, PyAny>) -> PyResult<StreamName> {
     };
     // The protocol is a method. Early versions of it were a property.
     let pair = match protocol.is_callable() {
-        true => python::call(&protocol, &PyTuple::empty(py), None)?,
+        true => protocol.call0()?,
         false => protocol,
     };
     let (version, handle): (Bound<'_, PyInt>, Bound<'_, PyAny>) = pair.extract()?;

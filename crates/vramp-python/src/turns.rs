@@ -18,7 +18,6 @@ use vramp_ipc::turns::{self, AcquireError, Answer, Need, Participant, TurnsConfi
 
 use crate::error::{refuse, result};
 use crate::pool::detached;
-use crate::python;
 use crate::tiers::seconds;
 
 /// How long a wait runs without a look at signals.
@@ -111,7 +110,7 @@ impl Turns {
             {
                 break;
             }
-            python::handle_signals(py)?;
+            py.check_signals()?;
         }
         let turn = py.detach(|| match waiting.into_turn() {
             Ok(turn) => Ok(turn),
@@ -195,7 +194,7 @@ impl Function {
                 return false;
             };
             ask(function, request).unwrap_or_else(|error| {
-                python::report(error, function);
+                error.write_unraisable(py, Some(function));
                 false
             })
         });
@@ -217,7 +216,7 @@ impl Drop for Function {
 fn ask(function: &Bound<'_, PyAny>, request: &turns::Request) -> PyResult<bool> {
     let py = function.py();
     let request = Py::new(py, TurnRequest { request: request.clone() })?;
-    let answer = python::call(function, &PyTuple::new(py, [request])?, None)?;
+    let answer = function.call1((request,))?;
     if answer.is_none() {
         return Ok(false);
     }
@@ -331,7 +330,7 @@ impl Turn {
             if found.is_some() || !self.state.is_held() || left.is_some_and(|left| left.is_zero()) {
                 return Ok(found);
             }
-            python::handle_signals(py)?;
+            py.check_signals()?;
         }
     }
 

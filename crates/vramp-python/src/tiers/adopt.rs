@@ -8,7 +8,6 @@
 //! Objects whose memory is the host's are copied instead.
 
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 use vramp_capi::process::StreamName;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
@@ -66,7 +65,7 @@ fn foreign(memory: &Bound<'_, PyAny>, stream: Option<StreamName>) -> PyResult<Op
         return Ok(Some(Foreign { range, owner, stream, is_transient: false }));
     }
     let read = python::member(py, "vramp._tiers", "cuda_memory")?;
-    let found = python::call(&read, &PyTuple::new(py, [memory])?, None)?;
+    let found = read.call1((memory,))?;
     let Some((addr, len, own)) = found.extract::<Option<(u64, u64, u64)>>()? else {
         return Ok(None);
     };

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::basic::CompareOp;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::PyBytes;
 use vramp_capi::process::{CallResult, StreamName};
 use vramp_core::Bytes;
 use vramp_defer::{DeferrableBuffer, SpillError, SpillTier};
@@ -163,9 +163,8 @@ pub fn contents<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> 
         return Ok(data.clone());
     }
     let view = python::member(py, "builtins", "memoryview")?;
-    let view = python::call(&view, &PyTuple::new(py, [data])?, None)?;
-    let copy = python::attribute(&view, pyo3::intern!(py, "tobytes"))?;
-    Ok(python::call(&copy, &PyTuple::empty(py), None)?.cast_into::<PyBytes>()?)
+    let copy = view.call1((data,))?.call_method0(pyo3::intern!(py, "tobytes"))?;
+    Ok(copy.cast_into::<PyBytes>()?)
 }
 
 #[pymethods]

@@ -384,7 +384,7 @@ fn interruptible(py: Python<'_>, mut future: LeaseFuture) -> PyResult<vramp_defe
         if let Poll::Ready(leased) = leased {
             return leased.map_err(|error| Fault::from(error).raise(py));
         }
-        if let Err(error) = python::handle_signals(py) {
+        if let Err(error) = py.check_signals() {
             end(future);
             return Err(error);
         }
@@ -414,8 +414,7 @@ pub fn ended(py: Python<'_>) -> PyErr {
 /// Returns a coroutine of `vramp._leases`.
 fn coroutine<'py>(lease: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     let py = lease.py();
-    let function = python::member(py, "vramp._leases", name)?;
-    python::call(&function, &PyTuple::new(py, [lease])?, None)
+    python::member(py, "vramp._leases", name)?.call1((lease,))
 }
 
 /// A lease of one buffer.

@@ -164,7 +164,7 @@ fn configuration(
     named: &Bound<'_, PyDict>,
 ) -> PyResult<TiersConfig> {
     let convert = python::member(py, "vramp._tiers", "configuration")?;
-    let converted = python::call(&convert, arguments, Some(named))?;
+    let converted = convert.call(arguments, Some(named))?;
     let (form, text): (String, String) = converted.extract()?;
     let wrong =
         |text: String| refuse(py, "OptionError", &format!("the tiers cannot be opened: {text}"));

@@ -5,7 +5,6 @@
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyTuple;
 
 use crate::python;
 
@@ -41,7 +40,7 @@ impl Caller {
 
     /// Returns the task that runs on this thread, or the thread.
     pub fn get(py: Python<'_>) -> PyResult<Caller> {
-        let caller = python::call(Caller::prepare(py)?, &PyTuple::empty(py), None)?;
+        let caller = Caller::prepare(py)?.call0()?;
         let (owner, is_main): (Option<Bound<'_, LeaseOwner>>, bool) = caller.extract()?;
         let thread = vramp_defer::LeaseOwner::of_this_thread;
         Ok(Caller { owner: owner.map_or_else(thread, |owner| owner.get().0), is_main })

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyMemoryError, PyOSError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::PyBytes;
 use vramp_core::Bytes;
 use vramp_defer::ObjectTier;
 use vramp_tiers::disk::{ObjectStore, StoreError};
@@ -27,23 +27,19 @@ struct PythonStore {
 pub fn tier(store: &Bound<'_, PyAny>, capacity: Bytes) -> PyResult<ObjectTier> {
     let py = store.py();
     let convert = python::member(py, "vramp._tiers", "store_functions")?;
-    let functions = python::call(&convert, &PyTuple::new(py, [store])?, None)?;
+    let functions = convert.call1((store,))?;
     let (put, get, delete) = functions.extract()?;
     Ok(ObjectTier::new(Arc::new(PythonStore { put, get, delete }), capacity))
 }
 
 impl ObjectStore for PythonStore {
     fn put(&self, key: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        attached(|py| {
-            let arguments = (key, PyBytes::new(py, bytes)).into_pyobject(py)?;
-            python::call(self.put.bind(py), &arguments, None).map(drop)
-        })
+        attached(|py| self.put.call1(py, (key, PyBytes::new(py, bytes))).map(drop))
     }
 
     fn get(&self, key: u64, into: &mut [u8]) -> Result<(), StoreError> {
         let len = attached(|py| {
-            let arguments = (key,).into_pyobject(py)?;
-            let object = contents(&python::call(self.get.bind(py), &arguments, None)?)?;
+            let object = contents(&self.get.bind(py).call1((key,))?)?;
             let found = object.as_bytes();
             if found.len() == into.len() {
                 into.copy_from_slice(found);
@@ -60,10 +56,7 @@ impl ObjectStore for PythonStore {
     }
 
     fn delete(&self, key: u64) -> Result<(), StoreError> {
-        attached(|py| {
-            let arguments = (key,).into_pyobject(py)?;
-            python::call(self.delete.bind(py), &arguments, None).map(drop)
-        })
+        attached(|py| self.delete.call1(py, (key,)).map(drop))
     }
 }
 
