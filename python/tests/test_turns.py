@@ -252,3 +252,31 @@ threading.Thread(target=line.acquire, daemon=True).start()
 time.sleep(0.1)
 """
     subprocess.run([sys.executable, "-c", code], timeout=SECONDS, check=True)
+
+
+def test_the_interpreter_ends_while_the_handler_of_turns_that_end_is_called(
+    line: turns.Turns,
+) -> None:
+    code = """
+import sys, threading
+from vramp import turns
+
+inside = threading.Event()
+def stay(request):
+    inside.set()
+    threading.Event().wait()
+# The handler refers to the names of this program, but not to the turns.
+sys.modules["turns"] = turns.open("card", directory=sys.argv[1])
+sys.modules["turns"].on_request(stay)
+turn = sys.modules["turns"].acquire()
+print("holds", flush=True)
+inside.wait()
+"""
+    command = [sys.executable, "-c", code, str(Path(line.directory).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "holds\n"
+        try:
+            line.acquire(timeout=SECONDS).release()
+            assert process.wait(SECONDS) == 0
+        finally:
+            process.kill()

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use vramp_ipc::turns::{self, AcquireError, Answer, Need, Participant, TurnsConfig, TurnsError};
@@ -174,11 +175,16 @@ impl Turns {
     }
 }
 
-/// Waits for a call of the handler, which may wait for the interpreter.
+/// Waits for a call of the handler, which may wait for the interpreter. Once the interpreter ends, the call
+/// may wait for ever, and the end of the process ends the turns.
 impl Drop for Turns {
     fn drop(&mut self) {
         let turns = self.turns.take();
-        detached(move || drop(turns));
+        // SAFETY: the function may always be called.
+        match unsafe { ffi::Py_IsInitialized() } {
+            0 => std::mem::forget(turns),
+            _ => detached(move || drop(turns)),
+        }
     }
 }
 
