@@ -101,7 +101,8 @@ pub(super) struct Physical {
     pub card: Option<usize>,
     /// True if the card counts the memory as used for this handle.
     counted: bool,
-    mappings: usize,
+    /// Where the handle is mapped.
+    mapped_at: Vec<u64>,
     released: bool,
     /// Number of live handles that were imported from this one.
     pub imports: usize,
@@ -270,7 +271,7 @@ impl Memory {
             device,
             card: Some(device),
             counted: true,
-            mappings: 1,
+            mapped_at: vec![at],
             released: true,
             imports: 0,
             imported: None,
@@ -317,7 +318,7 @@ impl Memory {
         self.cards[device].allocations -= 1;
         let mapping = self.mappings.remove(&at.number()).expect("an allocation is mapped");
         let physical = self.physical.get_mut(&mapping.handle).expect("a mapping keeps its handle");
-        physical.mappings = 0;
+        physical.mapped_at.clear();
         self.destroy_unless_kept(mapping.handle);
         Ok(len)
     }
@@ -347,7 +348,7 @@ impl Memory {
             device,
             card,
             counted: true,
-            mappings: 0,
+            mapped_at: Vec::new(),
             released: false,
             imports: 0,
             imported: None,
@@ -378,7 +379,7 @@ impl Memory {
             device,
             card,
             counted: false,
-            mappings: 0,
+            mapped_at: Vec::new(),
             released: false,
             imports: 0,
             imported: Some(from),
@@ -398,7 +399,7 @@ impl Memory {
     /// Releases a handle and returns its length.
     pub fn release(&mut self, device: usize, handle: Handle) -> Outcome<Bytes> {
         let owned = self.owned(device, handle)?;
-        let (len, mapped) = (Bytes::new(owned.len), owned.mappings > 0);
+        let (len, mapped) = (Bytes::new(owned.len), !owned.mapped_at.is_empty());
         owned.released = true;
         self.cards[device].handles -= 1;
         if mapped {
@@ -439,21 +440,18 @@ impl Memory {
         let access = DeviceSet::default();
         let mapping = Mapping { len, handle: handle.number(), physical, access, rdma };
         self.mappings.insert(start, mapping);
-        self.owned(device, handle)?.mappings += 1;
+        self.owned(device, handle)?.mapped_at.push(start);
         self.cards[device].mappings += 1;
         Ok((range.len, rdma))
     }
 
-    /// Takes what other mappings of the same memory have resident in this process out of it, or its size would count the
-    /// memory once for each. O(mappings), if there are others.
-    fn drop_resident_aliases(&self, physical: u64) {
-        let Some(host) = &self.host else { return };
-        if self.physical.get(&physical).is_none_or(|known| known.mappings == 0) {
-            return;
-        }
-        for (&at, other) in self.mappings.iter().filter(|(_, other)| other.physical == physical) {
+    /// Takes other mappings of a handle's memory out of the process's resident memory, which would count the
+    /// memory once for each. O(mappings of the handle).
+    fn drop_resident_aliases(&self, number: u64) {
+        let (Some(host), Some(known)) = (&self.host, self.physical.get(&number)) else { return };
+        for &at in &known.mapped_at {
             // It only lowers a count.
-            let _ = host.drop_resident(at, other.len);
+            let _ = host.drop_resident(at, known.len);
         }
     }
 
@@ -492,14 +490,15 @@ impl Memory {
         }
         let end = at + range.len.count();
         while at < end {
-            let mapping = self.mappings.remove(&at).expect("the range was checked to be mapped");
+            let start = at;
+            let mapping = self.mappings.remove(&start).expect("the range was checked to be mapped");
             at += mapping.len;
             let physical =
                 self.physical.get_mut(&mapping.handle).expect("a mapping keeps its handle");
-            physical.mappings -= 1;
+            physical.mapped_at.retain(|&other| other != start);
             let card = &mut self.cards[physical.device];
             card.mappings -= 1;
-            if physical.released && physical.mappings == 0 {
+            if physical.released && physical.mapped_at.is_empty() {
                 card.handles_released_but_mapped -= 1;
                 self.destroy_unless_kept(mapping.handle);
             }
@@ -556,7 +555,7 @@ impl Memory {
         if let Some(origin) = destroyed.imported.and_then(|from| from.physical) {
             let body = self.physical.get_mut(&origin).expect("an imported handle keeps its memory");
             body.imports -= 1;
-            if body.imports == 0 && body.released && body.mappings == 0 {
+            if body.imports == 0 && body.released && body.mapped_at.is_empty() {
                 self.destroy_unless_kept(origin);
             }
         }
