@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::WaitQueue;
+use super::claim::Claim;
 use vramp_core::Inconsistency;
 
 impl WaitQueue {
-    /// Checks that the order and the size index hold exactly the waiters. O(waiters).
+    /// Checks that the order and the size index hold exactly the waiters, and that claims are of waiters
+    /// or in a step. O(waiters).
     ///
     /// # Errors
     /// The first invariant that does not hold: a bug in the queue, never a caller's mistake.
@@ -20,6 +22,10 @@ impl WaitQueue {
             };
             !self.order.contains(&waiter.rank(id)) || !waiter.request.candidates.iter().all(indexed)
         });
+        let is_left = |id, claim: &Claim| !claim.in_step && !self.waiters.contains_key(id);
+        if let Some((id, _)) = self.claims.iter().find(|(id, claim)| is_left(id, claim)) {
+            return Err(Inconsistency { what: format!("{id} left the queue but not its claim") });
+        }
         match missing {
             Some((id, _)) => Err(Inconsistency { what: format!("{id} is not in order and index") }),
             None if (self.order.len(), sizes) == (self.waiters.len(), candidates) => Ok(()),

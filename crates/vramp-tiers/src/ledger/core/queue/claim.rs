@@ -6,8 +6,10 @@
 //!    [`WaitQueue::serve_waiters`].
 //! 3. [`WaitQueue::record_spilled`] follows each step and returns the rest of the claim. The rest
 //!    also shrinks when memory comes back from elsewhere. At zero the waiter stops.
-//! 4. [`WaitQueue::end_claim`] ends the claim. A waiter that is served in the middle of a step
-//!    keeps its claim until the step is over: other waiters count on these bytes.
+//! 4. [`WaitQueue::end_step`] follows the last step of a round, and [`WaitQueue::end_claim`] ends the
+//!    claim. A waiter that leaves the queue during a step keeps its claim until the step is over: other
+//!    waiters count on these bytes. One that leaves between two steps has no claim any more: nobody
+//!    will spill for it, and its task may never be polled again.
 //!
 //! A waiter with a claim is taken for one that will be served: it is part of no deadlock.
 
@@ -20,10 +22,12 @@ use vramp_core::Bytes;
 pub(super) struct Claim {
     pub space: SpaceId,
     pub left: Bytes,
+    /// A spiller is being called for it.
+    pub in_step: bool,
 }
 
 impl WaitQueue {
-    /// Claims the bytes that `waiter` lacks in `space`. `None` if nothing is missing, if it has an
+    /// Claims the bytes that `waiter` lacks in `space`, for a step. `None` if nothing is missing, if it has an
     /// unfinished claim, or if it does not wait for this space. O(claims).
     ///
     /// # Errors
@@ -40,8 +44,9 @@ impl WaitQueue {
             return Ok(None);
         }
         let left = self.deficit(ledger, space, waiter);
-        self.claims.insert(waiter, Claim { space, left });
-        Ok((!left.is_zero()).then_some(left))
+        let in_step = !left.is_zero();
+        self.claims.insert(waiter, Claim { space, left, in_step });
+        Ok(in_step.then_some(left))
     }
 
     /// Ends the waiter's claim and claims what it lacks in `space` now, as
@@ -60,7 +65,7 @@ impl WaitQueue {
     }
 
     /// Claims what a new waiter lacks in the first of `candidates` that has a spiller. Returns
-    /// false if none has one: then no memory will be spilled for the waiter.
+    /// false if none has one: then no memory will be spilled for the waiter. No step begins.
     pub fn claim_first_spillable(
         &mut self,
         ledger: &Ledger,
@@ -71,7 +76,9 @@ impl WaitQueue {
         let Some(&space) = candidates.iter().find(|&&space| has_spiller(space)) else {
             return false;
         };
-        self.claim_deficit(ledger, space, waiter).is_ok()
+        let claimed = self.claim_deficit(ledger, space, waiter).is_ok();
+        self.end_step(waiter);
+        claimed
     }
 
     /// Returns the rest of a claim at this moment; zero without a claim. O(claims).
@@ -82,7 +89,7 @@ impl WaitQueue {
         if !self.waiters.contains_key(&waiter) {
             return Err(UnknownWaiter { waiter });
         }
-        let Some(&Claim { space, left }) = self.claims.get(&waiter) else {
+        let Some(&Claim { space, left, .. }) = self.claims.get(&waiter) else {
             return Ok(Bytes::ZERO);
         };
         Ok(left.min(self.deficit(ledger, space, waiter)))
@@ -122,12 +129,30 @@ impl WaitQueue {
             self.end_claim(waiter);
             return Err(UnknownWaiter { waiter });
         }
-        let Some(&Claim { space, left }) = self.claims.get(&waiter) else {
+        let Some(&claim) = self.claims.get(&waiter) else {
             return Ok(Bytes::ZERO);
         };
-        let left = left.saturating_sub(bytes).min(self.deficit(ledger, space, waiter));
-        self.claims.insert(waiter, Claim { space, left });
+        let missing = self.deficit(ledger, claim.space, waiter);
+        let left = claim.left.saturating_sub(bytes).min(missing);
+        self.claims.insert(waiter, Claim { left, ..claim });
         Ok(left)
+    }
+
+    /// Ends a step of a waiter. What is left of its claim stays while it waits, for the next round.
+    pub fn end_step(&mut self, waiter: WaiterId) {
+        if let Some(claim) = self.claims.get_mut(&waiter) {
+            claim.in_step = false;
+        }
+        self.drop_idle_claim(waiter);
+    }
+
+    /// Ends the claim of a waiter that has left the queue, unless it is in a step.
+    pub(super) fn drop_idle_claim(&mut self, waiter: WaiterId) {
+        if !self.waiters.contains_key(&waiter)
+            && self.claims.get(&waiter).is_some_and(|claim| !claim.in_step)
+        {
+            self.end_claim(waiter);
+        }
     }
 
     /// Ends a claim, finished or not: other waiters may claim the rest.

@@ -37,7 +37,7 @@ pub struct WaitQueue {
     config: QueueConfig,
     pub(super) waiters: BTreeMap<WaiterId, Waiter>,
     pub(super) order: BTreeSet<Rank>,
-    /// Includes claims of waiters that were served during a step of their spilling.
+    /// Includes claims of waiters that left the queue during a step of their spilling.
     pub(super) claims: BTreeMap<WaiterId, Claim>,
     /// Waiters of each space by size, so that one look at the smallest says whether any fits.
     pub(super) sizes: BTreeMap<SpaceId, BTreeSet<(Bytes, WaiterId)>>,
@@ -459,6 +459,7 @@ impl WaitQueue {
                 sizes.remove(&(waiter.request.bytes, id));
             }
         }
+        self.drop_idle_claim(id);
         Some(waiter)
     }
 }

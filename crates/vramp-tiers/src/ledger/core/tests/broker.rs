@@ -321,3 +321,23 @@ fn one_served_in_the_midst_of_spilling_is_still_counted_on() {
     assert_eq!(who(&queue.serve_waiters(&mut ledger, GPU)), [one]);
     assert!(queue.deadlock(&ledger).is_none());
 }
+
+#[test]
+fn a_waiter_that_leaves_between_two_steps_leaves_no_claim() {
+    for in_step in [false, true] {
+        let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
+        let _holder = reserve(&mut ledger, GPU, 90, 1);
+        let [one, two] = [32, 48].map(|n| wait(&mut queue, &mut ledger, ask(&[GPU], n, n)));
+        assert_eq!(queue.claim_deficit(&ledger, GPU, two).unwrap(), Some(b(38)));
+        if !in_step {
+            queue.end_step(two);
+        }
+        assert!(queue.cancel(&mut ledger, two).unwrap().is_empty());
+        queue.audit().unwrap();
+        // What a step frees will serve the other; nobody frees anything where none is in progress.
+        let lacks = if in_step { None } else { Some(b(22)) };
+        assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), lacks);
+        queue.end_step(two);
+        assert_eq!(queue.renew_claim(&ledger, GPU, one).unwrap(), Some(b(22)), "{in_step}");
+    }
+}

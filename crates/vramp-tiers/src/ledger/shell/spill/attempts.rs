@@ -99,15 +99,21 @@ impl SpillAttempts {
             Ok(None) => return SpillResult::Covered,
             Ok(Some(left)) => left,
         };
-        for registered in spillers {
+        for (place, registered) in spillers.iter().enumerate() {
             let claim = Some((&**shared, waiter));
             let freed =
-                call(shared, &registered, &SpillRequest { space, bytes: left, attempt, claim });
-            let rest = shared.update(|state| {
-                state.queue.record_spilled(&state.ledger, waiter, left, freed).ok()
-            });
+                call(shared, registered, &SpillRequest { space, bytes: left, attempt, claim });
             let passed = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
-            if let Some(result) = SpillResult::after_call(rest, passed) {
+            let is_last = place + 1 == spillers.len();
+            let (rest, result) = shared.update(|state| {
+                let rest = state.queue.record_spilled(&state.ledger, waiter, left, freed).ok();
+                let result = SpillResult::after_call(rest, passed);
+                if is_last || result.is_some() {
+                    state.queue.end_step(waiter);
+                }
+                (rest, result)
+            });
+            if let Some(result) = result {
                 return result;
             }
             left = rest.unwrap_or_default();
