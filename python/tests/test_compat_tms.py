@@ -145,6 +145,19 @@ def test_memory_outside_of_regions_serves_training_while_they_sleep(
     assert holds(weights, 1) and holds(later, 3)
 
 
+def test_what_was_free_at_the_end_of_disable_is_the_cards(saver: tms.TorchMemorySaver, memory: Memory) -> None:
+    vramp.pool().trim()
+    with saver.region("beside", enable_cpu_backup=True):
+        memory.block(32 * MIB, 9)
+    saver.pause()
+    before = reserved()
+    with saver.disable():
+        block = vramp.pool().malloc(64 * MIB)
+        assert reserved() >= before + 64 * MIB
+        block.free()
+    assert reserved() == before
+
+
 def test_trainer_and_engine_take_turns_by_two_tags(saver: tms.TorchMemorySaver, memory: Memory) -> None:
     with saver.region("engine weights", enable_cpu_backup=True):
         weights = memory.block(24 * MIB, 0)
@@ -410,8 +423,48 @@ def test_without_the_variable_there_is_no_region() -> None:
 
 
 def test_a_wrong_environment_is_refused_at_import() -> None:
-    done = run_python(INITIAL, TMS_INIT_ENABLE="1", TMS_INIT_CPU_BACKUP_BACKEND="pinned")
-    assert done.returncode == 1 and "cpu_backup_backend needs enable_cpu_backup=True" in done.stderr
+    done = run_python(INITIAL, TMS_INIT_ENABLE="1", TMS_INIT_CPU_BACKUP_BACKEND="paged")
+    assert done.returncode == 1 and "TMS_INIT_CPU_BACKUP_BACKEND=paged: use pinned or mmap" in done.stderr
+
+
+CHOSEN = """
+import vramp
+from vramp.compat.torch_memory_saver import torch_memory_saver
+torch_memory_saver.hook_mode = "preload"
+print(torch_memory_saver.retain_cpu_backup)
+with torch_memory_saver.region("own", enable_cpu_backup=True):
+    block = vramp.pool().malloc(32 << 20)
+try:
+    torch_memory_saver.hook_mode = "torch"
+except AttributeError:
+    print("too late")
+for _ in range(2):
+    torch_memory_saver.pause()
+    on_host = vramp.pool().stats().host_pinned
+    torch_memory_saver.resume()
+    print(on_host >= 32 << 20, vramp.pool().stats().host_pinned < 32 << 20)
+"""
+
+
+def test_settings_of_the_environment_are_theirs_and_a_mode_may_still_be_chosen() -> None:
+    variables = {"TMS_INIT_ENABLE": "1", "TMS_INIT_CPU_BACKUP_BACKEND": "mmap", "TMS_RETAIN_CPU_BACKUP": "1"}
+    done = run_python(CHOSEN, **variables)
+    assert done.stdout.splitlines() == ["True", "too late", "True True", "True True"], done.stderr
+
+
+def test_host_memory_of_mmap_leaves_the_process_at_a_resume(
+    saver: tms.TorchMemorySaver, memory: Memory
+) -> None:
+    vramp.pool().trim()
+    before = vramp.pool().stats().host_pinned
+    with saver.region("leaves", enable_cpu_backup=True, cpu_backup_backend="mmap"):
+        block = memory.block(32 * MIB, 6)
+    for _ in range(2):
+        saver.pause("leaves")
+        assert vramp.pool().stats().host_pinned >= before + 32 * MIB
+        saver.resume("leaves")
+        assert vramp.pool().stats().host_pinned == before
+        assert holds(block, 6)
 
 
 def test_subprocesses_inherit_only_inside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,10 +81,10 @@ _ONLY_THE_TABLE = _references((object(),), 0)
 
 
 def _in_use(objects: tuple[Any, ...]) -> list[Any]:
-    """Returns the objects that the program has too."""
+    """Returns the objects that the program has too, and has not closed."""
     indices = range(len(objects))
     used = [index for index in indices if _references(objects, index) > _ONLY_THE_TABLE]
-    return [objects[index] for index in used]
+    return [objects[index] for index in used if not getattr(objects[index], "is_closed", False)]
 
 
 class StreamTable:
@@ -97,13 +97,17 @@ class StreamTable:
 
     Several objects may stand for one stream, and any of them may be what destroys it. So vramp forgets
     the stream before the table drops one of them. The next use registers it again.
+
+    A library whose streams can be closed passes an anchor: an object that keeps the stream itself, also when
+    the program has closed its object of it.
     """
 
-    __slots__ = ("_entries", "_lock", "_pool", "_sweep_at")
+    __slots__ = ("_anchors", "_entries", "_lock", "_pool", "_sweep_at")
 
     def __init__(self, pool: Pool) -> None:
         self._pool = weakref.ref(pool)
         self._entries: dict[int, tuple[Any, ...]] = {}
+        self._anchors: dict[int, Any] = {}
         # A finalizer that runs in here, by the garbage collector, may allocate.
         self._lock = threading.RLock()
         self._sweep_at = 8
@@ -111,7 +115,11 @@ class StreamTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, raw: int, stream: Any) -> None:
+    def is_anchored(self, raw: int) -> bool:
+        """Returns whether the stream of an address is kept by an anchor: no other one has the address."""
+        return raw in self._anchors
+
+    def add(self, raw: int, stream: Any, anchor: Any = None) -> None:
         """Keeps a stream alive. Call it before memory is allocated or used on the stream."""
         for known in self._entries.get(raw, ()):
             if known is stream:
@@ -121,6 +129,8 @@ class StreamTable:
                 self.sweep()
             self._drop_unused(raw)
             self._entries[raw] = (*self._entries.get(raw, ()), stream)
+            if anchor is not None:
+                self._anchors[raw] = anchor
 
     def sweep(self) -> int:
         """Ends the streams that are no longer used. Returns how many. O(n)."""
@@ -150,6 +160,7 @@ class StreamTable:
             self._entries[raw] = tuple(used)
         else:
             del self._entries[raw]
+            self._anchors.pop(raw, None)
 
 
 _tables: weakref.WeakKeyDictionary[Pool, StreamTable] = weakref.WeakKeyDictionary()

@@ -18,8 +18,9 @@ buffer. `record_use(buffer, stream)` lifts that rule for a stream.
 What it cannot do:
 
 - A buffer cannot be sent to another process: it has no IPC descriptor.
-- cuda.core destroys a stream when it is closed or dropped, and says so to no allocator: call
-  `resource.forget_stream(stream)` before that, once no buffer of it is left.
+- cuda.core says to no allocator that a stream is closed or dropped. The pool keeps a stream that it has
+  memory of, so the driver destroys it later: when the pool meets more streams, or is closed. Before cuda.core
+  1.2 it cannot keep one that is closed: call `resource.forget_stream(stream)` before `stream.close()`.
 - Allocating on a stream that captures a graph raises vramp.CaptureError, unless an arena is attached to
   the capture through C (vramp_capture_attach).
 - cuda.core before 0.5, where the module was cuda.core.experimental, is not supported.
@@ -32,7 +33,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from . import _adaptors
-from ._adaptors import Check, device_pool, handle_of, load
+from ._adaptors import PER_THREAD_STREAM, Check, device_pool, handle_of, keep_stream, load, streams_of
 from ._errors import VrampError
 from ._native import Pool
 
@@ -84,6 +85,32 @@ def _build(core: Any) -> Any:
     # Before 1.2 a buffer did not take its stream. It passes None at its end, or the default stream.
     takes_stream = "stream" in inspect.signature(core.Buffer.from_handle).parameters
 
+    class Anchors(core.MemoryResource):  # type: ignore[misc]
+        """Buffers without memory. Each keeps its stream, whatever the program closes."""
+
+        is_device_accessible = True
+        is_host_accessible = False
+        is_managed = False
+        device_id = 0
+
+        def allocate(self, size: int, stream: Any = None) -> Any:
+            # An address that is no memory: cuda.core only passes it back.
+            return core.Buffer.from_handle(1, size, self, stream=stream)
+
+        def deallocate(self, ptr: Any, size: int, stream: Any = None) -> None:
+            pass
+
+    anchors = Anchors()
+
+    def keep(pool: Pool, stream: Any, raw: int) -> None:
+        """Keeps a stream until the pool has forgotten it. O(1) amortized."""
+        if raw in (0, PER_THREAD_STREAM):
+            return
+        if not (takes_stream and isinstance(stream, core.Stream)):
+            keep_stream(pool, raw, stream)
+        elif not (table := streams_of(pool)).is_anchored(raw):
+            table.add(raw, stream, anchors.allocate(0, stream))
+
     class MemoryResource(core.MemoryResource):  # type: ignore[misc]
         """A cuda.core.MemoryResource on a pool of vramp.
 
@@ -108,6 +135,7 @@ def _build(core: Any) -> Any:
             None is the legacy default stream. Raises OutOfMemoryError, which is a MemoryError.
             """
             stream, raw = _stream(stream)
+            keep(self._pool, stream, raw)
             address = self._pool.allocate(size, raw)
             # From here on the buffer owns the memory: if this fails, it calls deallocate.
             if takes_stream and stream is not None:
@@ -120,6 +148,7 @@ def _build(core: Any) -> Any:
             address = int(ptr)
             kept = self._streams.pop(address, None)
             stream, raw = _stream(stream)
+            keep(self._pool, stream, raw)
             if kept is None:
                 self._pool.deallocate(address, raw)
                 return
@@ -130,10 +159,12 @@ def _build(core: Any) -> Any:
 
         def record_use(self, buffer: Any, stream: Any) -> None:
             """Records that work queued on `stream` so far uses a buffer. No driver call."""
-            self._pool.record_use(int(buffer.handle), _stream(stream)[1])
+            stream, raw = _stream(stream)
+            keep(self._pool, stream, raw)
+            self._pool.record_use(int(buffer.handle), raw)
 
         def forget_stream(self, stream: Any) -> None:
-            """Forgets a stream, before it is closed. Never waits; memory is reused after its work."""
+            """Forgets a stream now. Never waits; memory is reused after its work."""
             _adaptors.forget_stream(self._pool, _stream(stream)[1])
 
         @property

@@ -41,6 +41,25 @@ def test_a_stream_is_forgotten_before_it_is_destroyed(
     assert order == ["forgotten", "destroyed"]
 
 
+def test_a_stream_that_was_closed_lives_by_its_anchor_until_it_is_forgotten(
+    pool: vramp.Pool, destroyed: list[int]
+) -> None:
+    """As cuda.core: the program's object is closed, and what it stands for is destroyed with the last share."""
+
+    class Closable:
+        is_closed = False
+
+    table = StreamTable(pool)
+    stream = Closable()
+    table.add(0x1000, stream, FakeStream(0x1000))
+    assert table.is_anchored(0x1000) and table.sweep() == 0, "the program has it open"
+    with pool.malloc(4096, 0x1000):
+        stream.is_closed = True
+        assert destroyed == []
+    assert table.sweep() == 1 and destroyed == [0x1000] and not table.is_anchored(0x1000)
+    pool.audit()
+
+
 def test_ten_thousand_streams_leave_few_in_the_table(
     pool: vramp.Pool, destroyed: list[int]
 ) -> None:

@@ -14,7 +14,9 @@
    is an exception; no call ends the process.
 
 TMS_INIT_ENABLE and TMS_INIT_ENABLE_CPU_BACKUP or TMS_INIT_ENABLE_DISK_BACKUP are read when the module is imported:
-the importing thread then allocates in the region `default`. Allocations of other threads are outside.
+the importing thread then allocates in the region `default`. Allocations of other threads are outside. At import too,
+TMS_INIT_CPU_BACKUP_BACKEND names the kind of host memory of regions that name none, and TMS_RETAIN_CPU_BACKUP sets
+`retain_cpu_backup`.
 TMS_DISK_BACKUP_DIR names the directory of disk backups where `set_disk_backup_dir` does not; with neither, it is the
 one of `vramp.set_region_disk`.
 
@@ -22,8 +24,10 @@ Regions belong to the process: every TorchMemorySaver pauses and resumes the reg
 
 Under `python -m vramp run` a program imports this module as `torch_memory_saver`, whatever is installed.
 
-Deliberately absent: TMS_DISK_BACKUP_CHUNK_MB, and the kind of host memory: backups are in vramp's pinned host pool,
-also with `cpu_backup_backend="mmap"`.
+Backups are in vramp's pinned host pool. With `cpu_backup_backend="mmap"` a resume unpins what is then idle of it, and
+the process no longer has that memory.
+
+Deliberately absent: TMS_DISK_BACKUP_CHUNK_MB, and what is private or in C there (`tms_pause`).
 """
 
 from __future__ import annotations
@@ -46,11 +50,22 @@ _Backup = Literal["host", "disk", "none"]
 _HookMode = Literal["preload", "torch"]
 
 _DEFAULT = "default"
+_BACKENDS = (None, "pinned", "mmap")
 
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
+
+
+_DEFAULT_BACKEND = os.environ.get("TMS_INIT_CPU_BACKUP_BACKEND") or None
+if _DEFAULT_BACKEND not in _BACKENDS:
+    raise OptionError(f"TMS_INIT_CPU_BACKUP_BACKEND={_DEFAULT_BACKEND}: use pinned or mmap")
 
 _lock = threading.Lock()
 # Names of vramp's regions: the first of a tag has the tag's name.
 _names: dict[str, dict[_Backup, str]] = {}
+# Those whose host memory the process does not keep after a resume.
+_transient: set[str] = set()
 # Whether the program or TMS_DISK_BACKUP_DIR named the directory of disk backups.
 _has_directory = False
 
@@ -69,7 +84,7 @@ class TorchMemorySaver:
 
     def __init__(self) -> None:
         self._ready = False
-        self._retains = False
+        self._retains = _is_set("TMS_RETAIN_CPU_BACKUP")
 
     @contextmanager
     def region(
@@ -81,14 +96,14 @@ class TorchMemorySaver:
     ) -> Iterator[None]:
         """Within it, allocations of this thread can be paused by the tag. The innermost region counts.
 
-        Raises OptionError for backups that exclude each other. `cpu_backup_backend` is "pinned", "mmap" or None,
-        which all mean vramp's host pool.
+        Raises OptionError for backups that exclude each other. `cpu_backup_backend` is "pinned", "mmap", or None
+        for TMS_INIT_CPU_BACKUP_BACKEND; all are in vramp's host pool, and "mmap" leaves it at a resume.
         """
         backup = _backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         if backup == "disk":
             _read_environment()
         self._enable()
-        with _region(tag, backup):
+        with _region(tag, backup, cpu_backup_backend):
             yield
 
     @contextmanager
@@ -111,15 +126,23 @@ class TorchMemorySaver:
             cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode
         )
         # The region is the outer one: a graph's memory is of the region in which its capture begins.
-        with _region(tag, backup), capture:
+        with _region(tag, backup, cpu_backup_backend), capture:
             yield
 
     @contextmanager
     def disable(self) -> Iterator[None]:
-        """Within it, allocations are outside of all regions. Outside of a region it changes nothing."""
+        """Within it, allocations are outside of all regions. Outside of a region it changes nothing.
+
+        What the pool has idle at the end, beyond what it reserved at the beginning, is the card's again.
+        """
         self._enable()
-        with vramp.disable_region():
-            yield
+        shared = vramp.pool(_current_device())
+        before = shared.stats().reserved
+        try:
+            with vramp.disable_region():
+                yield
+        finally:
+            shared.trim(keep=before)
 
     def pause(self, tag: str | None = None) -> None:
         """Gives the memory of a tag, or of all tags, to the card. Waits for the copies.
@@ -136,8 +159,14 @@ class TorchMemorySaver:
         Raises RegionError or OutOfMemoryError; a later call goes on where this one failed.
         """
         names = _names_of(tag)
-        if names:
-            vramp.resume(names)
+        if not names:
+            return
+        vramp.resume(names)
+        with _lock:
+            leaves = not _transient.isdisjoint(names)
+        if leaves:
+            # The host's pool belongs to the process: any pool of a card gives its idle memory back.
+            vramp.pool(_current_device()).trim(keep=sys.maxsize)
 
     @property
     def enabled(self) -> bool:
@@ -248,9 +277,13 @@ def _name(tag: str, backup: _Backup) -> str:
         return names.setdefault(backup, f"{tag} ({backup})" if names else tag)
 
 
-def _region(tag: str, backup: _Backup) -> AbstractContextManager[None]:
+def _region(tag: str, backup: _Backup, backend: str | None) -> AbstractContextManager[None]:
+    name = _name(tag, backup)
+    if backup == "host" and (backend or _DEFAULT_BACKEND) == "mmap":
+        with _lock:
+            _transient.add(name)
     # torch_memory_saver pauses while graphs exist, and leaves it to the program what they use.
-    return vramp.region(_name(tag, backup), backup=backup, graph_pins=False)
+    return vramp.region(name, backup=backup, graph_pins=False)
 
 
 def _names_of(tag: str | None) -> list[str]:
@@ -267,7 +300,7 @@ def _backup(on_host: bool, on_disk: bool, backend: str | None) -> _Backup:
         raise OptionError("enable_cpu_backup and enable_disk_backup exclude each other: choose one")
     if backend is not None and not on_host:
         raise OptionError("cpu_backup_backend needs enable_cpu_backup=True")
-    if backend not in (None, "pinned", "mmap"):
+    if backend not in _BACKENDS:
         raise OptionError(f"cpu_backup_backend={backend!r}: use pinned or mmap")
     return "host" if on_host else "disk" if on_disk else "none"
 
@@ -304,15 +337,12 @@ get_cpu_backup = torch_memory_saver.get_cpu_backup
 _initial = ExitStack()
 
 
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
-
-
 if _is_set("TMS_INIT_ENABLE"):
     _initial.enter_context(
         torch_memory_saver.region(
             enable_cpu_backup=_is_set("TMS_INIT_ENABLE_CPU_BACKUP"),
             enable_disk_backup=_is_set("TMS_INIT_ENABLE_DISK_BACKUP"),
-            cpu_backup_backend=os.environ.get("TMS_INIT_CPU_BACKUP_BACKEND") or None,
         )
     )
+    # No use by the program: it may still choose a mode.
+    torch_memory_saver._ready = False
