@@ -212,9 +212,11 @@ impl VirtualPool {
             }
             Policy::Vpmm => None,
         };
+        let mut pool = Pool::new(config)?;
+        pool.set_memory(driver.info().limits.memory);
         let exec = Executor::new(driver, access, config.page);
         Ok(VirtualPool {
-            pool: Pool::new(config)?,
+            pool,
             exec,
             heaps: StreamTable::default(),
             surplus: Arc::default(),

@@ -43,6 +43,8 @@ pub(crate) struct View<'a> {
     pub used_peak: Bytes,
     /// Physical memory outside of the pool that counts against the same limit.
     pub elsewhere: Bytes,
+    /// Memory of the device.
+    pub memory: Bytes,
     /// Wholly free chunks.
     pub free_chunks: &'a FreeChunks,
     /// Streams that freed memory which no event covers yet.

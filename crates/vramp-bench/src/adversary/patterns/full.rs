@@ -21,6 +21,13 @@ pub(super) fn patterns() -> Vec<Pattern> {
         Pattern::new(name, about, move |rig| replace(rig, churn))
             .goal(Goal::FailsAsRarelyAs(Preset::TorchExpandable, 0))
     };
+    let about = "blocks of many sizes replace each other at random, close below the limit";
+    let tight = |name: &str, least, most, live: u64, limit: u64, mallocs| {
+        let churn = Churn { least, most, live, mallocs };
+        Pattern::new(name, about, move |rig| replace(rig, churn))
+            .limit(Bytes::new(limit))
+            .goal(Goal::FailsAsRarelyAs(Preset::Vpmm, 0))
+    };
     let about = "random sizes until a request fails, then half of all blocks are freed at random";
     let recover = Pattern::new("oom-recover", about, oom_recover).limit(Bytes::gib(8));
     let about = "1.0 and 1.5 GiB blocks replace each other at 95 % of 24 GiB";
@@ -37,6 +44,9 @@ pub(super) fn patterns() -> Vec<Pattern> {
         churn("near-full/limit-8GiB", 8 * GIB, 5_000).limit(Bytes::gib(8)),
         churn("near-full/card-8GiB", 8 * GIB, 5_000).card(Bytes::gib(8)),
         churn("near-full/limit-64GiB", 64 * GIB, 20_000).limit(Bytes::gib(64)).large(),
+        tight("near-full/512B-256MiB", 512, 256 * MIB, 8 * GIB, 8 * GIB * 105 / 100, 5_000),
+        tight("near-full/4MiB-256MiB", 4 * MIB, 256 * MIB, 8 * GIB, 8 * GIB * 105 / 100, 5_000),
+        tight("near-full/2MiB-1GiB", 2 * MIB, GIB, 80 * GIB * 97 / 100, 80 * GIB, 5_000),
         two,
         hogs,
         recover,

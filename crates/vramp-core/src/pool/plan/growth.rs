@@ -114,9 +114,30 @@ impl View<'_> {
         let by_request = power_of_two_below(len.count() / mixed.chunks_per_request.max(1));
         let by_pool = power_of_two_below(peak.count() / mixed.chunks_per_pool.max(1));
         let by_pool = Bytes::new(by_pool.min(mixed.chunk_usual).count() >> halved).max(min);
+        let by_pool = by_pool.min(self.longest_below_limit(len, mixed));
         let longest = by_request.max(by_pool).min(mixed.chunk_max);
         let first = Some(half).filter(|&first| shared && first < longest);
         ChunkCut { first, longest }
+    }
+}
+
+/// Parts of the limit, or of the device's memory, in hundredths, from which on new chunks are at most of the
+/// least length, and at most half of it.
+const FILLED: [u64; 2] = [25, 50];
+
+impl View<'_> {
+    /// The longest chunk that may be made for a request of `len` bytes that is not huge, or stay whole where it
+    /// enters. Near the limit a request has to find what others leave of chunks, so these get short, and
+    /// early: memory that is there when the limit is met is made of the chunks from before.
+    pub(in crate::pool) fn longest_below_limit(self, len: Bytes, mixed: &Mixed) -> Bytes {
+        let limit = self.config.limit.unwrap_or(Bytes::MAX).saturating_sub(self.elsewhere);
+        let limit = limit.min(self.memory).count().max(1);
+        let filled = u128::from(self.peak_with(len).count()) * 100 / u128::from(limit);
+        match FILLED.iter().filter(|&&from| filled >= u128::from(from)).count() {
+            0 => mixed.chunk_max,
+            1 => mixed.chunk_min,
+            _ => Bytes::new(mixed.chunk_min.count() / 2).max(self.config.page),
+        }
     }
 }
 
@@ -207,6 +228,40 @@ mod tests {
             pool.view().chunk_cut(mib(65_536), mib(65_536 * part / 100), &mixed).longest
         });
         assert_eq!(large, [32, 16, 8].map(mib));
+    }
+
+    #[test]
+    fn near_the_limit_or_the_devices_memory_chunks_are_short() {
+        let (mib, page) = (Bytes::mib, Bytes::mib(2));
+        let mixed = Mixed { chunks_per_request: 1 << 20, ..Mixed::default() };
+        // Limit, memory of other pools below it, memory of the device and a request in MiB; its longest chunk.
+        for (limit, elsewhere, memory, len, expected) in [
+            (None, 0, 1 << 20, 8_192, 32),
+            (Some(65_536), 0, 1 << 20, 8_192, 32),
+            // A quarter is in use.
+            (Some(32_768), 0, 1 << 20, 8_190, 32),
+            (Some(32_768), 0, 1 << 20, 8_192, 8),
+            (None, 0, 32_768, 8_192, 8),
+            (Some(65_536), 32_768, 1 << 20, 8_192, 8),
+            // One half is.
+            (Some(16_384), 0, 1 << 20, 8_192, 4),
+            (Some(8_192), 0, 1 << 20, 8_192, 4),
+            (Some(16_384), 16_384, 1 << 20, 8_192, 4),
+        ] {
+            let config = PoolConfig {
+                page,
+                span: Bytes::tib(1),
+                first_span: Bytes::tib(1),
+                limit: None,
+                policy: Policy::Mixed(mixed),
+            };
+            let mut pool = Pool::new(config).expect("it is valid");
+            pool.set_limit(limit.map(mib), mib(elsewhere));
+            pool.set_memory(mib(memory));
+            let cut = pool.view().chunk_cut(mib(len), Bytes::ZERO, &mixed);
+            let row = (limit, elsewhere, memory, len);
+            assert_eq!(cut.longest, mib(expected), "{row:?}");
+        }
     }
 
     #[test]

@@ -9,6 +9,9 @@
 //!    request. If the work is not over the block enters the chunk as it is.
 //! 3. The chunk is released, and its addresses are filled with small chunks.
 //!
+//! Near the limit that is done to any free chunk that is longer than a new one would be and than the block,
+//! but for what an arena lends: it is to come back to the arena as it is.
+//!
 //! Cost: one release, and a create, a map and a set-access for each small chunk; at most once for each
 //! huge chunk, and for each request. Nothing where the pool has no huge chunk.
 
@@ -36,13 +39,20 @@ impl View<'_> {
         mixed: &Mixed,
     ) -> Option<Step> {
         let longest = self.chunks.longest().filter(|_| attempt.huge_chunk != Recut::Done)?;
-        if longest <= mixed.chunk_usual || longest < len * TOO_LONG {
+        let short = self.longest_below_limit(len, mixed);
+        let is_near_limit = short < mixed.chunk_max;
+        let is_huge = |chunk| match is_near_limit {
+            true => chunk > short && chunk > len,
+            false => chunk > mixed.chunk_usual && chunk >= len * TOO_LONG,
+        };
+        if !is_huge(longest) {
             return None;
         }
         let at = self.regions.get(region).at;
         let Mapped { chunk, home, len: chunk_len } = self.chunks_in(region).next()?;
-        let is_huge = chunk_len > mixed.chunk_usual && chunk_len >= len * TOO_LONG;
-        if !is_huge || home >= at + len || self.chunks.is_pinned(chunk) {
+        let mut mappings = self.chunks.get(chunk).aliases.iter().chain([&home]);
+        let is_lent = is_near_limit && mappings.any(|&at| self.arenas.at(at).is_some());
+        if !is_huge(chunk_len) || is_lent || home >= at + len || self.chunks.is_pinned(chunk) {
             return None;
         }
         let mark = self.source_mark(chunk, region);
@@ -81,7 +91,7 @@ impl View<'_> {
         }
         let twice = Bytes::new((len.count() * 2).next_power_of_two());
         let half = Bytes::new(mixed.chunk_min.count() / 2).max(self.config.page);
-        let piece = twice.max(half).min(whole);
+        let piece = twice.max(half).min(whole).min(self.longest_below_limit(len, mixed));
         let fills = (0..whole.count().div_ceil(piece.count())).map(|n| Fill::New {
             chunk: self.chunks.upcoming(n as usize),
             len: piece.min(whole - piece * n),

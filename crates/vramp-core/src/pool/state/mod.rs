@@ -74,6 +74,8 @@ pub struct Pool {
     used_peak: Bytes,
     /// Physical memory outside of the pool that counts against the same limit.
     elsewhere: Bytes,
+    /// Memory of the device.
+    memory: Bytes,
     /// Number of regions that became free: orders them by age.
     births: u64,
     /// Wholly free chunks.
@@ -115,6 +117,7 @@ impl Pool {
             used: Bytes::ZERO,
             used_peak: Bytes::ZERO,
             elsewhere: Bytes::ZERO,
+            memory: Bytes::MAX,
             births: 0,
             free_chunks: FreeChunks::default(),
             unrecorded: BTreeSet::new(),
@@ -150,6 +153,7 @@ impl Pool {
             used: self.used,
             used_peak: self.used_peak,
             elsewhere: self.elsewhere,
+            memory: self.memory,
             free_chunks: &self.free_chunks,
             unrecorded: &self.unrecorded,
             watched: self.watched,
@@ -168,6 +172,12 @@ impl Pool {
     pub fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Bytes) {
         self.config.limit = limit;
         self.elsewhere = elsewhere;
+    }
+
+    /// Sets how much memory the device has. As near a limit, chunks get short before all of it is used. A pool
+    /// that does not know it makes no difference.
+    pub fn set_memory(&mut self, memory: Bytes) {
+        self.memory = memory;
     }
 
     /// Resets the peaks to the present values.
