@@ -3,6 +3,7 @@
 //! A rule is a function from the tree to findings. Every rule has a test with a planted violation.
 
 mod calls;
+mod circles;
 mod docs;
 mod eager;
 mod manifests;
@@ -83,6 +84,7 @@ pub fn run(root: &Path) -> Result<()> {
     findings.extend(manifests::unsafe_fence(&tree));
     findings.extend(pool::pool_is_closed(&tree));
     findings.extend(pool::imports_form_no_circle(&tree));
+    findings.extend(circles::no_circle_grows(&tree));
     findings.extend(calls::core_is_pure(&sources));
     findings.extend(calls::front_examples_name_the_front_crate(&sources));
     findings.extend(calls::environment_is_read_at_the_edge(&sources));

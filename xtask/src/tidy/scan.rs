@@ -103,7 +103,7 @@ fn test_modules(path: &str, file: &syn::File) -> Vec<String> {
 }
 
 /// True for `#[test]` and for `#[cfg(test)]`, alone or within `all`.
-fn is_test(attributes: &[Attribute]) -> bool {
+pub(super) fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),
         Meta::List(list) if list.path.is_ident("cfg") => {

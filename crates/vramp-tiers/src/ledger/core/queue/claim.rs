@@ -8,8 +8,8 @@
 //!    also shrinks when memory comes back from elsewhere. At zero the waiter stops.
 //! 4. [`WaitQueue::end_step`] follows the last step of a round, and [`WaitQueue::end_claim`] ends the
 //!    claim. A waiter that leaves the queue during a step keeps its claim until the step is over: other
-//!    waiters count on these bytes. One that leaves between two steps has no claim any more: nobody
-//!    will spill for it, and its task may never be polled again.
+//!    waiters count on these bytes. One that leaves between two steps has no claim any more: no
+//!    thread spills for it, and its task may never be polled again.
 //!
 //! A waiter with a claim is taken for one that will be served: it is part of no deadlock.
 

@@ -334,7 +334,7 @@ fn a_waiter_that_leaves_between_two_steps_leaves_no_claim() {
         }
         assert!(queue.cancel(&mut ledger, two).unwrap().is_empty());
         queue.audit().unwrap();
-        // What a step frees will serve the other; nobody frees anything where none is in progress.
+        // What a step frees will serve the other; nothing is freed where none is in progress.
         let lacks = if in_step { None } else { Some(b(22)) };
         assert_eq!(queue.claim_deficit(&ledger, GPU, one).unwrap(), lacks);
         queue.end_step(two);
