@@ -27,6 +27,15 @@ pub struct Allocation {
     pub(crate) has_recorded_uses: AtomicBool,
 }
 
+/// Memory that a manager allocated.
+pub(crate) struct Found {
+    pub addr: DeviceAddr,
+    pub len: Bytes,
+    pub owner: Owner,
+    /// True if no driver call created it.
+    pub hit: bool,
+}
+
 /// Which manager allocated a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {

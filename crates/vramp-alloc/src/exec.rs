@@ -12,9 +12,9 @@ use vramp_core::{
 };
 use vramp_driver::{Call, Driver, DriverError, DriverResult, ErrorKind, Handle, Stream};
 
+use crate::asleep::Asleep;
 use crate::completion::Events;
 use crate::sharing::Access;
-use crate::sleep::Asleep;
 
 /// A device, and its handles by the pool's ids.
 pub(crate) struct Executor {

@@ -99,6 +99,7 @@
 mod allocation;
 mod allocator;
 mod arenas;
+mod asleep;
 mod cache;
 mod completion;
 pub mod config;
@@ -119,6 +120,7 @@ mod manager;
 pub mod observe;
 pub mod range;
 mod scopes;
+mod seen_peaks;
 mod shared;
 pub mod sharing;
 pub mod sleep;

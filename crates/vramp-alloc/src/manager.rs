@@ -4,18 +4,18 @@ use std::fmt;
 use std::sync::Arc;
 
 use vramp_core::{
-    AddrRange, ArenaBlockId, Attempt, Bytes, Census, ConfigError, Counters, DeviceAddr,
-    Inconsistency, PoolConfig, Request, StreamId, StreamTable,
+    AddrRange, ArenaBlockId, Attempt, Bytes, Census, ConfigError, Counters, Inconsistency,
+    PoolConfig, Request, StreamId, StreamTable,
 };
 use vramp_driver::{Driver, DriverError, PoolUsage, Stream};
 use vramp_model::{TorchConfig, TorchPool};
 
-use crate::allocation::{Allocation, Owner};
+use crate::allocation::{Allocation, Found, Owner};
 use crate::config::{Config, FIRST_SPAN, Preset};
 use crate::error::{CreateError, Largest, QuarantinedMemory};
 use crate::sharing::Access;
 use crate::stream_end::StreamEnd;
-use crate::stream_ordered::{OrderedOutcome, OrderedPool};
+use crate::stream_ordered::OrderedPool;
 use crate::torch_pool::CachingPool;
 use crate::under_a_page::UnderAPage;
 use crate::virtual_pool::{FreeMemory, HeapCell, Refusal, VirtualPool};
@@ -29,15 +29,6 @@ pub(crate) enum Manager {
     Ordered(OrderedPool),
     /// PyTorch's caching allocator.
     Caching(CachingPool),
-}
-
-/// Memory that a manager allocated.
-pub(crate) struct Found {
-    pub addr: DeviceAddr,
-    pub len: Bytes,
-    pub owner: Owner,
-    /// True if no driver call created it.
-    pub hit: bool,
 }
 
 impl Manager {
@@ -185,10 +176,8 @@ impl Manager {
             Manager::Virtual { pool, under_a_page: Some(small) } => {
                 small.malloc(pool, size, stream, raw, contended)
             }
-            Manager::Virtual { pool, under_a_page: None } => {
-                from_virtual(pool, size, stream, contended)
-            }
-            Manager::Ordered(ordered) => from_ordered(ordered, size, stream, raw),
+            Manager::Virtual { pool, under_a_page: None } => pool.find(size, stream, contended),
+            Manager::Ordered(ordered) => ordered.find(size, stream, raw),
             Manager::Caching(caching) => caching.malloc(size, stream),
         }
     }
@@ -460,34 +449,6 @@ impl fmt::Debug for Manager {
             Manager::Ordered(ordered) => ordered.fmt(f),
             Manager::Caching(caching) => caching.pool.fmt(f),
         }
-    }
-}
-
-/// Allocates from the virtual pool.
-#[inline]
-pub(crate) fn from_virtual(
-    pool: &mut VirtualPool,
-    size: Bytes,
-    stream: StreamId,
-    contended: bool,
-) -> Result<Found, Refusal> {
-    let placed = pool.malloc(size, stream, contended)?;
-    let addr = pool.exec.addr(placed.block.at);
-    Ok(Found { addr, len: placed.block.len, owner: placed.owner, hit: placed.hit })
-}
-
-/// Allocates from the driver's pool.
-pub(crate) fn from_ordered(
-    ordered: &mut OrderedPool,
-    size: Bytes,
-    stream: StreamId,
-    raw: Stream,
-) -> Result<Found, Refusal> {
-    match ordered.malloc(size, stream, raw).map_err(Refusal::Driver)? {
-        OrderedOutcome::Placed { addr, len, slot } => {
-            Ok(Found { addr, len, owner: Owner::Driver { slot }, hit: false })
-        }
-        OrderedOutcome::Full(shortage, error) => Err(Refusal::Short(Box::new(shortage), error)),
     }
 }
 

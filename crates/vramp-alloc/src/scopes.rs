@@ -1,21 +1,17 @@
 //! Peaks of parts of a program, which may nest and overlap.
 //!
-//! 1. [`Allocator::begin_scope`] begins a scope and returns its id.
-//! 2. [`Allocator::scope_peaks`] returns the peaks since then.
-//! 3. [`Allocator::end_scope`] returns them and forgets the scope.
+//! 1. [`Allocator::begin_scope`](crate::Allocator::begin_scope) begins a scope and returns its id.
+//! 2. [`Allocator::scope_peaks`](crate::Allocator::scope_peaks) returns the peaks since then.
+//! 3. [`Allocator::end_scope`](crate::Allocator::end_scope) returns them and forgets the scope.
 //!
 //! A request pays nothing for open scopes: the peak since the last of these calls is taken at the
 //! next one, and enters every scope that was open meanwhile. An open scope takes 24 bytes. Each call
 //! takes the allocator's lock and O(log n) steps in the number of open scopes, amortized, where the
 //! scope that began last ends first.
 //!
-//! Deliberately absent: the peaks that [`Allocator::reset_peak_stats`] resets, which scopes leave alone.
+//! Deliberately absent: the peaks that [`Allocator::reset_peak_stats`](crate::Allocator::reset_peak_stats) resets, which scopes leave alone.
 
 use vramp_core::Bytes;
-
-use crate::Allocator;
-use crate::error::Unusable;
-use crate::shared::Inner;
 
 /// A scope that was begun. Ids are not given again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,12 +91,12 @@ pub(crate) struct Scopes {
 }
 
 impl Scopes {
-    fn note(&mut self, peaks: ScopePeaks) {
+    pub(crate) fn note(&mut self, peaks: ScopePeaks) {
         self.live.note(peaks.live.count());
         self.reserved.note(peaks.reserved.count());
     }
 
-    fn begin(&mut self, now: ScopePeaks) -> ScopeId {
+    pub(crate) fn begin(&mut self, now: ScopePeaks) -> ScopeId {
         self.begun += 1;
         self.open.insert(self.begun);
         self.live.open(self.begun, now.live.count());
@@ -108,64 +104,17 @@ impl Scopes {
         ScopeId(self.begun)
     }
 
-    fn peaks(&self, ScopeId(scope): ScopeId) -> Option<ScopePeaks> {
+    pub(crate) fn peaks(&self, ScopeId(scope): ScopeId) -> Option<ScopePeaks> {
         let (live, reserved) = (self.live.of(scope)?, self.reserved.of(scope)?);
         let is_open = self.open.contains(&scope);
         is_open.then_some(ScopePeaks { live: Bytes::new(live), reserved: Bytes::new(reserved) })
     }
 
-    fn end(&mut self, ScopeId(scope): ScopeId) {
+    pub(crate) fn end(&mut self, ScopeId(scope): ScopeId) {
         if self.open.remove(&scope) {
             self.live.close(scope);
             self.reserved.close(scope);
         }
-    }
-}
-
-impl Allocator {
-    /// Begins a scope. No driver call.
-    ///
-    /// # Errors
-    /// The allocator is unusable.
-    pub fn begin_scope(&self) -> Result<ScopeId, Unusable> {
-        Unusable::check_fork()?;
-        let mut inner = self.shared().lock_anyway();
-        let now = self.note_scopes(&mut inner);
-        Ok(inner.scopes.begin(now))
-    }
-
-    /// Returns the peaks since a scope began. `None` if it has ended. No driver call.
-    ///
-    /// # Errors
-    /// The allocator is unusable.
-    pub fn scope_peaks(&self, scope: ScopeId) -> Result<Option<ScopePeaks>, Unusable> {
-        Unusable::check_fork()?;
-        let mut inner = self.shared().lock_anyway();
-        self.note_scopes(&mut inner);
-        Ok(inner.scopes.peaks(scope))
-    }
-
-    /// Ends a scope and returns its peaks. `None` if it has ended. No driver call.
-    ///
-    /// # Errors
-    /// The allocator is unusable.
-    pub fn end_scope(&self, scope: ScopeId) -> Result<Option<ScopePeaks>, Unusable> {
-        Unusable::check_fork()?;
-        let mut inner = self.shared().lock_anyway();
-        self.note_scopes(&mut inner);
-        let peaks = inner.scopes.peaks(scope);
-        inner.scopes.end(scope);
-        Ok(peaks)
-    }
-
-    /// Enters the peaks since the last call into the open scopes. Returns the current values.
-    fn note_scopes(&self, inner: &mut Inner) -> ScopePeaks {
-        let Inner { base, tallies, scopes, manager, .. } = inner;
-        let (peak, now) = base.live.restart_stretch(tallies.iter().map(|tally| &tally.bytes));
-        let reserved = manager.reserved();
-        let reserved_peak = self.shared().restart_reserved_peak(reserved);
-        scopes.note(ScopePeaks { live: peak, reserved: reserved_peak.max(reserved) });
-        ScopePeaks { live: now, reserved }
     }
 }
 

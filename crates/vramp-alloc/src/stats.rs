@@ -15,6 +15,7 @@ pub use crate::scopes::{ScopeId, ScopePeaks};
 use crate::Allocator;
 use crate::config::Preset;
 use crate::error::Unusable;
+use crate::seen_peaks::{SeenPeaks, Split};
 
 /// Statistics as in `torch.cuda.memory_stats`. Bytes where the name says so.
 ///
@@ -213,56 +214,6 @@ impl Allocator {
         inner.manager.reset_peaks();
         inner.tags.iter_mut().for_each(|tag| tag.peak = tag.live);
     }
-}
-
-/// A quantity of both pools.
-#[derive(Clone, Copy, Debug)]
-struct Split {
-    small: u64,
-    large: u64,
-}
-
-/// Peak of a quantity that is computed only when statistics are read.
-#[derive(Clone, Copy, Debug, Default)]
-struct SeenPeak(u64);
-
-impl SeenPeak {
-    /// Returns the peak, the current value included.
-    fn note(&mut self, now: u64) -> u64 {
-        self.0 = self.0.max(now);
-        self.0
-    }
-}
-
-/// The same of both pools together and of each.
-#[derive(Clone, Copy, Debug, Default)]
-struct SeenPeaksByPool([SeenPeak; 3]);
-
-impl SeenPeaksByPool {
-    fn note_all(&mut self, Split { small, large }: Split) -> StatByPool {
-        let [all_peak, small_peak, large_peak] = &mut self.0;
-        let stat = |current, peak: &mut SeenPeak| Stat {
-            current,
-            peak: peak.note(current),
-            ..Stat::default()
-        };
-        StatByPool {
-            all: stat(small + large, all_peak),
-            small_pool: stat(small, small_peak),
-            large_pool: stat(large, large_peak),
-        }
-    }
-}
-
-/// Peaks of quantities that are computed only when statistics are read.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct SeenPeaks {
-    active: SeenPeaksByPool,
-    active_bytes: SeenPeaksByPool,
-    inactive: SeenPeaksByPool,
-    inactive_bytes: SeenPeaksByPool,
-    reserved: SeenPeaksByPool,
-    segments: SeenPeak,
 }
 
 /// Completes a quantity of active blocks by that of live ones: as much came, and the peak is not lower.

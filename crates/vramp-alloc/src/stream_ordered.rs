@@ -10,8 +10,10 @@ use std::sync::Arc;
 use vramp_core::{Bytes, DeviceAddr, Shortage, StreamId, StreamTable};
 use vramp_driver::{Driver, DriverResult, Event, PoolUsage, Stream};
 
+use crate::allocation::{Found, Owner};
 use crate::exec::captures;
 use crate::stream_end::{StreamEnd, StreamEnds};
+use crate::virtual_pool::Refusal;
 
 /// Frees that failed before and are repeated by a free that succeeded.
 const RETRIES: usize = 2;
@@ -75,6 +77,21 @@ impl OrderedPool {
             own: None,
             placed: 0,
             trimmed: None,
+        }
+    }
+
+    /// Allocates, and returns the memory as a manager does.
+    pub(crate) fn find(
+        &mut self,
+        size: Bytes,
+        stream: StreamId,
+        raw: Stream,
+    ) -> Result<Found, Refusal> {
+        match self.malloc(size, stream, raw).map_err(Refusal::Driver)? {
+            OrderedOutcome::Placed { addr, len, slot } => {
+                Ok(Found { addr, len, owner: Owner::Driver { slot }, hit: false })
+            }
+            OrderedOutcome::Full(shortage, error) => Err(Refusal::Short(Box::new(shortage), error)),
         }
     }
 

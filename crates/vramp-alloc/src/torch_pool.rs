@@ -11,12 +11,12 @@ use vramp_model::{
     SegmentId, TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep,
 };
 
+use crate::allocation::Found;
 use crate::allocation::Owner;
 use crate::completion::Events;
 use crate::config::{Config, Progress};
 use crate::error::QuarantinedMemory;
 use crate::exec::captures;
-use crate::manager::Found;
 use crate::sharing::Access;
 use crate::stream_end::StreamEnd;
 use crate::virtual_pool::Refusal;

@@ -12,7 +12,7 @@
 use vramp_core::{Bytes, Shortage, StreamId};
 use vramp_driver::{DriverError, PoolUsage, Stream};
 
-use crate::manager::{Found, from_ordered, from_virtual};
+use crate::allocation::Found;
 use crate::stream_ordered::OrderedPool;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
@@ -71,7 +71,7 @@ impl UnderAPage {
     ) -> Result<Found, Refusal> {
         let beside = self.elsewhere + pages.pool.counters().reserved;
         self.ordered.set_limit(self.limit.map(|limit| limit.saturating_sub(beside)));
-        let outcome = from_ordered(&mut self.ordered, size, stream, raw);
+        let outcome = self.ordered.find(size, stream, raw);
         if let Some(ordered) = self.ordered.take_trimmed() {
             self.note_peak(pages.pool.counters().reserved, ordered);
         }
@@ -86,7 +86,7 @@ impl UnderAPage {
         contended: bool,
     ) -> Result<Found, Refusal> {
         self.share_limit(pages).map_err(Refusal::Driver)?;
-        let outcome = from_virtual(pages, size, stream, contended);
+        let outcome = pages.find(size, stream, contended);
         let Err(refusal @ Refusal::Short(..)) = outcome else { return outcome };
         let before = self.ordered.usage().map_err(Refusal::Driver)?;
         self.note_peak(pages.pool.counters().reserved, before.reserved);
@@ -96,7 +96,7 @@ impl UnderAPage {
             return Err(self.with_both(refusal, after));
         }
         self.share_limit(pages).map_err(Refusal::Driver)?;
-        let again = from_virtual(pages, size, stream, contended);
+        let again = pages.find(size, stream, contended);
         again.map_err(|refusal| self.with_both(refusal, after))
     }
 

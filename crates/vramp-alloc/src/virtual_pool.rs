@@ -12,15 +12,15 @@ use vramp_core::{
 use vramp_driver::{Driver, DriverError, ErrorKind, StreamThread};
 use vramp_host::HostShortage;
 
-use crate::allocation::Owner;
+use crate::allocation::{Found, Owner};
 use crate::arenas::Arenas;
+use crate::asleep::Asleep;
 use crate::cache::{Cache, CachedBlock, Tag};
 use crate::completion::Awaited;
 use crate::config::Progress;
 use crate::error::QuarantinedMemory;
 use crate::exec::{Executor, is_capacity_error};
 use crate::sharing::Access;
-use crate::sleep::Asleep;
 use crate::stream_end::StreamEnd;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
@@ -263,6 +263,19 @@ impl VirtualPool {
     /// Threads that contend for the pool, if any do.
     fn contenders(&self, contended: bool) -> usize {
         if contended { self.caches.len() } else { 0 }
+    }
+
+    /// Allocates, and returns the memory as a manager does.
+    #[inline]
+    pub(crate) fn find(
+        &mut self,
+        size: Bytes,
+        stream: StreamId,
+        contended: bool,
+    ) -> Result<Found, Refusal> {
+        let placed = self.malloc(size, stream, contended)?;
+        let addr = self.exec.addr(placed.block.at);
+        Ok(Found { addr, len: placed.block.len, owner: placed.owner, hit: placed.hit })
     }
 
     /// Allocates at least `size` bytes. No driver call on a hit.

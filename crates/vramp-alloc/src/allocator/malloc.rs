@@ -8,11 +8,11 @@ use vramp_host::fork::is_forked;
 
 use super::shortage::Relief;
 use super::{Allocator, TagId};
+use crate::allocation::Found;
 use crate::allocation::{Allocation, Owner};
 use crate::cache::{BLOCK_ALIGN, CachedBlock, Tag};
 use crate::error::AllocError;
 use crate::local::{self, Local};
-use crate::manager::Found;
 use crate::observe::Event;
 use crate::shared::Inner;
 use crate::virtual_pool::{HeapsServe, Refusal};

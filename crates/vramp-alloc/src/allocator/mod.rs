@@ -26,6 +26,7 @@ mod free;
 mod limits;
 mod malloc;
 mod prefill;
+mod scopes;
 mod shortage;
 mod streams;
 mod tags;

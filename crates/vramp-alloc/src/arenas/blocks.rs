@@ -5,8 +5,8 @@ use vramp_core::{ArenaBlockId, ArenaId, Bytes, NodeId, StreamId};
 use vramp_driver::{Driver, DriverError, ErrorKind, GraphNode};
 
 use super::Capturing;
+use crate::allocation::Found;
 use crate::allocation::{Allocation, Owner};
-use crate::manager::Found;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
 /// While a capture grows an arena, memory is reserved ahead by this part of its length.

@@ -3,12 +3,14 @@
 //! Errors of graph arenas are in [`graph`](crate::graph), those of host memory behind a range in
 //! [`range`](crate::range), those of opening a device in [`device`](crate::device).
 
+mod close;
 mod report;
 
 pub use vramp_core::{ArenaAllocError, ConfigError, Inconsistency, Shortage};
 pub use vramp_driver::{Call, DriverError, ErrorKind, MemoryInfo};
 pub use vramp_host::HostShortage;
 
+pub use close::CloseError;
 pub use report::{
     Largest, OutOfMemoryReport, QuarantinedMemory, SiblingPool, StreamUsage, TagUsage,
 };
@@ -16,7 +18,7 @@ pub use report::{
 use vramp_core::{Bytes, DeviceAddr, StreamId};
 use vramp_host::fork::is_forked;
 
-use crate::{Allocation, Allocator};
+use crate::allocation::Allocation;
 
 /// Why an allocator serves no calls any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -121,38 +123,6 @@ pub enum CreateError {
     /// No call can succeed any more.
     #[error(transparent)]
     Unusable(#[from] Unusable),
-}
-
-/// Error of [`Allocator::close`](crate::Allocator::close).
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CloseError {
-    /// A stream captures a graph: waiting for its work would invalidate the capture. Nothing was
-    /// returned to the device.
-    #[error("{stream} captures a graph: end the capture, then close the allocator")]
-    Capturing {
-        /// The stream.
-        stream: StreamId,
-        /// The allocator, as before.
-        allocator: Box<Allocator>,
-    },
-    /// Work cannot be waited for, so it may still use the memory. Nothing was returned to the
-    /// device.
-    #[error(
-        "cannot wait for the work that may use the memory: {error}; close the allocator again, or \
-         drop it, which leaves its memory to the device"
-    )]
-    NotSynchronized {
-        /// The driver's error.
-        #[source]
-        error: DriverError,
-        /// The allocator, as before.
-        allocator: Box<Allocator>,
-    },
-    /// A driver call failed, the first one if several did. All others were made; the allocator is
-    /// closed.
-    #[error(transparent)]
-    Driver(DriverError),
 }
 
 /// Error of [`Allocator::malloc`](crate::Allocator::malloc) and of other calls that take memory.

@@ -14,51 +14,9 @@ use vramp_core::{AddrRange, Bytes};
 use vramp_driver::{Driver, DriverError};
 
 use crate::Allocator;
-use crate::error::{CreateError, Unusable};
+use crate::error::Unusable;
 use crate::manager::Manager;
 use crate::shared::Shared;
-
-/// Which other cards can access an allocator's memory. Plain allocations, those of the preset `torch` and of
-/// the driver's pool, are not concerned.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Peers {
-    /// None, also not later.
-    None,
-    /// Those that [`Allocator::grant_access`] names.
-    #[default]
-    OnDemand,
-    /// All that the device has a link to, from the start.
-    All,
-    /// Those with these ordinals, from the start, and no others.
-    These(Vec<u32>),
-}
-
-impl Peers {
-    /// Returns the cards that have access from the start, in ascending order.
-    pub(super) fn at_start(&self, peers: &[u32]) -> Result<Vec<u32>, CreateError> {
-        match self {
-            Peers::None | Peers::OnDemand => Ok(Vec::new()),
-            Peers::All => Ok(peers.to_vec()),
-            Peers::These(wanted) => {
-                let mut wanted = wanted.clone();
-                wanted.sort_unstable();
-                wanted.dedup();
-                match wanted.iter().find(|peer| !peers.contains(peer)) {
-                    Some(&ordinal) => Err(CreateError::NoPeer { ordinal, peers: peers.to_vec() }),
-                    None => Ok(wanted),
-                }
-            }
-        }
-    }
-
-    fn allows(&self, ordinal: u32) -> bool {
-        match self {
-            Peers::None => false,
-            Peers::OnDemand | Peers::All => true,
-            Peers::These(listed) => listed.contains(&ordinal),
-        }
-    }
-}
 
 /// What a change of access cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

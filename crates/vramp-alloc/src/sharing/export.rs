@@ -12,11 +12,10 @@
 //! Growth: one entry for each exported block, and 16 bytes for each handle. A free looks up the table
 //! only for blocks that were exported at some time.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use vramp_core::{Bytes, ChunkAt, DeviceAddr, NotPoolMemory, StreamId};
+use vramp_core::{Bytes, ChunkAt, DeviceAddr, NotPoolMemory};
 use vramp_driver::{DriverError, ExportedHandle, Handle, HandleType};
 use vramp_host::fork::is_forked;
 
@@ -98,48 +97,6 @@ pub enum ExportError {
     /// No call can succeed any more.
     #[error(transparent)]
     Unusable(#[from] Unusable),
-}
-
-/// Exported blocks of an allocator.
-#[derive(Default)]
-pub(crate) struct Exports {
-    blocks: BTreeMap<DeviceAddr, Exported>,
-}
-
-#[derive(Default)]
-struct Exported {
-    /// Number of exports of the block.
-    count: usize,
-    /// The block, once it was freed, and the stream it was freed on.
-    freed: Option<(Allocation, StreamId)>,
-}
-
-impl Exports {
-    /// Keeps a block that is freed while it is exported. Returns it if it is not exported.
-    pub(crate) fn keep(&mut self, allocation: Allocation, stream: StreamId) -> Option<Allocation> {
-        match self.blocks.get_mut(&allocation.addr()) {
-            Some(exported) => {
-                exported.freed = Some((allocation, stream));
-                None
-            }
-            None => Some(allocation),
-        }
-    }
-
-    /// Ends one export. Returns the block if it was freed meanwhile, and this was the last one.
-    fn end(&mut self, addr: DeviceAddr) -> Option<(Allocation, StreamId)> {
-        let exported = self.blocks.get_mut(&addr)?;
-        exported.count -= 1;
-        if exported.count > 0 {
-            return None;
-        }
-        self.blocks.remove(&addr)?.freed
-    }
-
-    /// Number of exported blocks.
-    pub(crate) fn count(&self) -> usize {
-        self.blocks.len()
-    }
 }
 
 impl Allocator {
