@@ -53,6 +53,19 @@ def test_contents_go_to_a_mapping_and_come_back(pool: vramp.Pool) -> None:
     assert objects == {}
 
 
+def test_a_damaged_copy_is_an_error_of_contents(pool: vramp.Pool) -> None:
+    """C says VRAMP_ERROR_CONTENTS: both tell a damaged copy from one that cannot be reached."""
+    objects: dict[int, bytes] = {}
+    with vramp.Tiers(pool, host="64MiB", store=objects, disk_limit="1GiB") as tiers:
+        buffer = tiers.buffer(4 * MIB)
+        fill(buffer, 1)
+        buffer.spill_to("disk")
+        for name, content in objects.items():
+            objects[name] = bytes([content[0] ^ 1]) + content[1:]
+        with pytest.raises(vramp.ContentsError), buffer.lease("r", timeout=1.0):
+            pass
+
+
 def test_an_exception_of_a_store_loses_nothing(pool: vramp.Pool) -> None:
     store = _Failing()
     with vramp.Tiers(pool, host="64MiB", store=store, disk_limit="1GiB") as tiers:

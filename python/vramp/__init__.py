@@ -18,8 +18,11 @@ from typing import Any as _Any
 
 from . import _native
 from ._errors import (
+    CancelledError,
     CaptureError,
     ClosedError,
+    ContentsError,
+    DeadlockError,
     DeviceError,
     DriverError,
     ExchangeError,
@@ -103,10 +106,13 @@ __all__ = [
     "Array",
     "Buffer",
     "BufferPin",
+    "CancelledError",
     "CaptureError",
     "Client",
     "ClosedError",
+    "ContentsError",
     "Controller",
+    "DeadlockError",
     "DeviceError",
     "DeviceInfo",
     "DriverError",

@@ -46,6 +46,18 @@ class LeaseTimeoutError(VrampError, TimeoutError):
     """Other leases, work or reservations were in the way until the deadline."""
 
 
+class DeadlockError(LeaseTimeoutError):
+    """The wait would never end: owners of leases or reservations wait for each other."""
+
+
+class CancelledError(VrampError):
+    """The wait ended because the pool or its tiers are being closed."""
+
+
+class ContentsError(VrampError):
+    """The contents of a buffer cannot be read back: their copy was damaged. The text names where it was."""
+
+
 class LeaseEndedError(VrampError):
     """A view was used after the end of its lease. Lease the buffer again."""
 

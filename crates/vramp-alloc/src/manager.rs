@@ -316,11 +316,12 @@ impl Manager {
         }
     }
 
-    /// Sets the limit, and how much of it other pools have reserved.
-    pub(crate) fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Bytes) {
+    /// Sets the limit, and how much of it other pools have reserved: `None` without others.
+    pub(crate) fn set_limit(&mut self, limit: Option<Bytes>, others: Option<Bytes>) {
+        let elsewhere = others.unwrap_or_default();
         match self {
             Manager::Virtual { pool, under_a_page } => {
-                pool.pool.set_limit(limit, elsewhere);
+                pool.pool.set_limit(limit, others);
                 if let Some(small) = under_a_page {
                     small.set_limit(limit, elsewhere);
                 }

@@ -231,8 +231,8 @@ impl Shared {
         if limit.is_some() {
             // Its own share changes only while its lock is held.
             let own = Bytes::new(self.reserved.load(Ordering::Relaxed));
-            let elsewhere = self.group.reserved().saturating_sub(own);
-            inner.manager.set_limit(limit, elsewhere);
+            let others = growth.as_ref().map(|_| self.group.reserved().saturating_sub(own));
+            inner.manager.set_limit(limit, others);
         }
         Ok(MemoryGuard { shared: self, inner, _growth: growth })
     }

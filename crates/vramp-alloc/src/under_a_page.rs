@@ -136,7 +136,7 @@ impl UnderAPage {
             Some(_) => self.elsewhere + self.ordered.usage()?.reserved,
             None => Bytes::ZERO,
         };
-        pages.pool.set_limit(self.limit, beside);
+        pages.pool.set_limit(self.limit, Some(beside));
         Ok(())
     }
 

@@ -212,11 +212,9 @@ impl VirtualPool {
             }
             Policy::Vpmm => None,
         };
-        let mut pool = Pool::new(config)?;
-        pool.set_memory(driver.info().limits.memory);
         let exec = Executor::new(driver, access, config.page);
         Ok(VirtualPool {
-            pool,
+            pool: Pool::new(config)?,
             exec,
             heaps: StreamTable::default(),
             surplus: Arc::default(),

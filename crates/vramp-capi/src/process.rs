@@ -29,10 +29,12 @@ pub use regions::{
 };
 pub use sharing::{AccessChange, ImportedBlock, PinnedRange, SharedBlock, Sharing, SharingState};
 pub use vramp_alloc::device::HandleType;
-use vramp_alloc::error::OutOfMemoryReport;
+use vramp_alloc::error::{Inconsistency, OutOfMemoryReport, Unusable};
 use vramp_alloc::observe::{Registration, Shortage};
 pub use vramp_alloc::stats::{MemoryStats, ScopeId, ScopePeaks, Stats};
+use vramp_defer::{SpillError, TiersError};
 use vramp_driver::{DeviceInfo, MemoryInfo};
+use vramp_tiers::ReserveError;
 
 use crate::abi::vramp_status_t::*;
 use crate::abi::{vramp_allocator_t, vramp_status_t, vramp_stream_t};
@@ -73,6 +75,36 @@ impl From<Failure> for Error {
             report: failure.report.clone(),
             region: failure.region.clone(),
         }
+    }
+}
+
+impl From<SpillError> for Error {
+    fn from(error: SpillError) -> Error {
+        Failure::from(error).into()
+    }
+}
+
+impl From<ReserveError> for Error {
+    fn from(error: ReserveError) -> Error {
+        Failure::from(error).into()
+    }
+}
+
+impl From<TiersError> for Error {
+    fn from(error: TiersError) -> Error {
+        Failure::from(error).into()
+    }
+}
+
+impl From<Inconsistency> for Error {
+    fn from(error: Inconsistency) -> Error {
+        Failure::from(error).into()
+    }
+}
+
+impl From<Unusable> for Error {
+    fn from(error: Unusable) -> Error {
+        Failure::from(error).into()
     }
 }
 

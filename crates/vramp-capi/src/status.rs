@@ -39,6 +39,13 @@ impl Failure {
         Failure(Box::new(Reason { status, text: text.into(), report: None, region: None }))
     }
 
+    /// Returns the failure with another text.
+    #[cold]
+    pub fn with_text(mut self, text: String) -> Failure {
+        self.0.text = text;
+        self
+    }
+
     /// Returns a failure of the region `tag`.
     #[cold]
     pub fn of_region(tag: &str, text: impl Into<String>) -> Failure {

@@ -10,12 +10,18 @@ use crate::python;
 /// Returns the name of the exception's class.
 fn class_of(status: vramp_status_t) -> &'static str {
     match status {
-        VRAMP_ERROR_OUT_OF_MEMORY => "OutOfMemoryError",
+        VRAMP_ERROR_OUT_OF_MEMORY | VRAMP_ERROR_OVER_RESERVATION => "OutOfMemoryError",
         VRAMP_ERROR_OPTION => "OptionError",
         VRAMP_ERROR_DEVICE => "DeviceError",
-        VRAMP_ERROR_UNKNOWN_ALLOCATOR | VRAMP_ERROR_UNKNOWN_EXPORT | VRAMP_ERROR_UNKNOWN_PIN => {
-            "ClosedError"
-        }
+        VRAMP_ERROR_UNKNOWN_ALLOCATOR
+        | VRAMP_ERROR_UNKNOWN_EXPORT
+        | VRAMP_ERROR_UNKNOWN_PIN
+        | VRAMP_ERROR_UNKNOWN_ARENA
+        | VRAMP_ERROR_UNKNOWN_GRAPH
+        | VRAMP_ERROR_UNKNOWN_LEASE
+        | VRAMP_ERROR_UNKNOWN_RESERVATION
+        | VRAMP_ERROR_UNKNOWN_BUFFER
+        | VRAMP_ERROR_NO_TIERS => "ClosedError",
         VRAMP_ERROR_TICKET => "TicketError",
         VRAMP_ERROR_EXPORT_ENDED => "ExportEndedError",
         VRAMP_ERROR_EXCHANGE => "ExchangeError",
@@ -23,16 +29,22 @@ fn class_of(status: vramp_status_t) -> &'static str {
         VRAMP_ERROR_UNKNOWN_POINTER => "UnknownPointerError",
         VRAMP_ERROR_DRIVER => "DriverError",
         VRAMP_ERROR_IN_USE | VRAMP_ERROR_BUSY => "InUseError",
-        VRAMP_ERROR_RANGE | VRAMP_ERROR_TOO_MANY | VRAMP_ERROR_NULL | VRAMP_ERROR_TEXT => {
-            "RangeError"
-        }
+        VRAMP_ERROR_RANGE
+        | VRAMP_ERROR_TOO_MANY
+        | VRAMP_ERROR_NULL
+        | VRAMP_ERROR_TEXT
+        | VRAMP_ERROR_UNKNOWN_SPACE => "RangeError",
         VRAMP_ERROR_INCONSISTENT | VRAMP_ERROR_INTERNAL => "InternalError",
         VRAMP_ERROR_FILE => "FileError",
         VRAMP_ERROR_CAPTURE => "CaptureError",
         VRAMP_ERROR_UNSUPPORTED => "UnsupportedError",
         VRAMP_ERROR_FORKED => "ForkedError",
         VRAMP_ERROR_REGION => "RegionError",
-        _ => "VrampError",
+        VRAMP_ERROR_TIMEOUT => "LeaseTimeoutError",
+        VRAMP_ERROR_DEADLOCK => "DeadlockError",
+        VRAMP_ERROR_CANCELLED => "CancelledError",
+        VRAMP_ERROR_CONTENTS => "ContentsError",
+        VRAMP_OK | VRAMP_ERROR_STRUCT_SIZE | VRAMP_ERROR_VERSION => "VrampError",
     }
 }
 

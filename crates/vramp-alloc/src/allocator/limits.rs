@@ -44,7 +44,7 @@ impl Allocator {
         self.shared.group.set_limit(limit);
         for member in self.shared.group.members() {
             let Some(mut inner) = member.lock_open()? else { continue };
-            inner.manager.set_limit(limit, Bytes::ZERO);
+            inner.manager.set_limit(limit, None);
         }
         Ok(())
     }

@@ -48,6 +48,7 @@ impl From<TiersError> for Failure {
             TiersError::Mover(error) => error.into(),
             TiersError::Manager(error) => error.into(),
             TiersError::Driver(error) => error.into(),
+            TiersError::Device(_) => Failure::new(VRAMP_ERROR_DEVICE, error.to_string()),
             error => Failure::new(VRAMP_ERROR_OPTION, error.to_string()),
         }
     }
@@ -113,6 +114,13 @@ fn status_of_refusal(refused: &LeaseRefused) -> vramp_status_t {
     }
 }
 
+/// The allocator's failure, in the words of the buffer's.
+fn no_memory(error: SpillError) -> Failure {
+    let text = error.to_string();
+    let SpillError::NoMemory { error, .. } = error else { unreachable!("it lacks memory: {text}") };
+    Failure::from(*error).with_text(text)
+}
+
 impl From<SpillError> for Failure {
     fn from(error: SpillError) -> Failure {
         let status = match error {
@@ -140,7 +148,7 @@ impl From<SpillError> for Failure {
             SpillError::Capturing(_) | SpillError::CaptureInProgress => VRAMP_ERROR_CAPTURE,
             SpillError::Refused(ref refused) => status_of_refusal(refused),
             SpillError::Cancelled => VRAMP_ERROR_CANCELLED,
-            SpillError::NoMemory { .. } => VRAMP_ERROR_OUT_OF_MEMORY,
+            SpillError::NoMemory { .. } => return no_memory(error),
             SpillError::Damaged { .. } => VRAMP_ERROR_CONTENTS,
             SpillError::Evict(EvictError::NoRoom { .. }) => VRAMP_ERROR_OUT_OF_MEMORY,
             SpillError::Evict(EvictError::Held(_)) => VRAMP_ERROR_BUSY,

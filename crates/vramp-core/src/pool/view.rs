@@ -42,9 +42,7 @@ pub(crate) struct View<'a> {
     pub used: Bytes,
     pub used_peak: Bytes,
     /// Physical memory outside of the pool that counts against the same limit.
-    pub elsewhere: Bytes,
-    /// Memory of the device.
-    pub memory: Bytes,
+    pub elsewhere: Option<Bytes>,
     /// Wholly free chunks.
     pub free_chunks: &'a FreeChunks,
     /// Streams that freed memory which no event covers yet.
@@ -59,7 +57,7 @@ pub(crate) struct View<'a> {
 impl<'a> View<'a> {
     /// Physical memory that counts against the limit.
     pub(crate) fn charged(self) -> Bytes {
-        self.chunks.bytes().saturating_add(self.elsewhere)
+        self.chunks.bytes().saturating_add(self.elsewhere.unwrap_or_default())
     }
 
     /// Physical memory that may still be created below the limit.

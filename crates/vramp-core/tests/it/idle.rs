@@ -50,7 +50,7 @@ fn of_neighbours_those_whose_work_is_over_serve_others_and_the_rest_does_not() {
             assert!(rig.shell.record_freed());
         }
         let reserved = rig.shell.pool.census().reserved;
-        rig.shell.pool.set_limit(Some(reserved), Bytes::ZERO);
+        rig.shell.pool.set_limit(Some(reserved), None);
         rig.shell.paper.queues.advance(rig.streams[0], 4);
         rig.shell.poll();
         for (number, pending) in [false, false, true].into_iter().enumerate() {

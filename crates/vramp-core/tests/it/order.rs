@@ -83,7 +83,7 @@ fn work_of_a_stream_that_captures_is_out_of_reach_until_an_event_covers_it() {
 #[test]
 fn freed_memory_that_another_stream_still_uses_is_taken_behind_a_wait_for_that_use() {
     let (mut rig, _) = full(3, &[(1, 0)]);
-    rig.shell.pool.set_limit(Some(PAGE * 6), Bytes::ZERO);
+    rig.shell.pool.set_limit(Some(PAGE * 6), None);
     let [two, three] = [2, 3].map(|pages| rig.malloc(pages, 0));
     for (block, user) in [(two, 1), (three, 2)] {
         rig.shell.paper.touch(rig.streams[user], 1, range(block));
@@ -99,7 +99,7 @@ fn freed_memory_that_another_stream_still_uses_is_taken_behind_a_wait_for_that_u
 #[test]
 fn memory_whose_work_is_over_is_found_by_an_event_that_a_miss_records() {
     let (mut rig, blocks) = full(2, &[(2, 1), (1, 0)]);
-    rig.shell.pool.set_limit(None, Bytes::ZERO);
+    rig.shell.pool.set_limit(None, None);
     let (_, cost) = malloc(&mut rig, 2);
     assert_eq!((cost.1 > 0, cost.2), (true, 0), "the work is not over, and growth comes first");
     rig.finish(1);
@@ -160,7 +160,7 @@ fn what_waits_in_heaps_is_not_waited_for_where_other_memory_suffices() {
 fn what_a_stream_took_behind_a_wait_is_over_with_its_own_work() {
     let (mut rig, blocks) = full(3, &[(6, 1), (1, 0)]);
     // Epochs of the second stream are young, those of the first stream are old and over.
-    rig.shell.pool.set_limit(None, Bytes::ZERO);
+    rig.shell.pool.set_limit(None, None);
     for life in 50..60 {
         let one = rig.malloc(1, 0);
         rig.shell.paper.touch(rig.streams[0], life, range(one));
@@ -169,7 +169,7 @@ fn what_a_stream_took_behind_a_wait_is_over_with_its_own_work() {
         rig.finish(0);
     }
     let reserved = rig.shell.pool.census().reserved;
-    rig.shell.pool.set_limit(Some(reserved), Bytes::ZERO);
+    rig.shell.pool.set_limit(Some(reserved), None);
     let (four, cost) = malloc(&mut rig, 4);
     assert_eq!((four.block.at, cost), (blocks[0].block.at, (0, 0, 1)));
     let (two, cost) = rig.costly(2, 2);

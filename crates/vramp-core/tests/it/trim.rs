@@ -135,7 +135,7 @@ fn one_lent_chunk_is_released_at_a_time() {
 #[test]
 fn an_idle_chunk_that_fits_no_arena_is_made_anew() {
     let mut rig = chunks(1, &[8]);
-    rig.shell.pool.set_limit(Some(PAGE * 8), Bytes::ZERO);
+    rig.shell.pool.set_limit(Some(PAGE * 8), None);
     finish(&mut rig);
     rig.shell.add_arena(PAGE * 4);
     assert!(rig.shell.back(0, PAGE * 4, rig.streams[0]));

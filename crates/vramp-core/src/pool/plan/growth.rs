@@ -121,17 +121,20 @@ impl View<'_> {
     }
 }
 
-/// Parts of the limit, or of the device's memory, in hundredths, from which on new chunks are at most of the
-/// least length, and at most half of it.
+/// Parts of the limit in hundredths, from which on new chunks are at most of the least length, and at most half
+/// of it.
 const FILLED: [u64; 2] = [25, 50];
 
 impl View<'_> {
     /// The longest chunk that may be made for a request of `len` bytes that is not huge, or stay whole where it
     /// enters. Near the limit a request has to find what others leave of chunks, so these get short, and
-    /// early: memory that is there when the limit is met is made of the chunks from before.
+    /// early: memory that is there when the limit is met is made of the chunks from before. Not where other
+    /// pools share the limit: their memory comes and goes by chunks, and each is a driver call.
     pub(in crate::pool) fn longest_below_limit(self, len: Bytes, mixed: &Mixed) -> Bytes {
-        let limit = self.config.limit.unwrap_or(Bytes::MAX).saturating_sub(self.elsewhere);
-        let limit = limit.min(self.memory).count().max(1);
+        let Some(limit) = self.config.limit.filter(|_| self.elsewhere.is_none()) else {
+            return mixed.chunk_max;
+        };
+        let limit = limit.count().max(1);
         let filled = u128::from(self.peak_with(len).count()) * 100 / u128::from(limit);
         match FILLED.iter().filter(|&&from| filled >= u128::from(from)).count() {
             0 => mixed.chunk_max,
@@ -231,22 +234,21 @@ mod tests {
     }
 
     #[test]
-    fn near_the_limit_or_the_devices_memory_chunks_are_short() {
+    fn near_the_limit_chunks_are_short_where_one_pool_has_it() {
         let (mib, page) = (Bytes::mib, Bytes::mib(2));
         let mixed = Mixed { chunks_per_request: 1 << 20, ..Mixed::default() };
-        // Limit, memory of other pools below it, memory of the device and a request in MiB; its longest chunk.
-        for (limit, elsewhere, memory, len, expected) in [
-            (None, 0, 1 << 20, 8_192, 32),
-            (Some(65_536), 0, 1 << 20, 8_192, 32),
+        // Limit, memory of other pools below it and a request in MiB; its longest chunk.
+        for (limit, elsewhere, len, expected) in [
+            (None, None, 8_192, 32),
+            (Some(65_536), None, 8_192, 32),
             // A quarter is in use.
-            (Some(32_768), 0, 1 << 20, 8_190, 32),
-            (Some(32_768), 0, 1 << 20, 8_192, 8),
-            (None, 0, 32_768, 8_192, 8),
-            (Some(65_536), 32_768, 1 << 20, 8_192, 8),
+            (Some(32_768), None, 8_190, 32),
+            (Some(32_768), None, 8_192, 8),
             // One half is.
-            (Some(16_384), 0, 1 << 20, 8_192, 4),
-            (Some(8_192), 0, 1 << 20, 8_192, 4),
-            (Some(16_384), 16_384, 1 << 20, 8_192, 4),
+            (Some(16_384), None, 8_192, 4),
+            (Some(8_192), None, 8_192, 4),
+            // Another pool may have a part of it.
+            (Some(16_384), Some(Bytes::ZERO), 8_192, 32),
         ] {
             let config = PoolConfig {
                 page,
@@ -256,10 +258,9 @@ mod tests {
                 policy: Policy::Mixed(mixed),
             };
             let mut pool = Pool::new(config).expect("it is valid");
-            pool.set_limit(limit.map(mib), mib(elsewhere));
-            pool.set_memory(mib(memory));
+            pool.set_limit(limit.map(mib), elsewhere);
             let cut = pool.view().chunk_cut(mib(len), Bytes::ZERO, &mixed);
-            let row = (limit, elsewhere, memory, len);
+            let row = (limit, elsewhere, len);
             assert_eq!(cut.longest, mib(expected), "{row:?}");
         }
     }

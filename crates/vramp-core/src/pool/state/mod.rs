@@ -73,9 +73,7 @@ pub struct Pool {
     used: Bytes,
     used_peak: Bytes,
     /// Physical memory outside of the pool that counts against the same limit.
-    elsewhere: Bytes,
-    /// Memory of the device.
-    memory: Bytes,
+    elsewhere: Option<Bytes>,
     /// Number of regions that became free: orders them by age.
     births: u64,
     /// Wholly free chunks.
@@ -116,8 +114,7 @@ impl Pool {
             slabs: 0,
             used: Bytes::ZERO,
             used_peak: Bytes::ZERO,
-            elsewhere: Bytes::ZERO,
-            memory: Bytes::MAX,
+            elsewhere: None,
             births: 0,
             free_chunks: FreeChunks::default(),
             unrecorded: BTreeSet::new(),
@@ -153,7 +150,6 @@ impl Pool {
             used: self.used,
             used_peak: self.used_peak,
             elsewhere: self.elsewhere,
-            memory: self.memory,
             free_chunks: &self.free_chunks,
             unrecorded: &self.unrecorded,
             watched: self.watched,
@@ -168,16 +164,10 @@ impl Pool {
     }
 
     /// Sets the limit of physical memory, and how much memory outside of the pool counts against
-    /// it. What the pool has already stays: trim to release it.
-    pub fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Bytes) {
+    /// it: `None` if no other pool shares it. What the pool has already stays: trim to release it.
+    pub fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Option<Bytes>) {
         self.config.limit = limit;
         self.elsewhere = elsewhere;
-    }
-
-    /// Sets how much memory the device has. As near a limit, chunks get short before all of it is used. A pool
-    /// that does not know it makes no difference.
-    pub fn set_memory(&mut self, memory: Bytes) {
-        self.memory = memory;
     }
 
     /// Resets the peaks to the present values.
