@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use syn::visit::{self, Visit};
 
 use super::Finding;
-use super::scan::is_test;
+use super::scan::{Parsed, is_test};
 use crate::tree::Tree;
 
 /// Where the sizes are.
@@ -27,13 +27,13 @@ type Module = Vec<String>;
 type Circles = Vec<Vec<String>>;
 
 /// Compares the circles of every crate with the bounds.
-pub fn no_circle_grows(tree: &Tree) -> Vec<Finding> {
+pub fn no_circle_grows(tree: &Tree, parsed: &Parsed<'_>) -> Vec<Finding> {
     let text = tree.text(BOUNDS).unwrap_or_default();
     let bounds: BTreeMap<String, Vec<usize>> = match toml::from_str(text) {
         Ok(bounds) => bounds,
         Err(error) => return vec![Finding::new(BOUNDS, None, error.to_string())],
     };
-    let found = circles(tree);
+    let found = circles(parsed);
     let names: BTreeSet<&String> = found.keys().chain(bounds.keys()).collect();
     let mut findings = Vec::new();
     for name in names {
@@ -55,15 +55,13 @@ pub fn no_circle_grows(tree: &Tree) -> Vec<Finding> {
 }
 
 /// The circles of each crate that has some.
-fn circles(tree: &Tree) -> BTreeMap<String, Circles> {
+fn circles(parsed: &Parsed<'_>) -> BTreeMap<String, Circles> {
     let mut crates: BTreeMap<&str, BTreeMap<Module, Source>> = BTreeMap::new();
-    for (path, text) in tree.ending(".rs") {
+    for (path, syntax) in parsed {
         let Some((name, file)) = in_crate(path) else { continue };
-        if let Ok(parsed) = syn::parse_file(text) {
-            let module = module_of(file);
-            let source = Source::of(path, &module, &parsed);
-            crates.entry(name).or_default().insert(module, source);
-        }
+        let module = module_of(file);
+        let source = Source::of(path, &module, syntax);
+        crates.entry(name).or_default().insert(module, source);
     }
     let of_crate = |(name, mut sources): (&str, BTreeMap<Module, Source>)| {
         let test_only: Vec<Module> =
@@ -259,6 +257,7 @@ fn reachable<'a>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::scan::parse;
     use super::*;
 
     const FILES: [(&str, &str); 7] = [
@@ -276,12 +275,13 @@ mod tests {
 
     fn with_bounds(bounds: &'static str) -> Vec<String> {
         let tree = Tree::of(&[&FILES[..], &[(BOUNDS, bounds)]].concat());
-        no_circle_grows(&tree).iter().map(ToString::to_string).collect()
+        no_circle_grows(&tree, &parse(&tree).0).iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn circles_are_found_through_facades_and_tests_make_none() {
-        let circles = &circles(&Tree::of(&FILES))["a"];
+        let tree = Tree::of(&FILES);
+        let circles = &circles(&parse(&tree).0)["a"];
         let names = |circle: &Vec<String>| {
             circle.iter().map(|path| path.replace("crates/a/src/", "")).collect::<Vec<_>>()
         };

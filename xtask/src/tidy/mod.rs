@@ -79,12 +79,13 @@ impl fmt::Display for Finding {
 /// Checks every rule; any finding is an error.
 pub fn run(root: &Path) -> Result<()> {
     let tree = Tree::read(root)?;
-    let (sources, mut findings) = Sources::scan(&tree);
+    let (parsed, mut findings) = scan::parse(&tree);
+    let sources = Sources::of(&parsed);
     findings.extend(manifests::layer_order(&tree));
     findings.extend(manifests::unsafe_fence(&tree));
     findings.extend(pool::pool_is_closed(&tree));
     findings.extend(pool::imports_form_no_circle(&tree));
-    findings.extend(circles::no_circle_grows(&tree));
+    findings.extend(circles::no_circle_grows(&tree, &parsed));
     findings.extend(calls::core_is_pure(&sources));
     findings.extend(calls::front_examples_name_the_front_crate(&sources));
     findings.extend(calls::environment_is_read_at_the_edge(&sources));

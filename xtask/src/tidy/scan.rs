@@ -37,24 +37,39 @@ pub struct Source {
     pub public_types: Vec<(String, usize)>,
 }
 
+/// Syntax of each source that was not generated, by path.
+pub type Parsed<'a> = Vec<(&'a str, syn::File)>;
+
+/// Parses the sources. One that no parser understands is a finding.
+pub fn parse(tree: &Tree) -> (Parsed<'_>, Vec<Finding>) {
+    let mut findings = Vec::new();
+    let mut parsed = Vec::new();
+    for (path, text) in tree.ending(".rs").filter(|(path, _)| !GENERATED.contains(path)) {
+        match syn::parse_file(text) {
+            Ok(file) => parsed.push((path, file)),
+            Err(error) => {
+                let line = error.span().start().line;
+                findings.push(Finding::new(path, line, format!("cannot be parsed: {error}")));
+            }
+        }
+    }
+    (parsed, findings)
+}
+
 /// Every source that was not generated.
 #[derive(Debug)]
 pub struct Sources(Vec<Source>);
 
 impl Sources {
-    /// Reads the tree. A source that no parser understands is a finding.
+    /// Parses the tree and scans it.
+    #[cfg(test)]
     pub fn scan(tree: &Tree) -> (Sources, Vec<Finding>) {
-        let mut findings = Vec::new();
-        let mut parsed = Vec::new();
-        for (path, text) in tree.ending(".rs").filter(|(path, _)| !GENERATED.contains(path)) {
-            match syn::parse_file(text) {
-                Ok(file) => parsed.push((path, file)),
-                Err(error) => {
-                    let line = error.span().start().line;
-                    findings.push(Finding::new(path, line, format!("cannot be parsed: {error}")));
-                }
-            }
-        }
+        let (parsed, findings) = parse(tree);
+        (Sources::of(&parsed), findings)
+    }
+
+    /// Scans what was parsed.
+    pub fn of(parsed: &Parsed<'_>) -> Sources {
         let test_files: BTreeSet<String> =
             parsed.iter().flat_map(|(path, file)| test_modules(path, file)).collect();
         let sources = parsed.iter().map(|(path, file)| {
@@ -70,7 +85,7 @@ impl Sources {
                 public_types: scan.public_types,
             }
         });
-        (Sources(sources.collect()), findings)
+        Sources(sources.collect())
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Source> {

@@ -122,7 +122,10 @@ fn mixed() -> impl Strategy<Value = Policy> {
     let heaped = Mixed { heap_limit: Bytes::mib(4), ..fine };
     let ahead = Mixed { slack_per_mille: 300, growth_min: PAGE * 4, ..fine };
     let usual = Mixed::default();
-    prop_oneof![Just(fine), Just(heaped), Just(ahead), Just(usual)].prop_map(Policy::Mixed)
+    // Its chunks get short near the small limits of these programs.
+    let near = Mixed { chunks_per_pool: 1, ..usual };
+    let chosen = prop_oneof![Just(fine), Just(heaped), Just(ahead), Just(usual), Just(near)];
+    chosen.prop_map(Policy::Mixed)
 }
 
 fn action() -> impl Strategy<Value = Action> {

@@ -131,7 +131,10 @@ impl View<'_> {
     /// early: memory that is there when the limit is met is made of the chunks from before. Not where other
     /// pools share the limit: their memory comes and goes by chunks, and each is a driver call.
     pub(in crate::pool) fn longest_below_limit(self, len: Bytes, mixed: &Mixed) -> Bytes {
-        let Some(limit) = self.config.limit.filter(|_| self.elsewhere.is_none()) else {
+        let alone = self.config.limit.filter(|_| self.elsewhere.is_none());
+        // Below that chunks are of the least length anyway.
+        let Some(limit) = alone.filter(|&limit| limit >= mixed.chunk_min * mixed.chunks_per_pool)
+        else {
             return mixed.chunk_max;
         };
         let limit = limit.count().max(1);
@@ -247,6 +250,7 @@ mod tests {
             // One half is.
             (Some(16_384), None, 8_192, 4),
             (Some(8_192), None, 8_192, 4),
+            (Some(511), None, 400, 8),
             // Another pool may have a part of it.
             (Some(16_384), Some(Bytes::ZERO), 8_192, 32),
         ] {
