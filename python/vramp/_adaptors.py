@@ -121,14 +121,16 @@ class StreamTable:
 
     def add(self, raw: int, stream: Any, anchor: Any = None) -> None:
         """Keeps a stream alive. Call it before memory is allocated or used on the stream."""
-        for known in self._entries.get(raw, ()):
-            if known is stream:
-                return
+        is_known = any(known is stream for known in self._entries.get(raw, ()))
+        if is_known and anchor is None:
+            return
         with self._lock:
             if len(self._entries) >= self._sweep_at:
                 self.sweep()
             self._drop_unused(raw)
-            self._entries[raw] = (*self._entries.get(raw, ()), stream)
+            known = self._entries.get(raw, ())
+            if not any(other is stream for other in known):
+                self._entries[raw] = (*known, stream)
             if anchor is not None:
                 self._anchors[raw] = anchor
 

@@ -60,6 +60,17 @@ def test_a_stream_that_was_closed_lives_by_its_anchor_until_it_is_forgotten(
     pool.audit()
 
 
+def test_a_stream_that_was_kept_without_an_anchor_gets_one(pool: vramp.Pool, destroyed: list[int]) -> None:
+    """A program passes one stream to a pool and to a library's resource on it."""
+    table = StreamTable(pool)
+    stream = FakeStream(0x2000)
+    table.add(0x2000, stream)
+    table.add(0x2000, stream, FakeStream(0x1000))
+    assert table.is_anchored(0x2000) and table.sweep() == 0
+    del stream
+    assert table.sweep() == 1 and sorted(destroyed) == [0x1000, 0x2000]
+
+
 def test_ten_thousand_streams_leave_few_in_the_table(
     pool: vramp.Pool, destroyed: list[int]
 ) -> None:

@@ -131,9 +131,10 @@ class TorchMemorySaver:
 
     @contextmanager
     def disable(self) -> Iterator[None]:
-        """Within it, allocations are outside of all regions. Outside of a region it changes nothing.
+        """Within it, allocations are outside of all regions, as they are anyway outside of a region.
 
-        What the pool has idle at the end, beyond what it reserved at the beginning, is the card's again.
+        What the pool has idle at the end, beyond what it reserved at the beginning, is the card's again, and idle
+        pinned memory is the host's.
         """
         self._enable()
         shared = vramp.pool(_current_device())
