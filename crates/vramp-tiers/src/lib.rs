@@ -97,7 +97,8 @@ pub use disk::DiskStore;
 pub use host::HostPool;
 pub use ledger::core::{Owner, Priority, SpaceConfig, SpaceId, Strategy, Tier};
 pub use ledger::shell::error::ReserveError;
-pub use ledger::shell::manager::{ManagerConfig, ReservationManager};
+pub use ledger::shell::manager::ReservationManager;
+pub use ledger::shell::manager_config::ManagerConfig;
 pub use ledger::shell::reservation::Reservation;
 pub use ledger::shell::space::MemorySpace;
 pub use ledger::shell::tracked::TrackedAllocator;
@@ -116,12 +117,11 @@ pub mod reserve {
         StrategyError, Tag, UnknownSpace, UnknownTag,
     };
     pub use crate::ledger::shell::charge::{Charge, LimitRule, Payer};
-    pub use crate::ledger::shell::error::{
-        MergeRejected, MergeRejection, Refusal, ReserveError, SpaceFull, StuckOwner,
-    };
+    pub use crate::ledger::shell::error::{Refusal, ReserveError, SpaceFull, StuckOwner};
     pub use crate::ledger::shell::growth::GrowthRequest;
-    pub use crate::ledger::shell::manager::{DeadlockCheck, ManagerConfig, ReservationManager};
-    pub use crate::ledger::shell::reservation::Reservation;
+    pub use crate::ledger::shell::manager::ReservationManager;
+    pub use crate::ledger::shell::manager_config::{DeadlockCheck, ManagerConfig};
+    pub use crate::ledger::shell::reservation::{MergeRejected, MergeRejection, Reservation};
     pub use crate::ledger::shell::retry::RetryPolicy;
     pub use crate::ledger::shell::wait::{
         CancelToken, Deadline, Enqueued, QueuedReservation, RequestBuilder, ReservationPoll,

@@ -178,7 +178,7 @@ impl Objects {
         key: u64,
         call: impl FnOnce(&dyn ObjectStore) -> Result<(), StoreError>,
     ) -> Result<(), DiskTierError> {
-        let called = self.space.shared.catch_panic(|| call(&*self.store));
+        let called = self.space.shared.panics.catch(|| call(&*self.store));
         let called = called.unwrap_or_else(|| Err(StoreError::failed("it panicked")));
         called.map_err(|error| DiskTierError::Object { operation, key, error })
     }

@@ -356,7 +356,7 @@ impl Shared {
     /// Allocates the blocks that `charge` pays for.
     pub fn take(&self, charge: &Charge) -> Result<Vec<Part>, HostPoolError> {
         let len = charge.bytes();
-        if !charge.is_in(&self.space) || !len.is_multiple_of(self.config.block) {
+        if !self.space.has_charge(charge) || !len.is_multiple_of(self.config.block) {
             return Err(HostPoolError::WrongCharge(format!("{charge:?}"), len));
         }
         loop {

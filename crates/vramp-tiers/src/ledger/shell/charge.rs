@@ -6,11 +6,12 @@ use crate::ledger::core::{
     ChargeError, Charged, Ledger, LimitPolicy, Overrun, OverrunAction, ReservationId, SpaceId,
     SpaceRefusal, Tag, UnreservedError,
 };
+use vramp_alloc::{Allocator, StreamId};
 use vramp_core::Bytes;
 
 use crate::ledger::shell::error::SpaceFull;
 use crate::ledger::shell::shared::{Shared, State};
-use crate::ledger::shell::space::MemorySpace;
+use crate::ledger::shell::tracked::PayersKey;
 
 /// Decides about an allocation that exceeds its reservation. Called with no lock held. A panic is
 /// caught, counted, and taken for [`OverrunAction::Fail`].
@@ -40,6 +41,14 @@ pub enum Payer {
     Reservation(ReservationId),
     /// The space, outside any reservation.
     Space,
+}
+
+/// Why a payer was not charged. Nothing changed.
+pub(crate) enum ChargeRefused {
+    /// The space has no room.
+    Space(Box<SpaceRefusal>),
+    /// The allocation exceeds the reservation.
+    Reservation(ReservationId),
 }
 
 impl Shared {
@@ -83,7 +92,7 @@ impl Shared {
         overrun: &Overrun,
         rule: &dyn LimitRule,
     ) -> Result<(), ChargeError> {
-        let action = self.catch_panic(|| rule.decide(overrun)).unwrap_or(OverrunAction::Fail);
+        let action = self.panics.catch(|| rule.decide(overrun)).unwrap_or(OverrunAction::Fail);
         self.update(|state| {
             let before = charged(&state.ledger, id);
             state.ledger.charge_overrun(id, bytes, action)?;
@@ -101,6 +110,30 @@ impl Shared {
             Err(UnreservedError::Refused(refused)) => Err(refused),
             Err(other) => panic!("the space and the tag are the manager's own: {other}"),
         }
+    }
+
+    /// Charges the reservation attached to this thread or to the stream, otherwise the space.
+    #[inline]
+    pub fn charge_payer(
+        &self,
+        key: PayersKey,
+        space: SpaceId,
+        stream: StreamId,
+        bytes: Bytes,
+    ) -> Result<Payer, ChargeRefused> {
+        self.update(|state| {
+            if let Some(id) = state.payers.find(key, stream) {
+                return match state.ledger.charge(id, bytes) {
+                    Ok(Charged::Within) => Ok(Payer::Reservation(id)),
+                    Ok(Charged::Overrun(_)) | Err(_) => Err(ChargeRefused::Reservation(id)),
+                };
+            }
+            match state.ledger.charge_unreserved(space, bytes, Tag::NONE) {
+                Ok(()) => Ok(Payer::Space),
+                Err(UnreservedError::Refused(refused)) => Err(ChargeRefused::Space(refused)),
+                Err(other) => panic!("the space and the tag are the manager's own: {other}"),
+            }
+        })
     }
 
     /// Credits a free to the payer of the allocation.
@@ -175,6 +208,29 @@ impl Charge {
         (!bytes.is_zero()).then(|| Charge { shared: Arc::clone(shared), space, payer, bytes })
     }
 
+    /// Charges as much of `max` as is unused to the reservation attached to this thread, or to the
+    /// first of the streams that has one with unused bytes. O(tracked allocators).
+    pub(crate) fn attached(
+        shared: &Arc<Shared>,
+        space: SpaceId,
+        allocator: &Arc<Allocator>,
+        streams: &[StreamId],
+        max: Bytes,
+    ) -> Option<Charge> {
+        let keys = shared.attachments.payers(space, allocator);
+        // Within the reservation no total changes, so nothing is delivered.
+        let mut state = shared.read();
+        let State { ledger, payers, .. } = &mut *state;
+        let payers = &*payers;
+        let mut attached = keys.iter().flat_map(|&key| payers.attached(key, streams));
+        let (id, bytes) = attached.find_map(|id| {
+            let bytes = ledger.charge_up_to(id, max).ok()?;
+            (!bytes.is_zero()).then_some((id, bytes))
+        })?;
+        let payer = Payer::Reservation(id);
+        Some(Charge { shared: Arc::clone(shared), space, payer, bytes })
+    }
+
     pub(crate) fn reserved(
         shared: &Arc<Shared>,
         reservation: (ReservationId, SpaceId),
@@ -191,14 +247,13 @@ impl Charge {
         self.bytes
     }
 
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// Returns the charged space.
     pub fn space(&self) -> SpaceId {
         self.space
-    }
-
-    /// True if the charge is to `space` of the same manager.
-    pub(crate) fn is_in(&self, space: &MemorySpace) -> bool {
-        self.space == space.id() && Arc::ptr_eq(&self.shared, &space.shared)
     }
 
     /// Splits `bytes` off into a second charge. Both parts must be whole granules of the space.

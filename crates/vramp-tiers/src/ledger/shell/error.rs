@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use crate::ledger::core::{
-    MergeError, Owner, ReservationId, SpaceRefusal, StrategyError, UnknownTag,
-};
+use crate::ledger::core::{Owner, ReservationId, SpaceRefusal, StrategyError, UnknownTag};
 use smallvec::SmallVec;
 use vramp_core::Bytes;
 
@@ -122,27 +120,6 @@ impl ReserveError {
             | ReserveError::Deadlock { refusal, .. } => Some(refusal),
         }
     }
-}
-
-/// Why two reservations were not merged. Nothing changed.
-#[derive(Debug, thiserror::Error)]
-#[error("{reason}")]
-pub struct MergeRejected {
-    /// Reason.
-    pub reason: MergeRejection,
-    /// The reservation that was to be merged; still the caller's.
-    pub from: crate::Reservation,
-}
-
-/// Reason against a merge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MergeRejection {
-    /// The reservations are of different managers.
-    #[error("reservations of different managers cannot be merged: release one and grow the other")]
-    OtherManager,
-    /// The reservations are in different spaces.
-    #[error(transparent)]
-    Ledger(#[from] MergeError),
 }
 
 /// Why memory outside any reservation was not charged. Nothing changed.

@@ -8,6 +8,26 @@ use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::spill::Spilling;
 use crate::ledger::shell::wait::{CancelToken, Deadline, RequestBuilder};
 
+impl Reservation {
+    /// Waits until the reservation has grown, with its own priority, as
+    /// [`request_growth`](Reservation::request_growth) does.
+    ///
+    /// # Errors
+    /// As [`GrowthRequest::wait`]. The reservation does not change.
+    pub fn grow_wait(
+        &mut self,
+        by: Bytes,
+        deadline: impl Into<Deadline>,
+    ) -> Result<(), ReserveError> {
+        self.request_growth(by).deadline(deadline).wait()
+    }
+
+    /// Begins a request to grow the reservation. Finish it with `now` or `wait`.
+    pub fn request_growth(&mut self, by: Bytes) -> GrowthRequest<'_> {
+        GrowthRequest::new(self, by)
+    }
+}
+
 /// Request to grow a reservation. Finish with [`now`](GrowthRequest::now) or
 /// [`wait`](GrowthRequest::wait).
 #[must_use = "nothing is requested before `now` or `wait`"]
@@ -21,7 +41,7 @@ pub struct GrowthRequest<'a> {
 }
 
 impl<'a> GrowthRequest<'a> {
-    pub(crate) fn new(reservation: &'a mut Reservation, by: Bytes) -> GrowthRequest<'a> {
+    fn new(reservation: &'a mut Reservation, by: Bytes) -> GrowthRequest<'a> {
         let priority = reservation.priority();
         let (deadline, token, spilling) = (Deadline::NEVER, None, Spilling::default());
         GrowthRequest { reservation, by, priority, deadline, token, spilling }

@@ -1,52 +1,16 @@
 //! The reservation manager: all spaces of a program.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::ledger::core::{
-    Bound, Ledger, LedgerError, Links, QueueConfig, SpaceConfig, SpaceId, Strategy, Tag, Tier,
+    Bound, Ledger, LedgerError, Links, SpaceConfig, SpaceId, Strategy, Tag, Tier,
 };
 use vramp_core::{Bytes, Inconsistency};
 
-use crate::ledger::shell::retry::RetryPolicy;
+use crate::ledger::shell::manager_config::ManagerConfig;
 use crate::ledger::shell::shared::{self, Shared};
 use crate::ledger::shell::space::MemorySpace;
 use crate::ledger::shell::wait::RequestBuilder;
-
-/// When a manager checks for deadlocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeadlockCheck {
-    /// At the start of each wait.
-    OnWait {
-        /// Maximum number of steps of such a check. A check takes up to
-        /// `waiters * (waiters + reservations)` steps of a few nanoseconds. A longer one is
-        /// postponed.
-        max_steps: usize,
-        /// Time after which a postponed check is made, if the request still waits. At most a
-        /// twentieth of the time goes to postponed checks.
-        delay: Duration,
-    },
-    /// Only in [`ReservationManager::break_deadlocks`].
-    OnDemand,
-}
-
-impl Default for DeadlockCheck {
-    /// At once up to 64 Ki steps, otherwise after 100 ms.
-    fn default() -> DeadlockCheck {
-        DeadlockCheck::OnWait { max_steps: 1 << 16, delay: Duration::from_millis(100) }
-    }
-}
-
-/// Configuration of a manager.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ManagerConfig {
-    /// Fairness of the wait queue.
-    pub queue: QueueConfig,
-    /// When deadlocks are checked for.
-    pub deadlock: DeadlockCheck,
-    /// Retries of spilling for a waiting request.
-    pub spill_retries: RetryPolicy,
-}
 
 /// Makes reservations in all spaces of a program. Clones are handles of one manager. Dropping the
 /// last one shuts it down. Reservations may outlive it.
@@ -187,7 +151,7 @@ impl ReservationManager {
     /// Returns the number of panics in callbacks, spillers and policies. Each was taken for a
     /// refusal.
     pub fn panics(&self) -> u64 {
-        self.handle.shared.panics()
+        self.handle.shared.panics.count()
     }
 
     /// Checks every sum of the ledger, and that each waiter can be woken. O(reservations times

@@ -5,17 +5,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::ledger::core::{
-    ChargeError, GrowError, Merge, Owner, Priority, Request, ReservationId, SpaceId, SplitError,
-    Tag,
+    ChargeError, GrowError, Merge, MergeError, Owner, Priority, Request, ReservationId, SpaceId,
+    SplitError, Tag,
 };
 use vramp_core::Bytes;
 
 use crate::ledger::shell::charge::Charge;
 use crate::ledger::shell::charge::LimitRule;
-use crate::ledger::shell::error::{MergeRejected, MergeRejection, ReserveError};
-use crate::ledger::shell::growth::GrowthRequest;
+use crate::ledger::shell::error::ReserveError;
 use crate::ledger::shell::shared::Shared;
-use crate::ledger::shell::wait::Deadline;
 
 const HELD: &str = "a reservation exists as long as its handle";
 
@@ -142,24 +140,6 @@ impl Reservation {
         }
     }
 
-    /// Waits until the reservation has grown, with its own priority, as
-    /// [`request_growth`](Reservation::request_growth) does.
-    ///
-    /// # Errors
-    /// As [`GrowthRequest::wait`]. The reservation does not change.
-    pub fn grow_wait(
-        &mut self,
-        by: Bytes,
-        deadline: impl Into<Deadline>,
-    ) -> Result<(), ReserveError> {
-        self.request_growth(by).deadline(deadline).wait()
-    }
-
-    /// Begins a request to grow the reservation. Finish it with `now` or `wait`.
-    pub fn request_growth(&mut self, by: Bytes) -> GrowthRequest<'_> {
-        GrowthRequest::new(self, by)
-    }
-
     /// Fails if the grown reservation would exceed the limit of the space.
     pub(crate) fn fits_at_all(&self, by: Bytes) -> Result<(), ReserveError> {
         let size = self.bytes();
@@ -239,6 +219,27 @@ impl Reservation {
         // After this the id is stale, and dropping the handle releases nothing.
         Charge::from_reservation(&self.shared, self.id, self.space)
     }
+}
+
+/// Why two reservations were not merged. Nothing changed.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+pub struct MergeRejected {
+    /// Reason.
+    pub reason: MergeRejection,
+    /// The reservation that was to be merged; still the caller's.
+    pub from: Reservation,
+}
+
+/// Reason against a merge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MergeRejection {
+    /// The reservations are of different managers.
+    #[error("reservations of different managers cannot be merged: release one and grow the other")]
+    OtherManager,
+    /// The reservations are in different spaces.
+    #[error(transparent)]
+    Ledger(#[from] MergeError),
 }
 
 impl Drop for Reservation {

@@ -6,9 +6,7 @@
 //!    subscribers called. No callback runs while the lock is held.
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
@@ -19,12 +17,13 @@ use crate::ledger::core::{
 use vramp_core::{Bytes, Inconsistency};
 
 use crate::ledger::shell::error::{Refusal, StuckOwner};
-use crate::ledger::shell::manager::{DeadlockCheck, ManagerConfig};
+use crate::ledger::shell::manager_config::{DeadlockCheck, ManagerConfig};
 use crate::ledger::shell::notify::{EventNotifier, NotificationChannel};
-use crate::ledger::shell::pressure::Subscriber;
+use crate::ledger::shell::panics::Panics;
 use crate::ledger::shell::reclaim::RegisteredReclaimer;
 use crate::ledger::shell::retry::RetryPolicy;
 use crate::ledger::shell::spill::Registered;
+use crate::ledger::shell::subscriber::Subscriber;
 use crate::ledger::shell::tracked::{Attachments, Payers};
 use crate::ledger::shell::wait::WaitSlot;
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -79,7 +78,7 @@ pub(crate) struct Shared {
     links: RwLock<Links>,
     pub attachments: Attachments,
     directories: Mutex<BTreeMap<SpaceId, PathBuf>>,
-    panics: AtomicU64,
+    pub panics: Panics,
 }
 
 impl State {
@@ -194,7 +193,7 @@ impl Shared {
             links: RwLock::default(),
             attachments: Attachments::default(),
             directories: Mutex::default(),
-            panics: AtomicU64::new(0),
+            panics: Panics::default(),
         }
     }
 
@@ -249,7 +248,7 @@ impl Shared {
         drop(guard);
         completions.into_iter().for_each(|(slot, outcome)| slot.complete(outcome));
         channels.iter().for_each(NotificationChannel::notify);
-        crossed.iter().for_each(|subscriber| subscriber.call(self));
+        crossed.iter().for_each(|subscriber| subscriber.call(&self.panics));
     }
 
     /// Returns the time of the queue's clock: nanoseconds since the manager was created.
@@ -347,24 +346,6 @@ impl Shared {
 
     pub fn audit(&self) -> Result<(), Inconsistency> {
         self.read().audit()
-    }
-
-    /// Calls a callback of the program; `None` if it panicked, which is counted.
-    pub fn catch_panic<R>(&self, call: impl FnOnce() -> R) -> Option<R> {
-        let panic = match catch_unwind(AssertUnwindSafe(call)) {
-            Ok(result) => return Some(result),
-            Err(panic) => panic,
-        };
-        self.panics.fetch_add(1, Ordering::Relaxed);
-        // What was thrown may panic when it is dropped.
-        if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
-            std::mem::forget(second);
-        }
-        None
-    }
-
-    pub fn panics(&self) -> u64 {
-        self.panics.load(Ordering::Relaxed)
     }
 }
 

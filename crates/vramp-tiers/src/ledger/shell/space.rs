@@ -13,12 +13,13 @@ use vramp_core::Bytes;
 use crate::ledger::shell::charge::{Charge, LimitRule};
 use crate::ledger::shell::error::SpaceFull;
 use crate::ledger::shell::notify::NotificationChannel;
-use crate::ledger::shell::pressure::{PressureWatch, Subscriber, Subscription};
+use crate::ledger::shell::pressure::{PressureWatch, Subscription};
 use crate::ledger::shell::reclaim::{Reclaimer, ReclaimerRegistration};
 use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::shared::Shared;
 use crate::ledger::shell::spill::{Spiller, SpillerRegistration};
 use crate::ledger::shell::streams::{AcquirePolicy, BorrowedStream, StreamPoolError};
+use crate::ledger::shell::subscriber::Subscriber;
 use crate::ledger::shell::wait::RequestBuilder;
 
 const KNOWN: &str = "the manager of a handle has its space";
@@ -129,6 +130,11 @@ impl MemorySpace {
     /// Returns true for a reservation of this space, made by the same manager.
     pub fn contains(&self, reservation: &Reservation) -> bool {
         reservation.space() == self.id && Arc::ptr_eq(reservation.shared(), &self.shared)
+    }
+
+    /// True if the charge is to this space of the same manager.
+    pub(crate) fn has_charge(&self, charge: &Charge) -> bool {
+        charge.space() == self.id && Arc::ptr_eq(charge.shared(), &self.shared)
     }
 
     /// Returns the number of reservations.
@@ -245,7 +251,7 @@ impl MemorySpace {
         streams: &[StreamId],
         max: Bytes,
     ) -> Option<Charge> {
-        self.shared.attachments.charge(self.id, allocator, streams, max)
+        Charge::attached(&self.shared, self.id, allocator, streams, max)
     }
 
     /// Calls the spillers to free `bytes`, in this thread. Returns the freed bytes: up to one step

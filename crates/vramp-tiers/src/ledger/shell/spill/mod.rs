@@ -15,11 +15,13 @@
 //! wait for these alone is an error. So spilling nests no deeper than there are spaces.
 
 mod attempts;
+mod handler;
+mod spiller;
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
-use crate::ledger::core::{SpaceId, WaiterId};
+use crate::ledger::core::SpaceId;
 use smallvec::SmallVec;
 use vramp_core::Bytes;
 
@@ -27,62 +29,11 @@ pub use crate::ledger::core::Priority;
 pub use crate::ledger::shell::retry::RetryPolicy;
 
 use crate::ledger::shell::shared::{Shared, State};
-use crate::ledger::shell::tracked::{MemoryShortage, OutOfMemoryHandler, RecoveryAction};
 use crate::sync::thread_local;
 pub(crate) use attempts::SpillAttempts;
-
-/// Argument of a spiller: the bytes to free.
-pub struct SpillRequest<'a> {
-    space: SpaceId,
-    bytes: Bytes,
-    attempt: u32,
-    /// The waiter with its claim; `None` for spilling on demand.
-    claim: Option<(&'a Shared, WaiterId)>,
-}
-
-impl SpillRequest<'_> {
-    /// Returns the space to spill from.
-    pub fn space(&self) -> SpaceId {
-        self.space
-    }
-
-    /// Returns the bytes that were missing when the spiller was called.
-    pub fn bytes(&self) -> Bytes {
-        self.bytes
-    }
-
-    /// Returns the attempt number for this waiter, from 1.
-    pub fn attempt(&self) -> u32 {
-        self.attempt
-    }
-
-    /// Returns the bytes that are missing now, for use between steps: fewer than before once memory
-    /// came back from any side, and zero once the waiter is out of the queue. For spilling on
-    /// demand always [`bytes`](SpillRequest::bytes). One lock, O(claims).
-    pub fn left(&self) -> Bytes {
-        let Some((shared, waiter)) = self.claim else { return self.bytes };
-        let state = shared.read();
-        // Nothing is missing for a waiter that has left the queue.
-        state.queue.claim_left(&state.ledger, waiter).unwrap_or_default()
-    }
-}
-
-/// Moves data out of a space when memory there runs short.
-///
-/// Called by the thread that needs the memory, by several threads at once, and with no lock held. A
-/// panic is caught, counted, and taken for zero bytes. Any closure of the same form is a spiller.
-pub trait Spiller: Send + Sync {
-    /// Frees at least the requested bytes and at most one step more, or what there is. Returns the
-    /// freed bytes: all of them have come back to the space by then. A spiller that can free more
-    /// later calls [`SpillerRegistration::notify_spillable`].
-    fn spill(&self, request: &SpillRequest<'_>) -> Bytes;
-}
-
-impl<F: Fn(&SpillRequest<'_>) -> Bytes + Send + Sync> Spiller for F {
-    fn spill(&self, request: &SpillRequest<'_>) -> Bytes {
-        self(request)
-    }
-}
+pub use handler::SpillAndRetry;
+pub(crate) use spiller::Registered;
+pub use spiller::{SpillRequest, Spiller};
 
 /// When spillers are called for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,19 +46,6 @@ pub enum Spilling {
     /// Also for a request that does not wait: [`now`](crate::RequestBuilder::now) then calls each
     /// spiller once.
     AlsoNow,
-}
-
-/// A registered spiller.
-pub(crate) struct Registered {
-    space: SpaceId,
-    priority: Priority,
-    spiller: Box<dyn Spiller>,
-}
-
-impl Registered {
-    pub fn space(&self) -> SpaceId {
-        self.space
-    }
 }
 
 type Spillers = SmallVec<[Arc<Registered>; 4]>;
@@ -145,23 +83,6 @@ impl std::fmt::Debug for SpillerRegistration {
     }
 }
 
-/// Out-of-memory handler for [`Policies`](crate::tracked::Policies) that spills the missing bytes
-/// and retries.
-#[derive(Clone, Debug)]
-pub struct SpillAndRetry {
-    /// Space to spill from.
-    pub space: crate::MemorySpace,
-}
-
-impl OutOfMemoryHandler for SpillAndRetry {
-    fn handle(&self, _attempt: u32, shortage: &MemoryShortage<'_>) -> RecoveryAction {
-        match self.space.spill(shortage.missing()) {
-            Bytes::ZERO => RecoveryAction::RetryAfterPause,
-            _ => RecoveryAction::Retry,
-        }
-    }
-}
-
 thread_local! {
     /// Spaces that this thread is spilling, each with the address of its manager.
     static SPILLING: RefCell<Vec<(usize, SpaceId)>> = RefCell::default();
@@ -182,7 +103,7 @@ fn call(shared: &Shared, registered: &Registered, request: &SpillRequest<'_>) ->
     SPILLING.with(|spaces| {
         spaces.borrow_mut().push((std::ptr::from_ref(shared).addr(), request.space));
     });
-    let freed = shared.catch_panic(|| registered.spiller.spill(request));
+    let freed = shared.panics.catch(|| registered.spiller.spill(request));
     SPILLING.with(|spaces| spaces.borrow_mut().pop());
     freed.unwrap_or_default()
 }

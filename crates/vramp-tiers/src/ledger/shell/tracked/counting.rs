@@ -8,7 +8,6 @@ use std::thread::{self, ThreadId};
 
 use vramp_core::Bytes;
 
-use super::TrackedAllocator;
 use crate::sync::{Mutex, lock};
 
 /// A count with its peak and total.
@@ -65,13 +64,14 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    fn begin(&self, thread: Option<ThreadId>) -> u64 {
+    /// Returns a counter of all threads or of one.
+    pub(super) fn begin(&self, thread: Option<ThreadId>) -> Counter<'_> {
         let mut list = lock(&self.list);
         let number = list.next;
         list.next += 1;
         list.open.push(Open { number, thread, counts: Counts::default() });
         self.open.store(list.open.len(), Ordering::Relaxed);
-        number
+        Counter { counters: self, number }
     }
 
     fn end(&self, number: u64) {
@@ -114,14 +114,14 @@ impl Counters {
 /// Counts from its creation until it is dropped.
 #[must_use = "a counter stops when it is dropped"]
 pub struct Counter<'a> {
-    tracked: &'a TrackedAllocator,
+    counters: &'a Counters,
     number: u64,
 }
 
 impl Counter<'_> {
     /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
-        let list = lock(&self.tracked.counters.list);
+        let list = lock(&self.counters.list);
         let this = list.open.iter().find(|open| open.number == self.number);
         this.map_or_else(Counts::default, |open| open.counts)
     }
@@ -129,25 +129,12 @@ impl Counter<'_> {
 
 impl Drop for Counter<'_> {
     fn drop(&mut self) {
-        self.tracked.counters.end(self.number);
+        self.counters.end(self.number);
     }
 }
 
 impl std::fmt::Debug for Counter<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.counts().fmt(f)
-    }
-}
-
-impl TrackedAllocator {
-    /// Counts allocations and frees of all threads from now on. Each costs one lock more while
-    /// there is a counter.
-    pub fn count(&self) -> Counter<'_> {
-        Counter { tracked: self, number: self.counters.begin(None) }
-    }
-
-    /// Counts allocations and frees by the calling thread from now on.
-    pub fn count_this_thread(&self) -> Counter<'_> {
-        Counter { tracked: self, number: self.counters.begin(Some(thread::current().id())) }
     }
 }

@@ -3,7 +3,8 @@
 use crate::ledger::core::{ChargeError, SpaceId};
 use vramp_alloc::{AllocError, FreeError, StreamId};
 
-use super::{Scope, TrackedAllocation};
+use super::allocation::TrackedAllocation;
+use super::scope::Scope;
 use crate::Reservation;
 use crate::ledger::shell::error::SpaceFull;
 

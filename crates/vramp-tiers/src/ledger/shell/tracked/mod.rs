@@ -18,11 +18,12 @@ mod counting;
 mod errors;
 mod payers;
 mod policies;
+mod scope;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{self, ThreadId};
 
 use crate::ledger::core::{ReservationId, SpaceId};
@@ -32,6 +33,7 @@ use vramp_core::Bytes;
 pub use crate::ledger::core::{
     ChargeError, GrowthFactor, LimitPolicy, Overrun, OverrunAction, ReservationRecord, SpaceRefusal,
 };
+use crate::ledger::shell::charge::ChargeRefused;
 pub use crate::ledger::shell::charge::{LimitRule, Payer};
 pub use crate::ledger::shell::error::SpaceFull;
 pub use crate::ledger::shell::retry::RetryPolicy;
@@ -42,11 +44,11 @@ pub(crate) use attachments::Attachments;
 use counting::Counters;
 pub use counting::{Count, Counter, Counts};
 pub use errors::{AttachError, MallocError, TrackedFreeError};
-pub(crate) use payers::Payers;
-use payers::{ChargeRefused, PayersKey};
+pub(crate) use payers::{Payers, PayersKey};
 pub use policies::{
     BackOff, ExhaustedResource, Fail, MemoryShortage, OutOfMemoryHandler, RecoveryAction,
 };
+pub use scope::Scope;
 
 /// Alignment of block lengths in the default preset.
 const BLOCK_ALIGN: Bytes = Bytes::new(512);
@@ -73,31 +75,6 @@ impl Default for Policies {
     }
 }
 
-/// Allocations that are charged to an attached reservation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Scope {
-    /// Allocations on a stream, by any thread.
-    Stream(StreamId),
-    /// Allocations by a thread, on any stream. Precedes the stream's reservation.
-    Thread(ThreadId),
-}
-
-impl Scope {
-    /// Returns the scope of the calling thread.
-    pub fn this_thread() -> Scope {
-        Scope::Thread(thread::current().id())
-    }
-}
-
-impl fmt::Display for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Scope::Stream(stream) => stream.fmt(f),
-            Scope::Thread(thread) => write!(f, "{thread:?}"),
-        }
-    }
-}
-
 struct Attached {
     reservation: Reservation,
     policies: Policies,
@@ -108,8 +85,6 @@ struct Table {
     /// Indexed by stream.
     streams: Vec<Option<Attached>>,
     threads: HashMap<ThreadId, Attached>,
-    /// The default stream pool, once it was used.
-    pool: Option<StreamPool>,
 }
 
 impl Table {
@@ -146,7 +121,9 @@ pub struct TrackedAllocator {
     granule: Bytes,
     /// Distinguishes its allocations from other allocators'.
     number: u64,
-    table: Arc<RwLock<Table>>,
+    table: RwLock<Table>,
+    /// The default stream pool, once it was used.
+    pool: Arc<OnceLock<StreamPool>>,
     payers: PayersKey,
     defaults: Policies,
     counters: Counters,
@@ -191,16 +168,17 @@ impl TrackedAllocator {
         defaults: Policies,
     ) -> TrackedAllocator {
         static COUNT: AtomicU64 = AtomicU64::new(1);
-        let table = Arc::default();
+        let pool = Arc::default();
         let payers = space.shared.read().payers.add();
-        space.shared.attachments.add(space.id(), &allocator, &table);
+        space.shared.attachments.add(space.id(), &allocator, payers, &pool);
         TrackedAllocator {
             allocator,
             space: space.clone(),
             id: space.id(),
             granule: space.levels().granule,
             number: COUNT.fetch_add(1, Ordering::Relaxed),
-            table,
+            table: RwLock::default(),
+            pool,
             payers,
             defaults,
             counters: Counters::default(),
@@ -221,7 +199,7 @@ impl TrackedAllocator {
     /// [`MemorySpace::acquire_stream`](crate::MemorySpace::acquire_stream) lends. It has no stream
     /// before its first use, and grows by one whenever none is idle.
     pub fn streams(&self) -> StreamPool {
-        attachments::pool_of(&self.allocator, &self.table)
+        attachments::pool_of(&self.allocator, &self.pool)
     }
 
     /// Attaches a reservation to a stream or a thread, with the allocator's default policies.
@@ -430,7 +408,7 @@ impl TrackedAllocator {
                     max_retries: policies.retries.max_retries,
                 };
                 let handler = &policies.out_of_memory;
-                match self.space.shared.catch_panic(|| handler.handle(attempt, &shortage)) {
+                match self.space.shared.panics.catch(|| handler.handle(attempt, &shortage)) {
                     None | Some(RecoveryAction::Fail) => break,
                     Some(RecoveryAction::Retry) => {}
                     Some(RecoveryAction::RetryAfterPause) => {
@@ -492,6 +470,17 @@ impl TrackedAllocator {
             // The pool is unusable, and the memory was not freed.
             other => TrackedFreeError::Failed(other),
         }
+    }
+
+    /// Counts allocations and frees of all threads from now on. Each costs one lock more while
+    /// there is a counter.
+    pub fn count(&self) -> Counter<'_> {
+        self.counters.begin(None)
+    }
+
+    /// Counts allocations and frees by the calling thread from now on.
+    pub fn count_this_thread(&self) -> Counter<'_> {
+        self.counters.begin(Some(thread::current().id()))
     }
 
     #[inline]

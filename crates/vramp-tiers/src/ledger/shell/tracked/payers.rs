@@ -6,12 +6,9 @@ use std::thread::{self, ThreadId};
 
 use slotmap::{SlotMap, new_key_type};
 use vramp_alloc::StreamId;
-use vramp_core::Bytes;
 
-use super::Scope;
-use crate::ledger::core::{Charged, ReservationId, SpaceId, SpaceRefusal, Tag, UnreservedError};
-use crate::ledger::shell::charge::Payer;
-use crate::ledger::shell::shared::Shared;
+use super::scope::Scope;
+use crate::ledger::core::ReservationId;
 
 new_key_type! {
     /// A tracked allocator among those of its manager.
@@ -29,12 +26,20 @@ struct PayersOf {
 impl PayersOf {
     #[inline]
     fn find(&self, stream: StreamId) -> Option<ReservationId> {
+        self.of_this_thread().or_else(|| self.of_stream(stream))
+    }
+
+    #[inline]
+    fn of_this_thread(&self) -> Option<ReservationId> {
         // The id of the thread costs as much as the rest of a charge.
-        if !self.threads.is_empty()
-            && let Some(&id) = self.threads.get(&thread::current().id())
-        {
-            return Some(id);
+        if self.threads.is_empty() {
+            return None;
         }
+        self.threads.get(&thread::current().id()).copied()
+    }
+
+    #[inline]
+    fn of_stream(&self, stream: StreamId) -> Option<ReservationId> {
         *self.streams.get(stream.index())?
     }
 }
@@ -67,38 +72,21 @@ impl Payers {
             }
         }
     }
-}
-
-/// Why a payer was not charged. Nothing changed.
-pub(super) enum ChargeRefused {
-    /// The space has no room.
-    Space(Box<SpaceRefusal>),
-    /// The allocation exceeds the reservation.
-    Reservation(ReservationId),
-}
-
-impl Shared {
-    /// Charges the reservation attached to this thread or to the stream, otherwise the space.
+    /// Returns the reservation that pays for an allocation of this thread on a stream.
     #[inline]
-    pub(super) fn charge_payer(
+    pub fn find(&self, key: PayersKey, stream: StreamId) -> Option<ReservationId> {
+        self.of.get(key).and_then(|of| of.find(stream))
+    }
+
+    /// Returns the reservations attached to this thread and to the streams, in this order.
+    pub fn attached(
         &self,
         key: PayersKey,
-        space: SpaceId,
-        stream: StreamId,
-        bytes: Bytes,
-    ) -> Result<Payer, ChargeRefused> {
-        self.update(|state| {
-            if let Some(id) = state.payers.of.get(key).and_then(|of| of.find(stream)) {
-                return match state.ledger.charge(id, bytes) {
-                    Ok(Charged::Within) => Ok(Payer::Reservation(id)),
-                    Ok(Charged::Overrun(_)) | Err(_) => Err(ChargeRefused::Reservation(id)),
-                };
-            }
-            match state.ledger.charge_unreserved(space, bytes, Tag::NONE) {
-                Ok(()) => Ok(Payer::Space),
-                Err(UnreservedError::Refused(refused)) => Err(ChargeRefused::Space(refused)),
-                Err(other) => panic!("the space and the tag are the manager's own: {other}"),
-            }
-        })
+        streams: &[StreamId],
+    ) -> impl Iterator<Item = ReservationId> {
+        let of = self.of.get(key);
+        let of_thread = of.and_then(PayersOf::of_this_thread);
+        let of_stream = move |&stream| of.and_then(|of| of.of_stream(stream));
+        of_thread.into_iter().chain(streams.iter().filter_map(of_stream))
     }
 }

@@ -8,6 +8,7 @@
 //!    the waiter out of the queue and completes its slot, once the lock is free.
 
 mod cancel;
+mod deadline;
 #[cfg(all(test, loom))]
 mod models;
 mod queued;
@@ -15,6 +16,7 @@ mod request;
 mod slot;
 
 pub use cancel::CancelToken;
+pub use deadline::Deadline;
 pub use queued::{Enqueued, QueuedReservation, ReservationPoll};
-pub use request::{Deadline, RequestBuilder};
+pub use request::RequestBuilder;
 pub(crate) use slot::WaitSlot;

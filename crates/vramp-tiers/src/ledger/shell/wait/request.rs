@@ -1,7 +1,6 @@
 //! The request builder, and the wait of one request.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use crate::ledger::core::{
     Candidates, Grants, Owner, Priority, Request, ReservationId, SpaceId, Strategy, StrategyError,
@@ -9,39 +8,13 @@ use crate::ledger::core::{
 };
 use vramp_core::Bytes;
 
+use super::deadline::Deadline;
 use super::queued::{Enqueued, QueueEntry, QueuedReservation, WaitLimits};
 use crate::ledger::shell::error::ReserveError;
 use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::shared::{Shared, State};
 use crate::ledger::shell::spill::{Spilling, is_spilling_all};
 use crate::ledger::shell::wait::CancelToken;
-
-/// End of a wait: an [`Instant`], or a [`Duration`] from now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Deadline(Option<Instant>);
-
-impl Deadline {
-    /// No deadline: the wait ends at the latest with the shutdown of the manager.
-    pub const NEVER: Deadline = Deadline(None);
-
-    /// Returns the instant of the deadline, if there is one.
-    pub fn instant(self) -> Option<Instant> {
-        self.0
-    }
-}
-
-impl From<Instant> for Deadline {
-    fn from(at: Instant) -> Deadline {
-        Deadline(Some(at))
-    }
-}
-
-impl From<Duration> for Deadline {
-    /// A duration beyond the range of the clock means no deadline.
-    fn from(time: Duration) -> Deadline {
-        Deadline(Instant::now().checked_add(time))
-    }
-}
 
 /// Reservation request builder. Finish with [`now`](RequestBuilder::now),
 /// [`wait`](RequestBuilder::wait), [`enqueue`](RequestBuilder::enqueue) or
@@ -231,7 +204,7 @@ impl<'a> RequestBuilder<'a> {
             priority: self.priority,
             owner: self.owner.unwrap_or(Owner(0)),
             tag: self.tag,
-            deadline: self.deadline.0.map(|at| self.shared.clock_ns(at)),
+            deadline: self.deadline.instant().map(|at| self.shared.clock_ns(at)),
         })
     }
 
@@ -276,7 +249,8 @@ impl<'a> RequestBuilder<'a> {
                     let spills = self.spilling != Spilling::Never
                         && state.claim_first_spillable(waiter, &request.candidates);
                     let deadlock_checked = !spills && self.shared.check_deadlock_now(state);
-                    let limits = WaitLimits { deadline: self.deadline.0, spilling: self.spilling };
+                    let limits =
+                        WaitLimits { deadline: self.deadline.instant(), spilling: self.spilling };
                     let entry = QueueEntry { waiter, slot, deadlock_checked };
                     let queued = QueuedReservation::new(self.shared, request, entry, limits);
                     Enqueued::Waiting(Box::new(queued))

@@ -4,33 +4,16 @@
 //! use. When an allocation exceeds that reservation, the space's [`Reclaimer`]s are called before its
 //! [`LimitRule`](crate::reserve::LimitRule) decides, and the allocation is charged again.
 
+mod reclaimer;
+
 use std::sync::{Arc, Weak};
 
 use crate::ledger::core::{ReservationId, SpaceId};
 use vramp_core::Bytes;
 
 use crate::ledger::shell::shared::Shared;
-
-/// Credits a reservation with memory that was charged to it and is not in use.
-///
-/// Called by the thread that allocates, by several threads at once, and with no lock held. A panic is
-/// caught, counted, and taken for zero bytes. Any closure of the same form is a reclaimer.
-pub trait Reclaimer: Send + Sync {
-    /// Credits `reservation` with at least `bytes`, or what it can. Returns the bytes credited.
-    fn reclaim(&self, reservation: ReservationId, bytes: Bytes) -> Bytes;
-}
-
-impl<F: Fn(ReservationId, Bytes) -> Bytes + Send + Sync> Reclaimer for F {
-    fn reclaim(&self, reservation: ReservationId, bytes: Bytes) -> Bytes {
-        self(reservation, bytes)
-    }
-}
-
-/// A registered reclaimer.
-pub(crate) struct RegisteredReclaimer {
-    space: SpaceId,
-    reclaimer: Box<dyn Reclaimer>,
-}
+pub use reclaimer::Reclaimer;
+pub(crate) use reclaimer::RegisteredReclaimer;
 
 /// Keeps a reclaimer registered until it is dropped. A call in progress ends by itself.
 #[must_use = "the reclaimer is not called any more once this is dropped"]
@@ -79,7 +62,7 @@ impl Shared {
                 break;
             }
             let call = || registered.reclaimer.reclaim(reservation, left);
-            let now = self.catch_panic(call).unwrap_or_default();
+            let now = self.panics.catch(call).unwrap_or_default();
             credited = credited.checked_add(now).unwrap_or(Bytes::new(u64::MAX));
         }
         credited
