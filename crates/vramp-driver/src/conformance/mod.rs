@@ -21,6 +21,7 @@
 
 mod captures;
 mod copies;
+mod failure;
 mod graphs;
 mod lost;
 mod memory;
@@ -33,6 +34,7 @@ mod streams;
 
 use std::fmt;
 
+use failure::{Checked, Failure};
 use rig::Rig;
 
 use crate::{Capabilities, Driver};
@@ -170,18 +172,6 @@ pub fn run_all(device: &dyn Driver) -> Report {
 pub fn run_peers(device: &dyn Driver, peer: &dyn Driver) -> Report {
     let verdicts = peer_cases().iter().map(|case| (case.name, case.run(device, peer))).collect();
     Report { device: format!("{} and {}", device.info().id, peer.info().id), verdicts }
-}
-
-/// Description of a broken rule.
-#[derive(Debug)]
-struct Failure(String);
-
-type Checked<T = ()> = Result<T, Failure>;
-
-impl From<crate::DriverError> for Failure {
-    fn from(error: crate::DriverError) -> Failure {
-        Failure(error.to_string())
-    }
 }
 
 /// Defines a list of cases. Each is a function named like its rule, with the capabilities it needs.

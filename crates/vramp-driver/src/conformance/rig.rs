@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
-use super::{Checked, Failure};
+use super::failure::{Checked, Failure};
 use crate::{
     CaptureMode, Driver, DriverError, DriverResult, ErrorKind, Event, ExportedHandle, Graph,
     GraphExec, Handle, HostBuffer, HostMemory, HostSlice, MemoryLocation, MemoryProperties, Stream,

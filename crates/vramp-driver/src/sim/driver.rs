@@ -6,10 +6,10 @@ use std::sync::Arc;
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::Simulator;
-use super::capture::Recorded;
+use super::captures::Recorded;
+use super::clock::{Body, Part};
 use super::cost::Rates;
 use super::devices::DeviceSet;
-use super::hazard::{Body, Part};
 use super::log::LoggedCall;
 use super::memory::Allocator;
 use super::peers::{check_across, check_owned, check_properties, check_sides, peer_set};

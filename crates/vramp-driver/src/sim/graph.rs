@@ -1,104 +1,19 @@
-//! Graphs and their launches.
+//! Launches of graphs.
 //!
-//! The nodes of an instantiated graph are assigned to *lanes*. In a lane every node depends on all
-//! earlier ones, so a lane can run on a stream without adding an order that the capture did not have.
-//! The first lane runs on the stream of the launch, the others on internal streams of the graph. A
-//! launch runs after the previous launch of the same graph, as CUDA guarantees.
+//! The first lane of a graph runs on the stream of the launch, the others on internal streams of the
+//! graph. A launch runs after the previous launch of the same graph, as CUDA guarantees.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vramp_core::AddrRange;
 
-use super::capture::{Node, node_id, node_index};
-use super::hazard::Stamp;
+use super::captures::{Node, node_id, node_index};
+use super::graphs::{Exec, Layout, Mark};
 use super::memory::By;
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
-use super::streams::{Effect, Point};
+use super::streams::Effect;
 use crate::{Call, Graph, GraphExec, GraphNode, Stream};
-
-#[derive(Debug, Default)]
-pub(super) struct Graphs {
-    /// Device and nodes, by the number of the capture.
-    graphs: BTreeMap<u64, (usize, Arc<Vec<Node>>)>,
-    execs: BTreeMap<u64, Exec>,
-    execs_made: u64,
-    /// Internal streams of destroyed graphs, to be reused.
-    spare: Vec<usize>,
-}
-
-#[derive(Clone, Debug)]
-struct Exec {
-    device: usize,
-    layout: Arc<Layout>,
-    /// Streams of all lanes but the first.
-    lanes: Vec<usize>,
-    /// End of the last launch.
-    last: Option<Mark>,
-}
-
-/// Assignment of nodes to lanes.
-#[derive(Debug)]
-struct Layout {
-    nodes: Arc<Vec<Node>>,
-    /// Lane of each node.
-    lane_of: Vec<usize>,
-    lanes: usize,
-}
-
-/// A point in a stream's work, for the streams and for the race detector.
-#[derive(Clone, Debug)]
-struct Mark {
-    point: Point,
-    stamp: Option<Stamp>,
-}
-
-impl Layout {
-    /// O(nodes x lanes).
-    fn new(nodes: Arc<Vec<Node>>) -> Layout {
-        let mut lane_of = Vec::with_capacity(nodes.len());
-        // Number of nodes of each lane, and how many of them each node depends on or is.
-        let mut lengths: Vec<usize> = Vec::new();
-        let mut reached: Vec<Vec<usize>> = Vec::with_capacity(nodes.len());
-        for node in nodes.iter() {
-            let mut known = vec![0; lengths.len()];
-            for before in &node.after {
-                for (most, count) in known.iter_mut().zip(&reached[*before]) {
-                    *most = (*most).max(*count);
-                }
-            }
-            let whole = known.iter().zip(&lengths).position(|(known, length)| known == length);
-            let lane = whole.unwrap_or_else(|| {
-                lengths.push(0);
-                known.push(0);
-                lengths.len() - 1
-            });
-            lengths[lane] += 1;
-            known[lane] = lengths[lane];
-            lane_of.push(lane);
-            reached.push(known);
-        }
-        Layout { nodes, lane_of, lanes: lengths.len() }
-    }
-}
-
-impl Graphs {
-    /// Returns the number of graphs of a device.
-    pub fn graphs(&self, device: usize) -> usize {
-        self.graphs.values().filter(|(owner, _)| *owner == device).count()
-    }
-
-    /// Returns the number of instantiated graphs of a device.
-    pub fn execs(&self, device: usize) -> usize {
-        self.execs.values().filter(|exec| exec.device == device).count()
-    }
-
-    fn nodes(&self, device: usize, graph: u64) -> Outcome<&Arc<Vec<Node>>> {
-        let known = self.graphs.get(&graph).filter(|(owner, _)| *owner == device);
-        known.map(|(_, nodes)| nodes).ok_or_else(|| Refusal::unknown("graph", graph))
-    }
-}
 
 impl State {
     pub fn keep_graph(&mut self, capture: u64, nodes: Vec<Node>) -> Graph {

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::hazard::{Clock, Part, Stamp, Touch};
+use super::clock::{Clock, Part, Stamp, Touch};
 
 /// Recorded accesses to one stretch of bytes.
 #[derive(Clone, Debug, Default)]
@@ -128,7 +128,8 @@ impl History {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::hazard::{Body, Checker};
+    use super::super::clock::Body;
+    use super::super::hazard::Checker;
     use super::*;
     use crate::Stream;
     use vramp_core::{AddrRange, Bytes, DeviceAddr};

@@ -14,7 +14,9 @@
 
 mod access;
 mod adopted;
+mod adoptions;
 mod cards;
+mod physical;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -24,12 +26,12 @@ use vramp_host::MappedMemory;
 
 use super::bytes::Content;
 use super::devices::DeviceSet;
+use super::exports::Exports;
 use super::refusal::{Outcome, Refusal};
-use super::sharing::Exports;
 use crate::{Handle, HandleType, MemoryLocation, MemoryProperties};
 pub(super) use access::{By, Inaccessible};
-use adopted::Adoptions;
-use cards::Card;
+use adoptions::Adoptions;
+pub(super) use physical::{Allocator, Imported, Physical};
 
 /// First address that can be reserved.
 const FIRST_ADDRESS: u64 = 1 << 40;
@@ -70,15 +72,6 @@ struct Allocation {
     by: Allocator,
 }
 
-/// The code that made a plain allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Allocator {
-    /// The device, by a call of the trait.
-    Device,
-    /// Other code of the process.
-    Other,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Mapping {
     len: u64,
@@ -91,34 +84,19 @@ struct Mapping {
     rdma: bool,
 }
 
-/// Physical memory of a handle, or an imported handle of it.
-#[derive(Debug)]
-pub(super) struct Physical {
-    pub len: u64,
-    /// Device that the handle belongs to.
-    pub device: usize,
-    /// Card that the bytes are on; `None` for host memory.
-    pub card: Option<usize>,
-    /// True if the card counts the memory as used for this handle.
-    counted: bool,
-    /// Where the handle is mapped.
-    mapped_at: Vec<u64>,
-    released: bool,
-    /// Number of live handles that were imported from this one.
-    pub imports: usize,
-    /// What this handle was imported from, with its true length.
-    pub imported: Option<Imported>,
-    pub handle_type: HandleType,
-    pub rdma: bool,
-    pub content: Content,
-}
-
-/// Where an imported handle's memory is.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Imported {
-    /// Number of the physical memory, if it is of the same machine.
-    pub physical: Option<u64>,
-    pub len: u64,
+/// What one card has, and the counts of its device's live objects.
+#[derive(Clone, Debug, Default)]
+struct Card {
+    capacity: u64,
+    /// Device memory of all live handles and of the driver's own pool.
+    used: u64,
+    /// High-water mark of `used`.
+    used_peak: u64,
+    reservations: usize,
+    mappings: usize,
+    allocations: usize,
+    handles: usize,
+    handles_released_but_mapped: usize,
 }
 
 /// The mappings that a range consists of.

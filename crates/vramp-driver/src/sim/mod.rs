@@ -43,14 +43,19 @@
 mod builder;
 mod bytes;
 mod capture;
+mod captures;
 mod card;
+mod clock;
 mod cost;
 mod cost_spec;
 mod devices;
+mod diagnostics;
 mod driver;
 mod elsewhere;
+mod exports;
 mod fault;
 mod graph;
+mod graphs;
 mod hazard;
 mod history;
 mod host;
@@ -60,6 +65,7 @@ mod memory;
 mod peers;
 mod pool;
 mod refusal;
+mod register;
 mod registered;
 mod sharing;
 mod state;
@@ -77,6 +83,7 @@ pub use card::{CardModel, UnknownCard};
 pub use cost::CostTable;
 pub use cost_spec::{CostError, CostSpec, PerMib, PoolSpec, Rates, SharingCosts, SizedCosts};
 pub use devices::DEVICES_MAX;
+pub use diagnostics::{DeviceLoss, LiveObjects};
 pub use fault::FaultPlan;
 pub use hazard::{Access, Hazard};
 pub use log::LoggedCall;
@@ -108,56 +115,6 @@ pub struct Simulator {
     device: usize,
     /// Shared by all devices of the machine.
     state: Arc<Mutex<State>>,
-}
-
-/// Counts and bytes of live objects. Equal values before and after mean that nothing leaked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LiveObjects {
-    /// Address reservations.
-    pub reservations: usize,
-    /// Bytes of addresses in reservations.
-    pub reserved_addresses: Bytes,
-    /// Physical handles not released.
-    pub handles: usize,
-    /// Released handles that a mapping keeps alive.
-    pub handles_released_but_mapped: usize,
-    /// Released handles without a mapping that an exported descriptor or an imported handle keeps.
-    pub handles_released_but_exported: usize,
-    /// Mappings.
-    pub mappings: usize,
-    /// Device memory in handles, plain allocations and the device's own pool.
-    pub device_bytes: Bytes,
-    /// Streams not destroyed.
-    pub streams: usize,
-    /// Events not destroyed.
-    pub events: usize,
-    /// Captures not ended.
-    pub captures: usize,
-    /// Graphs not destroyed.
-    pub graphs: usize,
-    /// Instantiated graphs not destroyed.
-    pub graph_execs: usize,
-    /// Pinned host buffers.
-    pub host_buffers: usize,
-    /// Bytes in pinned host buffers.
-    pub host_bytes: Bytes,
-    /// Plain allocations, also of other code. They count neither as handles nor as mappings.
-    pub allocations: usize,
-    /// Adopted ranges.
-    pub adoptions: usize,
-    /// Allocations from the device's own pool.
-    pub pool_allocations: usize,
-    /// Bytes allocated from the device's own pool.
-    pub pool_bytes: Bytes,
-}
-
-/// Why the device was lost.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceLoss {
-    /// Code of the driver, such as 700.
-    pub code: i32,
-    /// Work and address that caused the loss, and the rule that was broken.
-    pub explanation: String,
 }
 
 impl Simulator {

@@ -6,12 +6,14 @@ use vramp_core::{AddrRange, Bytes};
 
 use super::bytes::Content;
 use super::bytes::Contents;
-use super::capture::{Captures, Recorded};
+use super::captures::{Captures, Recorded};
+use super::clock::Body;
 use super::cost::{CostTable, Rates};
 use super::devices::DeviceSet;
+use super::diagnostics::{DeviceLoss, LiveObjects};
 use super::fault::{FaultPlan, Faults};
-use super::graph::Graphs;
-use super::hazard::{Body, Checker, Hazard};
+use super::graphs::Graphs;
+use super::hazard::{Checker, Hazard};
 use super::host::HostBuffers;
 use super::log::{Log, LoggedCall};
 use super::memory::Memory;
@@ -19,7 +21,6 @@ use super::pool::Pool;
 use super::refusal::{Outcome, Refusal};
 use super::registered::Registered;
 use super::streams::{Gate, Point, Step, Streams, Work};
-use super::{DeviceLoss, LiveObjects};
 use crate::{Call, Capabilities, DriverError, DriverResult, Stream};
 
 #[derive(Clone, Debug)]

@@ -17,8 +17,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
+use super::clock::Stamp;
 use super::devices::DeviceSet;
-use super::hazard::Stamp;
 use super::refusal::{Outcome, Refusal};
 use crate::{Stream, ThreadNumber};
 

@@ -6,8 +6,8 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::DeviceLoss;
 use super::bytes::{Content, Contents};
+use super::clock::{Body, Part, Stamp};
 use super::cost::Rates;
-use super::hazard::{Body, Part, Stamp};
 use super::memory::{By, Inaccessible};
 use super::pool::{POOL_BASE, pool_of};
 use super::refusal::{Outcome, Refusal};

@@ -4,28 +4,10 @@
 //! 2. While it is adopted, [`Memory::owner`] names the device for it.
 //! 3. [`Memory::forget`] ends it. Each step is O(log n).
 
-use std::collections::BTreeMap;
-
 use vramp_core::AddrRange;
 
 use super::{Allocator, Memory};
 use crate::sim::refusal::{Outcome, Refusal};
-
-/// Adopted ranges, by start: length and device. They do not overlap.
-#[derive(Debug, Default)]
-pub struct Adoptions(BTreeMap<u64, (u64, usize)>);
-
-impl Adoptions {
-    /// Returns the device that adopted all of a range.
-    pub fn owner(&self, start: u64, end: u64) -> Option<usize> {
-        let (at, (len, device)) = self.0.range(..=start).next_back()?;
-        (end <= at + len).then_some(*device)
-    }
-
-    fn overlaps(&self, start: u64, end: u64) -> bool {
-        self.0.range(..end).next_back().is_some_and(|(at, (len, _))| at + len > start)
-    }
-}
 
 impl Memory {
     /// Adopts a range for a device. `is_own` says that it is the device's already.

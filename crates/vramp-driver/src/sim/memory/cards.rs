@@ -5,21 +5,6 @@ use vramp_core::Bytes;
 use super::Memory;
 use crate::sim::refusal::{Outcome, Refusal};
 
-/// What one card has, and the counts of its device's live objects.
-#[derive(Clone, Debug, Default)]
-pub struct Card {
-    pub capacity: u64,
-    /// Device memory of all live handles and of the driver's own pool.
-    pub used: u64,
-    /// High-water mark of `used`.
-    pub used_peak: u64,
-    pub reservations: usize,
-    pub mappings: usize,
-    pub allocations: usize,
-    pub handles: usize,
-    pub handles_released_but_mapped: usize,
-}
-
 impl Memory {
     /// Allocates `len` bytes of a card, for a handle or for the driver's own pool.
     pub fn charge(&mut self, card: usize, len: Bytes) -> Outcome<()> {

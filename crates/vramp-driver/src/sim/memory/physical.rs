@@ -1,0 +1,43 @@
+//! Physical memory, and who made an allocation.
+
+use crate::HandleType;
+use crate::sim::bytes::Content;
+
+/// The code that made a plain allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocator {
+    /// The device, by a call of the trait.
+    Device,
+    /// Other code of the process.
+    Other,
+}
+
+/// Physical memory of a handle, or an imported handle of it.
+#[derive(Debug)]
+pub struct Physical {
+    pub len: u64,
+    /// Device that the handle belongs to.
+    pub device: usize,
+    /// Card that the bytes are on; `None` for host memory.
+    pub card: Option<usize>,
+    /// True if the card counts the memory as used for this handle.
+    pub(super) counted: bool,
+    /// Where the handle is mapped.
+    pub(super) mapped_at: Vec<u64>,
+    pub(super) released: bool,
+    /// Number of live handles that were imported from this one.
+    pub imports: usize,
+    /// What this handle was imported from, with its true length.
+    pub imported: Option<Imported>,
+    pub handle_type: HandleType,
+    pub rdma: bool,
+    pub content: Content,
+}
+
+/// Where an imported handle's memory is.
+#[derive(Clone, Copy, Debug)]
+pub struct Imported {
+    /// Number of the physical memory, if it is of the same machine.
+    pub physical: Option<u64>,
+    pub len: u64,
+}
