@@ -7,9 +7,9 @@ use vramp_driver::{Call, DeviceCopy, Driver, DriverResult, HostSlice, Stream};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::invalid;
-use crate::host::Pinned;
-use crate::memory::{bad, check_peer, size};
-use crate::stream::RawStream;
+use crate::memory::{bad, check_peer};
+use crate::pinned::{Pinned, size};
+use crate::raw::RawStream;
 use crate::uses;
 
 pub(crate) fn fill(

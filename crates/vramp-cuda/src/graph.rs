@@ -9,45 +9,18 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vramp_driver::{
-    Call, CaptureInfo, CaptureMode, DriverError, DriverResult, Graph, GraphExec, GraphNode, Stream,
+    Call, CaptureInfo, CaptureMode, DriverResult, Graph, GraphExec, GraphNode, Stream,
 };
 
+use crate::capture_mode::{CaptureNow, capture_now, raw_mode};
 use crate::device::{CudaDriver, refused, symbol};
-use crate::error::{EntryError, invalid_id};
-use crate::host::Pinned;
-use crate::load::entry;
+use crate::error::invalid_id;
 use crate::node_ids::{NodeIds, RawNode};
-use crate::stream::RawStream;
-use crate::sys::{
-    CUgraph_st, CUgraphEdgeData, CUgraphExec_st, CUresult, CUstreamCaptureMode,
-    CUstreamCaptureStatus,
-};
+use crate::raw::{RawExec, RawGraph, RawStream};
+use crate::sys::{CUgraphEdgeData, CUresult, CUstreamCaptureStatus};
 use crate::table::Opaque;
 use crate::turns::Alone;
 use crate::uses;
-
-/// A raw graph with the number of its capture, and the pinned memory that it copies from or to.
-pub(crate) struct RawGraph {
-    pub(crate) raw: Opaque<CUgraph_st>,
-    capture: Option<u64>,
-    buffers: Arc<[Arc<Pinned>]>,
-}
-
-/// A raw instantiated graph, with the buffers of its graph.
-pub(crate) struct RawExec {
-    pub(crate) raw: Opaque<CUgraphExec_st>,
-    buffers: Arc<[Arc<Pinned>]>,
-    /// Held by the thread that launches it: NVIDIA's manual promises nothing for concurrent launches.
-    launching: Mutex<()>,
-}
-
-fn raw_mode(mode: CaptureMode) -> CUstreamCaptureMode {
-    match mode {
-        CaptureMode::Global => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
-        CaptureMode::ThreadLocal => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-        CaptureMode::Relaxed => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
-    }
-}
 
 pub(crate) fn begin_capture(
     driver: &CudaDriver,
@@ -110,40 +83,6 @@ pub(crate) fn end_capture(driver: &CudaDriver, stream: Stream) -> DriverResult<G
     ended?;
     let graph = RawGraph { raw: Opaque(raw), capture, buffers: buffers.into() };
     Ok(Graph::from_number(driver.graphs.insert(graph)))
-}
-
-/// Whether a stream is part of a capture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CaptureNow {
-    /// It is not.
-    Outside,
-    /// It is part of the valid capture of this number.
-    In(u64),
-    /// Its capture is invalidated, or the driver does not tell.
-    Unknown,
-}
-
-/// Returns whether a stream is part of a capture. Reads no array of the driver.
-pub(crate) fn capture_now(driver: &CudaDriver, stream: &RawStream) -> CaptureNow {
-    // A driver without this call has no captures.
-    let Ok(get) = driver.cuda.cuStreamGetCaptureInfo_v3.as_ref() else {
-        return CaptureNow::Outside;
-    };
-    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    let mut capture = 0;
-    // SAFETY: the stream is held; both outputs outlive the call; null skips the others.
-    let code = unsafe {
-        get(stream.raw(), &mut status, &mut capture, null_mut(), null_mut(), null_mut(), null_mut())
-    };
-    match (code, status) {
-        (CUresult::CUDA_SUCCESS, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) => {
-            CaptureNow::Outside
-        }
-        (CUresult::CUDA_SUCCESS, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE) => {
-            CaptureNow::In(capture)
-        }
-        _ => CaptureNow::Unknown,
-    }
 }
 
 /// State of a stream with regard to captures.
@@ -343,55 +282,9 @@ pub(crate) fn destroy_graph_exec(driver: &CudaDriver, exec: GraphExec) -> Driver
 }
 
 impl CudaDriver {
-    /// Runs `calls` with this thread in relaxed capture mode (`cuThreadExchangeStreamCaptureMode`):
-    /// captures of other threads then forbid it nothing.
-    ///
-    /// # Errors
-    /// [`EntryError`] if the driver lacks the entry point or refuses the mode.
-    pub fn relaxed<R>(&self, calls: impl FnOnce() -> R) -> Result<R, EntryError> {
-        const ENTRY: &str = "cuThreadExchangeStreamCaptureMode";
-        // A placeholder, because the contract has no such call. The error names the entry point.
-        let call = Call::BeginCapture;
-        let of_entry = |error: DriverError| EntryError {
-            entry: ENTRY,
-            code: error.code,
-            name: error.name.into_owned(),
-        };
-        let _entered = self.enter(call).map_err(of_entry)?;
-        let exchange = entry!(self.cuda, cuThreadExchangeStreamCaptureMode);
-        let mut mode = raw_mode(CaptureMode::Relaxed);
-        // SAFETY: `mode` outlives the call.
-        let code = unsafe { exchange(&mut mode) };
-        self.settle(call, code, String::new).map_err(of_entry)?;
-        // Also when the calls panic.
-        let _restored = RestoreMode { driver: self, mode };
-        Ok(calls())
-    }
-
-    /// Runs `call` in relaxed capture mode if the driver supports it. For calls that do not affect
-    /// captures, such as pinning memory on a background thread.
-    pub(crate) fn beside_captures<R>(&self, call: impl Fn() -> R) -> R {
-        self.relaxed(&call).unwrap_or_else(|_| call())
-    }
-
     /// Locks the node ids, and with them all calls on graphs.
     fn node_ids(&self) -> MutexGuard<'_, NodeIds> {
         // A panic leaves at worst a node without an id.
         self.node_ids.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Restores the capture mode of the thread.
-struct RestoreMode<'a> {
-    driver: &'a CudaDriver,
-    mode: CUstreamCaptureMode,
-}
-
-impl Drop for RestoreMode<'_> {
-    fn drop(&mut self) {
-        if let Ok(exchange) = self.driver.cuda.cuThreadExchangeStreamCaptureMode.as_ref() {
-            // SAFETY: `mode` outlives the call.
-            let _ = unsafe { exchange(&mut self.mode) };
-        }
     }
 }

@@ -8,10 +8,9 @@ use vramp_driver::{Call, DriverResult, HostBuffer, HostMemory};
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::{invalid, invalid_id, unsupported};
-use crate::memory::size;
+use crate::pinned::{Pinned, Source, Uses, size};
 use crate::sys::{CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE};
 use crate::table::{Opaque, Refusal};
-use crate::uses::Uses;
 
 /// Number of devices of this process that use each registered memory, by its first address. The
 /// driver refuses a second registration, and memory registered as portable serves every context.
@@ -22,53 +21,7 @@ fn registered() -> MutexGuard<'static, BTreeMap<usize, usize>> {
     REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A pinned buffer.
-pub(crate) struct Pinned {
-    bytes: Source,
-    len: Bytes,
-    pub(crate) uses: Uses,
-}
-
-/// Origin of a pinned buffer.
-pub(crate) enum Source {
-    /// The driver allocated it.
-    Allocated {
-        start: Opaque<u8>,
-        /// Held by the host thread that copies in or out. Streams order the accesses of the device.
-        copying: Mutex<()>,
-    },
-    /// Memory of the caller, registered with the driver.
-    Registered(Arc<HostMemory>),
-}
-
 impl Pinned {
-    /// Returns the first byte of a part, which must lie inside the buffer.
-    pub(crate) fn part(&self, call: Call, offset: Bytes, len: Bytes) -> DriverResult<*mut u8> {
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
-        if !inside || len.is_zero() {
-            let whole = self.len;
-            return Err(invalid(
-                call,
-                format!("{len} at offset {offset} are not inside a buffer of {whole}"),
-            ));
-        }
-        Ok(self.start().wrapping_add(size(offset)))
-    }
-
-    pub(crate) fn start(&self) -> *mut u8 {
-        match &self.bytes {
-            Source::Allocated { start, .. } => start.0,
-            Source::Registered(memory) => memory.as_ptr(),
-        }
-    }
-
-    /// Leaks registered memory, because work in flight may still access it.
-    pub(crate) fn leak(&self) {
-        if let Source::Registered(memory) = &self.bytes {
-            std::mem::forget(Arc::clone(memory));
-        }
-    }
-
     /// Waits for the work that uses the buffer, then frees or unregisters it. No other call, graph
     /// or capture may hold it.
     ///

@@ -35,9 +35,10 @@
 
 mod addresses;
 mod adopted;
+mod capture_mode;
 mod copy;
 mod device;
-
+mod driver;
 mod error;
 mod graph;
 mod host;
@@ -45,7 +46,10 @@ mod identity;
 mod load;
 mod memory;
 mod node_ids;
+mod open;
+mod pinned;
 mod pool;
+mod raw;
 mod sharing;
 mod stream;
 mod sys;
@@ -61,5 +65,6 @@ mod layout;
 #[cfg(test)]
 mod tests;
 
-pub use device::{CudaDriver, DeviceSummary, devices};
+pub use device::CudaDriver;
 pub use error::{EntryError, OpenError};
+pub use open::{DeviceSummary, devices};

@@ -10,22 +10,16 @@ use crate::addresses::BadRange;
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::{OpenError, invalid, unsupported};
 use crate::load::{Cuda, entry};
+use crate::pinned::size;
+use crate::raw::Physical;
 use crate::sys::{
     CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
-    CUmemGenericAllocationHandle, CUmemLocation, CUmemLocation_st__bindgen_ty_1, CUmemLocationType,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType, CUmemLocation,
+    CUmemLocation_st__bindgen_ty_1, CUmemLocationType,
 };
 
 /// Page of every card measured so far, for drivers without virtual memory management.
 pub(crate) const USUAL_PAGE: Bytes = Bytes::mib(2);
-
-/// Raw handle of physical memory with its size, because it is mapped only whole, and how it can be
-/// exported.
-pub(crate) struct Physical {
-    pub(crate) raw: CUmemGenericAllocationHandle,
-    pub(crate) len: Bytes,
-    pub(crate) handle_type: HandleType,
-}
 
 /// Returns the minimum and the recommended granularity of physical memory.
 pub(crate) fn granules(cuda: &Cuda, device: CUdevice) -> Result<(Bytes, Bytes), OpenError> {
@@ -306,11 +300,6 @@ pub(crate) fn check_peer(driver: &CudaDriver, call: Call, ordinal: u32) -> Drive
             Err(invalid(call, format!("device {ordinal} is not a peer of {}", driver.info.id)))
         }
     }
-}
-
-/// Returns a length as the driver's `size_t`. vramp supports 64-bit hosts only.
-pub(crate) fn size(len: Bytes) -> usize {
-    len.count() as usize
 }
 
 /// Returns the error for a range that the table refused.

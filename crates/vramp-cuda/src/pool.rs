@@ -9,7 +9,8 @@ use vramp_driver::{Call, DriverResult, MemoryLocation, PoolUsage, Stream};
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::{OpenError, invalid, unsupported};
 use crate::load::{Cuda, entry};
-use crate::memory::{bad, raw_location, size};
+use crate::memory::{bad, raw_location};
+use crate::pinned::size;
 use crate::sys::{
     CUdevice, CUmemAllocationHandleType, CUmemAllocationType, CUmemPool_attribute,
     CUmemPoolHandle_st, CUmemPoolProps, CUmemoryPool,

@@ -7,7 +7,9 @@ use vramp_driver::{Call, DriverError, DriverResult, ExportedHandle, Handle, Hand
 
 use crate::device::{CudaDriver, refused, symbol};
 use crate::error::{invalid, unsupported};
-use crate::memory::{Physical, bad, size};
+use crate::memory::bad;
+use crate::pinned::size;
+use crate::raw::Physical;
 use crate::sys::{
     CUmemAllocationHandleType, CUmemFabricHandle, CUmemGenericAllocationHandle,
     CUmemRangeHandleType, CUresult,

@@ -4,40 +4,14 @@ use vramp_driver::{
     Call, DriverError, DriverResult, ErrorKind, Event, Stream, StreamThread, ThreadNumber,
 };
 
+use crate::capture_mode::{CaptureNow, capture_now};
 use crate::device::{CudaDriver, refused, symbol};
-use crate::graph::{self, CaptureNow};
+use crate::raw::RawStream;
 use crate::sys::{
-    CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags, CUstream_st, CUstreamCaptureStatus,
+    CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus,
 };
 use crate::table::Opaque;
 
-/// A raw stream.
-pub(crate) struct RawStream {
-    raw: Opaque<CUstream_st>,
-    /// False for an adopted stream, which its creator destroys.
-    pub(crate) owned: bool,
-    /// The thread whose default stream it is, if it is one.
-    thread: Option<ThreadNumber>,
-}
-
-impl RawStream {
-    pub(crate) fn created(raw: Opaque<CUstream_st>) -> RawStream {
-        RawStream { raw, owned: true, thread: None }
-    }
-
-    /// Returns the handle for a call of this thread. `CU_STREAM_PER_THREAD` would mean the calling thread's
-    /// own stream, so that of another thread is reached through the legacy default stream, which the driver
-    /// orders behind all work queued on it so far and before all that is queued there later.
-    pub(crate) fn raw(&self) -> CUstream {
-        match StreamThread::of(self.thread) {
-            StreamThread::Other => LEGACY as CUstream,
-            StreamThread::Any | StreamThread::This => self.raw.0,
-        }
-    }
-}
-
-/// `CU_STREAM_LEGACY`.
-const LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
 
@@ -200,7 +174,7 @@ pub(crate) fn synchronize_stream(driver: &CudaDriver, stream: Stream) -> DriverR
     let id = stream.number();
     let stream = driver.streams.get(id).map_err(refused(call, "stream", id))?;
     let turn = driver.turn();
-    if !matches!(graph::capture_now(driver, &stream), CaptureNow::Outside) {
+    if !matches!(capture_now(driver, &stream), CaptureNow::Outside) {
         // The driver would refuse it too, and invalidate the capture.
         let detail = format!("stream {id:#x} captures");
         return Err(DriverError::from_code(call, 900, detail));

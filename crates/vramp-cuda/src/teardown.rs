@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 use vramp_driver::Call;
 
 use crate::device::{CudaDriver, Entered};
-use crate::stream::RawStream;
+use crate::raw::RawStream;
 use crate::sys::{CUctx_st, CUresult};
 use crate::table::Opaque;
 

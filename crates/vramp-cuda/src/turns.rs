@@ -11,15 +11,13 @@
 //!
 //! No turn is held while the host waits for work of the device, except after a failed record: then the
 //! stream itself is waited for, and no capture may begin on it meanwhile. Captures that other code begins are
-//! unknown here: the contract of [`CudaDriver::adopt_stream`] demands one thread at a time.
+//! unknown here: the contract of [`CudaDriver::adopt_stream`](crate::CudaDriver::adopt_stream) demands one thread at a time.
 //!
 //! Grows by one entry for each capture under way. The end of the capture removes it; if other code
 //! ended it, the destruction of its stream.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-
-use crate::device::CudaDriver;
 
 /// Captures that this device began: the stream of each, with the number of the capture. `None` if
 /// the driver did not report the number.
@@ -40,22 +38,22 @@ pub(crate) enum Turn<'a> {
 /// Guard of a call that runs alone.
 pub(crate) struct Alone<'a>(RwLockWriteGuard<'a, Begun>);
 
-impl CudaDriver {
+impl Turns {
     /// Takes a turn for a call on a stream. Alone while a capture of this device is under way.
-    pub(crate) fn turn(&self) -> Turn<'_> {
-        let shared = self.turns.0.read().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn take(&self) -> Turn<'_> {
+        let shared = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if shared.is_empty() {
             return Turn::Shared(shared);
         }
         drop(shared);
         // If the capture ended just now, the call runs alone without need.
-        Turn::Alone(self.turn_alone())
+        Turn::Alone(self.take_alone())
     }
 
     /// Takes a turn for a call that no other call on a stream may run beside.
-    pub(crate) fn turn_alone(&self) -> Alone<'_> {
+    pub(crate) fn take_alone(&self) -> Alone<'_> {
         // A panic leaves at worst a capture listed that has ended: calls then take turns.
-        Alone(self.turns.0.write().unwrap_or_else(PoisonError::into_inner))
+        Alone(self.0.write().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -14,43 +14,23 @@
 //! Grows by one event for each stream that copied. Whenever their number has doubled, those whose
 //! copies are over are destroyed, so streams that are gone leave none behind.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use vramp_driver::{Call, DriverResult};
 
+use crate::capture_mode::{CaptureNow, capture_now};
 use crate::device::{CudaDriver, symbol};
 use crate::error::invalid_id;
-use crate::graph::{self, CaptureNow};
-use crate::host::Pinned;
-use crate::stream::{self, RawStream};
-use crate::sys::{CUevent, CUevent_st, CUresult};
+use crate::pinned::{Captured, Marks, Pinned, Uses};
+use crate::raw::RawStream;
+use crate::stream;
+use crate::sys::{CUevent, CUresult};
 use crate::table::Opaque;
 use crate::turns::Turn;
 
 /// Number of events that are kept without looking for complete ones.
 const FEW: usize = 8;
-
-/// Buffers that the captures of this device copy from or to: by the number of the capture, then by
-/// the address of the buffer's record, so that each is listed once.
-pub(crate) type Captured = HashMap<u64, BTreeMap<usize, Arc<Pinned>>>;
-
-/// Work in flight of one buffer.
-#[derive(Default)]
-pub(crate) struct Uses {
-    marks: Mutex<Marks>,
-    /// True once work uses the buffer whose end cannot be observed.
-    forever: AtomicBool,
-}
-
-#[derive(Default)]
-struct Marks {
-    /// Event behind the last copy on each stream.
-    events: BTreeMap<u64, Opaque<CUevent_st>>,
-    /// Number of events at which complete ones are looked for; zero at first.
-    prune_at: usize,
-}
 
 impl Uses {
     fn marks(&self) -> MutexGuard<'_, Marks> {
@@ -139,7 +119,7 @@ pub(crate) fn queue_using(
     if buffers.is_empty() {
         return queue();
     }
-    match graph::capture_now(driver, stream) {
+    match capture_now(driver, stream) {
         CaptureNow::Outside => queue_marked(driver, call, (id, stream), buffers, queue),
         // If the call fails, they are kept without need until the capture ends.
         CaptureNow::In(capture) => {
