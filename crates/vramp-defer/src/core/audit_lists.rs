@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::audit::{Check, agree};
-use super::hosts::HostKey;
-use super::lists::{Listing, Unit};
+use super::bucket::Unit;
+use super::copy_index::HostKey;
+use super::lists::Listing;
 use super::piece::ContentPlace;
 use super::range::Range;
 use super::{BufferId, Deferrables, Shortfall};

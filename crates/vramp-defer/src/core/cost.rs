@@ -3,23 +3,11 @@
 
 use std::fmt;
 
+use super::bucket::{BucketKey, EvictionClass};
 use super::buffer_state::Hint;
-use super::lists::BucketKey;
 use super::spill_room::{Outgoing, TierOrder};
 use super::{DeferConfig, Rates, SpillRoom, SpillTier};
 use vramp_core::Bytes;
-
-/// Classes of victims. A lower class leaves first, whatever it costs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum EvictionClass {
-    /// No reason to keep it.
-    #[default]
-    Idle,
-    /// Restored within the cooldown, or hinted as needed soon.
-    NeededSoon,
-    /// Work on it is in flight: freeing its memory takes a wait.
-    InUse,
-}
 
 /// Cost of evicting a victim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,8 +11,9 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, btree_set};
 
+use super::bucket::{BucketKey, Unit};
 use super::cost::CostModel;
-use super::lists::{Bucket, BucketKey, Unit};
+use super::lists::Bucket;
 use super::victims::Candidate;
 use super::{Deferrables, EvictionClass};
 use vramp_core::Bytes;

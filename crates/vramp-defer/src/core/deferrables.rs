@@ -5,19 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use slotmap::SlotMap;
 
 use super::buffer_state::{Buffer, Exposures, Hint};
-use super::grant::Lease;
-use super::groups::GroupSet;
-use super::hosts::HostCopies;
+use super::copy_index::{HostCopies, PeerCopies};
+use super::lease::Lease;
 use super::lists::Lists;
-use super::peers::PeerCopies;
 use super::piece::{ContentPlace, Copies, Piece, PieceMove};
-use super::range::{BLOCK_ALIGN, Range, Tenant, merged};
+use super::range::{BLOCK_ALIGN, GroupSet, Range, Tenant, merged};
 use super::use_index::UseIndex;
 use super::uses::Uses;
 use super::wait_queue::WaitQueue;
 use super::{
     AddError, BufferId, BufferLeaseId, DeferConfig, DeferConfigError, DeferCounters, GroupSetId,
-    HeldError, MoveId, PieceId, PieceState, RangeId, RangeSlice, SpillRoom, StaleCopy,
+    HeldError, Holds, MoveId, PieceId, PieceState, RangeId, RangeSlice, SpillRoom, StaleCopy,
     UnknownBuffer, UnknownRange,
 };
 use vramp_core::{Bytes, PoolAddr};
@@ -222,6 +220,23 @@ impl Deferrables {
             false => drop(self.ranges.remove(gone.range)),
         }
         Ok(stale)
+    }
+
+    /// Returns what holds a buffer. O(pieces).
+    pub fn holds(&self, buffer: BufferId) -> Result<Holds, UnknownBuffer> {
+        let buffer = self.get(buffer)?;
+        Ok(Holds {
+            leases: buffer.holders.leases(),
+            pins: buffer.pins,
+            opaque: buffer.exposed.opaque,
+            epoch: buffer.exposed.quiesced,
+            uses: buffer.uses.all(),
+            moves: buffer
+                .pieces
+                .iter()
+                .filter_map(|piece| piece.motion.map(PieceMove::id))
+                .collect(),
+        })
     }
 
     /// Returns the buffers of a range, by offset.

@@ -6,7 +6,7 @@
 //! needed than the victim make room for it, and of those as likely needed the ones that were used before it, the
 //! least recently used first. None is moved where the disk is as fast as the host.
 
-use super::hosts::HostCopyUse;
+use super::copy_index::HostCopyUse;
 use super::spill_room::TierOrder;
 use super::{Deferrables, PieceId, Push, SpillDemand, SpillTier};
 use vramp_core::Bytes;

@@ -8,14 +8,9 @@
 //! Growth: ranges are found by their longest gap, and gaps by their length: O(log n) for each buffer
 //! that is added or removed.
 
-use std::collections::BTreeSet;
-
-use super::range::{BLOCK_ALIGN, Range};
+use super::range::{BLOCK_ALIGN, GroupSet, Range};
 use super::{AddError, AddedBuffer, Deferrables, GroupSetId, RangeId, UnknownRange};
 use vramp_core::Bytes;
-
-/// Ranges of a set by the length of their longest gap.
-pub(super) type GroupSet = BTreeSet<(Bytes, RangeId)>;
 
 impl Deferrables {
     /// Adds a set without ranges.

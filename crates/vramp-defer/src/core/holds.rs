@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use super::piece::PieceMove;
-use super::{BufferId, BufferLeaseId, Deferrables, MoveId, UnknownBuffer, UseToken};
+use super::{BufferLeaseId, MoveId, UseToken};
 
 /// Everything that must end before all of a buffer may leave the card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,24 +45,5 @@ impl fmt::Display for Holds {
             true => f.write_str("nothing holds it"),
             false => f.write_str(&parts.join(", ")),
         }
-    }
-}
-
-impl Deferrables {
-    /// Returns what holds a buffer. O(pieces).
-    pub fn holds(&self, buffer: BufferId) -> Result<Holds, UnknownBuffer> {
-        let buffer = self.get(buffer)?;
-        Ok(Holds {
-            leases: buffer.holders.leases(),
-            pins: buffer.pins,
-            opaque: buffer.exposed.opaque,
-            epoch: buffer.exposed.quiesced,
-            uses: buffer.uses.all(),
-            moves: buffer
-                .pieces
-                .iter()
-                .filter_map(|piece| piece.motion.map(PieceMove::id))
-                .collect(),
-        })
     }
 }

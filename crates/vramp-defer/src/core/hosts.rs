@@ -3,37 +3,11 @@
 //! The order is an index, as that of the copies on other cards: a change of a copy or of its buffer's
 //! last use is O(log n), and so is each copy that is taken.
 
-use std::collections::BTreeSet;
-
 use super::buffer_state::Buffer;
+use super::copy_index::{HostCopyUse, HostKey};
 use super::piece::{ContentPlace, Piece};
 use super::{Deferrables, PieceId};
 use vramp_core::Bytes;
-
-/// Why a host copy is kept. The lower are reclaimed first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum HostCopyUse {
-    /// The contents are on the card too.
-    OnCard,
-    /// The contents are on another card or on the disk too.
-    Elsewhere,
-    /// The contents are nowhere else.
-    Sole,
-    /// It is mapped to be read in place, and the contents are on the disk too.
-    MappedAndOnDisk,
-    /// It is mapped to be read in place.
-    Mapped,
-}
-
-/// Place of a copy among those on the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct HostKey {
-    pub kept_for: HostCopyUse,
-    pub last_use_ns: u64,
-}
-
-/// All copies on the host.
-pub(super) type HostCopies = BTreeSet<(HostKey, PieceId)>;
 
 impl HostKey {
     /// Returns where a piece belongs; `None` without a copy on the host.

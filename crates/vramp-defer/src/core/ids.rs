@@ -6,7 +6,7 @@ use slotmap::{Key, KeyData, new_key_type};
 
 use vramp_core::Bytes;
 
-use super::PeerId;
+use super::peer_id::PeerId;
 
 new_key_type! {
     /// Id of a buffer until it is removed. A stale id misses.

@@ -4,30 +4,13 @@
 //! request. While such a lease is held, no piece of the buffer moves in any direction, and no work
 //! writes it. Other buffers of the same lease come to the card as usual.
 
-use smallvec::SmallVec;
-
+use super::lease::{SplitRequest, sorted};
 use super::piece::{ContentPlace, Piece, PieceMove};
 use super::{
     Access, BufferId, BufferLeaseId, Deferrables, GrantedLease, HolderKey, LeaseRefused,
     LeaseRequest, MoveId, PieceId, PieceState, RangeId, SpillRoom, SpillTier, StaleCopy,
     UnknownBuffer, UseToken,
 };
-
-/// The buffers of a request by where they would be used now, each once.
-#[derive(Clone, Debug)]
-pub(super) struct SplitRequest {
-    /// On the card, in order.
-    pub come: SmallVec<[(BufferId, Access); 4]>,
-    /// Read in place, in order.
-    pub stay: SmallVec<[BufferId; 2]>,
-}
-
-/// Returns the buffers in order.
-pub(super) fn sorted(buffers: &[BufferId]) -> SmallVec<[BufferId; 2]> {
-    let mut sorted = SmallVec::from_slice(buffers);
-    sorted.sort_unstable();
-    sorted
-}
 
 impl Deferrables {
     /// Records that the shell maps host copies of the buffer's spilled pieces. They are the last to

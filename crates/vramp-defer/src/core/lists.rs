@@ -1,7 +1,7 @@
 //! Lists of what may leave the card, and of what may be copied ahead of need.
 //!
-//! 1. A change of a piece, or of its buffer, marks the piece ([`Deferrables::note_changed`]).
-//! 2. Before pieces are chosen, those that are marked are listed anew ([`Deferrables::relist`]).
+//! 1. A change of a piece, or of its buffer, marks the piece ([`note_changed`](super::Deferrables::note_changed)).
+//! 2. Before pieces are chosen, those that are marked are listed anew ([`relist`](super::Deferrables::relist)).
 //!
 //! What leaves together is a [`Unit`]. Units whose cost differs only by their last use are in one
 //! *bucket*, the least recently used first: the cost falls with the idle time, so the first of a bucket
@@ -13,38 +13,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use smallvec::SmallVec;
-
-use super::buffer_state::{Buffer, Hint};
-use super::piece::{ContentPlace, Piece};
-use super::{BufferId, Deferrables, EvictionClass, PieceId, RangeId, Shortfall, SpillTier};
+use super::bucket::{BucketKey, Unit};
+use super::{BufferId, PieceId, RangeId, Shortfall};
 use vramp_core::Bytes;
-
-/// What leaves together: a piece, or all pieces of a group that have memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Unit {
-    Piece(PieceId),
-    Group(RangeId),
-}
-
-/// All that the cost of evicting a unit depends on, except for its last use. In the order of the
-/// classes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct BucketKey {
-    pub standing: EvictionClass,
-    pub priority: i32,
-    pub hint: Hint,
-    /// Memory that becomes free.
-    pub frees: Bytes,
-    /// Contents without a copy, rounded up.
-    pub dirty: Bytes,
-    /// Contents with a copy, rounded up.
-    pub clean: Bytes,
-    /// Slowest tier that clean contents are restored from.
-    pub from: Option<SpillTier>,
-    /// Other cards may hold the contents.
-    pub may_use_peers: bool,
-}
 
 /// Units of one bucket with their last uses.
 pub(super) type Bucket = BTreeSet<(u64, Unit)>;
@@ -84,7 +55,7 @@ pub(super) struct Lists {
 
 impl Lists {
     /// Lists a unit; `None` if it has no memory.
-    fn set(&mut self, unit: Unit, now: Option<Listed>) {
+    pub fn set(&mut self, unit: Unit, now: Option<Listed>) {
         let before = match now {
             Some(listed) => self.listed.insert(unit, listed),
             None => self.listed.remove(&unit),
@@ -130,214 +101,5 @@ impl Lists {
         let in_buckets: usize = self.buckets.values().map(BTreeSet::len).sum();
         let changed = self.changed.len() + self.changed_groups.len();
         changed + self.listed.len() + in_buckets + self.dirty.len() + self.cooling.len()
-    }
-}
-
-impl Deferrables {
-    /// Marks a piece as changed. O(1) if it is marked already, else O(log n).
-    pub(super) fn note_changed(&mut self, id: PieceId) {
-        let piece = &mut self.buffers[id.buffer].pieces[id.index as usize];
-        if !std::mem::replace(&mut piece.is_changed, true) {
-            self.lists.changed.insert(id);
-        }
-    }
-
-    /// Marks all pieces of a buffer as changed.
-    pub(super) fn note_buffer_changed(&mut self, buffer: BufferId) {
-        self.pieces_of(buffer).for_each(|id| self.note_changed(id));
-    }
-
-    /// Begins the cooldown of a buffer that is being restored.
-    pub(super) fn begin_cooldown(&mut self, id: BufferId, now_ns: u64) {
-        let end = now_ns.saturating_add(self.config.cooldown_ns);
-        let before = self.buffers[id].cools_at.replace(end);
-        self.lists.cooling.extend([(end, id)]);
-        if let Some(before) = before.filter(|&before| before != end) {
-            self.lists.cooling.remove(&(before, id));
-        }
-        self.note_buffer_changed(id);
-    }
-
-    /// Ends the cooldowns that are over. O(log n) for each.
-    pub(super) fn end_cooldowns(&mut self, now_ns: u64) {
-        while let Some(&(end, id)) = self.lists.cooling.first()
-            && end <= now_ns
-        {
-            self.lists.cooling.pop_first();
-            self.counters.looked_at += 1;
-            self.buffers[id].cools_at = None;
-            self.note_buffer_changed(id);
-        }
-    }
-
-    /// Lists what changed. O(log n) for each changed piece, and O(tenants) for a changed group.
-    pub(super) fn relist(&mut self) {
-        let mut groups = std::mem::take(&mut self.lists.changed_groups);
-        for id in std::mem::take(&mut self.lists.changed) {
-            self.counters.looked_at += 1;
-            self.buffers[id.buffer].pieces[id.index as usize].is_changed = false;
-            self.list_dirty(id);
-            let range = self.buffers[id.buffer].range;
-            if self.ranges[range].leaves_together() {
-                groups.insert(range);
-            } else {
-                self.list_unit(Unit::Piece(id));
-            }
-        }
-        for group in groups {
-            self.counters.looked_at += self.ranges[group].tenants.len() as u64;
-            self.list_unit(Unit::Group(group));
-        }
-    }
-
-    fn list_unit(&mut self, unit: Unit) {
-        let now = self.listing_of(unit);
-        self.lists.set(unit, now);
-    }
-
-    fn list_dirty(&mut self, id: PieceId) {
-        let now = self.clean_key(id);
-        let piece = &mut self.buffers[id.buffer].pieces[id.index as usize];
-        let before = std::mem::replace(&mut piece.clean_key, now);
-        if before == now {
-            return;
-        }
-        if let Some(last_use_ns) = before {
-            self.lists.dirty.remove(&(last_use_ns, id));
-        }
-        if let Some(last_use_ns) = now {
-            self.lists.dirty.insert((last_use_ns, id));
-        }
-    }
-
-    /// Returns the last use of a dirty piece that may be copied out ahead of need.
-    pub(super) fn clean_key(&self, id: PieceId) -> Option<u64> {
-        let (piece, buffer) = (self.piece(id), &self.buffers[id.buffer]);
-        let is_idle = !buffer.stays() && buffer.uses.is_empty() && buffer.hint != Hint::WillNeed;
-        let may_go = piece.is_dirty() && piece.motion.is_none() && is_idle;
-        may_go.then_some(buffer.last_use_ns)
-    }
-
-    /// Takes a buffer that is removed out of all lists.
-    pub(super) fn unlist(&mut self, id: BufferId) {
-        let range = self.buffers[id].range;
-        for piece in self.pieces_of(id) {
-            self.lists.changed.remove(&piece);
-            let known = &mut self.buffers[id].pieces[piece.index as usize];
-            if let Some(last_use_ns) = known.clean_key.take() {
-                self.lists.dirty.remove(&(last_use_ns, piece));
-            }
-            self.lists.set(Unit::Piece(piece), None);
-        }
-        if let Some(end) = self.buffers[id].cools_at.take() {
-            self.lists.cooling.remove(&(end, id));
-        }
-        if self.ranges[range].is_group {
-            self.lists.changed_groups.insert(range);
-        }
-    }
-
-    /// Takes a group that is removed out of all lists.
-    pub(super) fn unlist_group(&mut self, group: RangeId) {
-        self.lists.changed_groups.remove(&group);
-        self.lists.set(Unit::Group(group), None);
-    }
-
-    /// Returns the pieces of a unit that have memory.
-    pub(super) fn backed_pieces(&self, unit: Unit) -> SmallVec<[PieceId; 1]> {
-        let all: SmallVec<[PieceId; 1]> = match unit {
-            Unit::Piece(id) => SmallVec::from_elem(id, 1),
-            Unit::Group(range) => {
-                self.tenants(range).flat_map(|buffer| self.pieces_of(buffer)).collect()
-            }
-        };
-        all.into_iter().filter(|&id| self.piece(id).backed).collect()
-    }
-
-    /// Returns how a unit is to be listed; `None` if it has no memory. O(1), and O(tenants) in a group.
-    pub(super) fn listing_of(&self, unit: Unit) -> Option<Listed> {
-        let pieces = self.backed_pieces(unit);
-        let first = *pieces.first()?;
-        let range = &self.ranges[self.buffers[first.buffer].range];
-        let frees = match unit {
-            Unit::Group(_) => range.len,
-            Unit::Piece(_) => self.config.pages(self.piece(first).len),
-        };
-        let mut tenants = range.tenants.values().map(|tenant| &self.buffers[tenant.buffer]);
-        let listing = if let Some(stays) = tenants.find(|buffer| buffer.stays()) {
-            reason_to_stay(stays)
-        } else if pieces.iter().any(|&id| self.piece(id).motion.is_some()) {
-            Listing::Moving
-        } else {
-            self.as_candidate(&pieces, frees)
-        };
-        Some(Listed { frees, listing })
-    }
-
-    fn as_candidate(&self, pieces: &[PieceId], frees: Bytes) -> Listing {
-        let mut bucket = BucketKey {
-            standing: EvictionClass::Idle,
-            priority: i32::MIN,
-            hint: Hint::WontNeed,
-            frees,
-            dirty: Bytes::ZERO,
-            clean: Bytes::ZERO,
-            from: None,
-            may_use_peers: true,
-        };
-        let mut last_use_ns = 0;
-        for &id in pieces {
-            let (piece, buffer) = (self.piece(id), &self.buffers[id.buffer]);
-            bucket.add(piece, buffer);
-            last_use_ns = last_use_ns.max(buffer.last_use_ns);
-        }
-        let step = Bytes::new((frees.count() / 16).max(1));
-        let rounded = |len: Bytes| len.checked_round_up(step).unwrap_or(len);
-        bucket.dirty = rounded(bucket.dirty);
-        bucket.clean = rounded(bucket.clean);
-        Listing::Candidate { bucket, last_use_ns }
-    }
-}
-
-impl BucketKey {
-    /// Adds a piece that leaves together with the others.
-    fn add(&mut self, piece: &Piece, buffer: &Buffer) {
-        self.standing = self.standing.max(standing(buffer));
-        self.priority = self.priority.max(buffer.priority);
-        self.hint = self.hint.sooner(buffer.hint);
-        if piece.place != ContentPlace::Card {
-            return;
-        }
-        match piece.copies.best() {
-            None => {
-                self.dirty += piece.len;
-                self.may_use_peers &= !buffer.readable;
-            }
-            Some(from) => {
-                self.clean += piece.len;
-                self.from = self.from.max(Some(from));
-            }
-        }
-    }
-}
-
-fn standing(buffer: &Buffer) -> EvictionClass {
-    if !buffer.uses.is_empty() {
-        EvictionClass::InUse
-    } else if buffer.hint == Hint::WillNeed || buffer.cools_at.is_some() {
-        EvictionClass::NeededSoon
-    } else {
-        EvictionClass::Idle
-    }
-}
-
-/// Returns the sum in which a buffer that cannot leave is counted.
-fn reason_to_stay(buffer: &Buffer) -> Listing {
-    if !buffer.holders.is_empty() {
-        Listing::Leased
-    } else if buffer.pins > 0 || buffer.has_pinned_memory {
-        Listing::Pinned
-    } else {
-        Listing::Exposed
     }
 }

@@ -60,10 +60,13 @@ mod audit;
 mod audit_lists;
 mod backoff;
 mod behind_room;
+mod bucket;
 mod budget;
 mod buffer_state;
 mod census;
+mod copy_index;
 mod cost;
+mod counters;
 mod cover;
 mod defer_config;
 mod deferrables;
@@ -82,10 +85,14 @@ mod holds;
 mod hosts;
 mod ids;
 mod in_place;
+mod lease;
+mod listing;
 mod lists;
+mod move_orders;
 mod moves;
 mod overtake;
 mod overwrite;
+mod peer_id;
 mod peer_reclaim;
 mod peers;
 mod piece;
@@ -94,6 +101,7 @@ mod range;
 mod rates;
 mod reclaim;
 mod refusal;
+mod shortfall;
 mod spill_room;
 mod spill_rounds;
 mod status;
@@ -105,24 +113,26 @@ mod victims;
 mod wait_queue;
 
 pub(crate) use backoff::Backoff;
+pub use bucket::EvictionClass;
 pub use buffer_state::Hint;
-pub use census::{DeferCensus, DeferCounters};
-pub use cost::{EvictionClass, EvictionCost};
+pub use census::DeferCensus;
+pub use cost::EvictionCost;
+pub use counters::DeferCounters;
 pub use defer_config::{DeferConfig, DeferConfigError};
 pub use deferrables::{AddedBuffer, Deferrables};
 pub use evict_one::EvictError;
 pub use expose::PointerScope;
 pub(crate) use failure::{Failure, RestoreRetry, StagingRetry};
-pub use grant::{BufferUse, GrantedLease, LeaseEnd, LeaseRequest, Writes, WrittenRange};
 pub use holds::Holds;
 pub use ids::{
     Access, BufferId, BufferLeaseId, GroupSetId, HolderKey, MoveId, PieceId, RangeId, RangeSlice,
     SpillTier, StreamKey, Ticket, UseToken,
 };
-pub use moves::{Abandoned, CopyOut, Push, Restore, Settled, StaleCopy};
+pub use lease::{BufferUse, GrantedLease, LeaseEnd, LeaseRequest, Writes, WrittenRange};
+pub use move_orders::{Abandoned, CopyOut, Push, Restore, Settled, StaleCopy};
 pub use overwrite::overwritten;
+pub use peer_id::{PeerId, PeerTable};
 pub use peer_reclaim::PeerDemand;
-pub use peers::{PeerId, PeerTable};
 pub use piece::{Copies, PieceState};
 pub use policy::{EvictionCandidate, OrderedChoice};
 pub use rates::Rates;
@@ -131,7 +141,8 @@ pub use refusal::{
     AddError, ExposeError, HeldError, LeaseEndError, LeaseRefused, SettleError, UnknownBuffer,
     UnknownBufferLease, UnknownMove, UnknownRange,
 };
+pub use shortfall::Shortfall;
 pub use spill_room::SpillRoom;
 pub(crate) use spill_rounds::{AfterRound, SpillRounds, allocation_deficit, other_pool_deficit};
 pub use status::{BufferProgress, BufferStatus};
-pub use victims::{Shortfall, SpillDemand, Victim, VictimChoice};
+pub use victims::{SpillDemand, Victim, VictimChoice};

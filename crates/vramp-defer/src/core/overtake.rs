@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
-use super::grant::Lease;
+use super::lease::Lease;
 use super::wait_queue::{Class, Waiter, conflicting};
 use super::{Access, BufferId, BufferLeaseId, Deferrables, HolderKey, RangeId, Ticket};
 
@@ -67,13 +67,6 @@ impl Search {
             self.found.insert(ticket);
             self.open.push(ticket);
         }
-    }
-}
-
-impl Lease {
-    /// Returns true if it occupies memory on the card.
-    pub fn has_room(&self) -> bool {
-        self.buffers.len() > self.in_place
     }
 }
 

@@ -1,7 +1,6 @@
 //! One piece: the state of its contents, and its move.
 
-use super::hosts::HostKey;
-use super::peers::PeerKey;
+use super::copy_index::{HostKey, PeerKey};
 use super::{MoveId, PeerId, SpillTier, UseToken};
 use vramp_core::Bytes;
 

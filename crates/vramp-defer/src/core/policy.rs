@@ -11,7 +11,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use super::lists::{Listing, Unit};
+use super::bucket::Unit;
+use super::lists::Listing;
 use super::spill_room::TierOrder;
 use super::victims::Candidate;
 use super::{BufferId, Deferrables, EvictionCost, SpillDemand, VictimChoice};

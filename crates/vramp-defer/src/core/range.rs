@@ -4,10 +4,10 @@
 //! memory becomes free only when no tenant needs any. So its tenants leave together, and so do the pieces of
 //! an adopted buffer (`adoption.rs`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::gaps::Gaps;
-use super::{BufferId, GroupSetId};
+use super::{BufferId, GroupSetId, RangeId};
 use vramp_core::Bytes;
 
 /// Alignment of tenants.
@@ -41,6 +41,9 @@ pub(super) struct Range {
     /// Longest gap, as the set lists it.
     pub listed_gap: Bytes,
 }
+
+/// Ranges of a set by the length of their longest gap.
+pub(super) type GroupSet = BTreeSet<(Bytes, RangeId)>;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tenant {

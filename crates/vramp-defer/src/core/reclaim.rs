@@ -1,8 +1,8 @@
 //! Reclaiming host memory: which host copies are dropped, pushed to the disk, or made ahead of
 //! need. `peer_reclaim.rs` does so for other cards.
 
+use super::copy_index::HostCopyUse;
 use super::cover::TRIES;
-use super::hosts::HostCopyUse;
 use super::piece::{ContentPlace, PieceMove};
 use super::spill_room::TierOrder;
 use super::{CopyOut, Deferrables, PieceId, Push, SpillDemand, SpillRoom, SpillTier, StaleCopy};

@@ -1,14 +1,12 @@
 //! Victims: what leaves the card when memory is short.
 
-use std::fmt;
-
 use smallvec::SmallVec;
 
+use super::bucket::{BucketKey, Unit};
 use super::cost::CostModel;
-use super::lists::{BucketKey, Unit};
 use super::piece::PieceMove;
 use super::spill_room::{Outgoing, TierOrder};
-use super::{CopyOut, Deferrables, EvictionCost, PieceId, Rates, SpillRoom};
+use super::{CopyOut, Deferrables, EvictionCost, PieceId, Rates, Shortfall, SpillRoom};
 use vramp_core::Bytes;
 
 /// Bytes to free, and what moves cost.
@@ -42,32 +40,6 @@ pub struct VictimChoice {
     pub frees: Bytes,
     /// What keeps the rest on the card. `None` if the victims free enough.
     pub short: Option<Shortfall>,
-}
-
-/// Why too little could be chosen, in bytes of memory on the card.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shortfall {
-    /// Bytes that are missing.
-    pub missing: Bytes,
-    /// Held by leases.
-    pub leased: Bytes,
-    /// Pinned.
-    pub pinned: Bytes,
-    /// Exposed.
-    pub exposed: Bytes,
-    /// In flight: chosen before, or being copied out.
-    pub moving: Bytes,
-    /// Dirty, with no room on host and disk.
-    pub no_room: Bytes,
-}
-
-impl fmt::Display for Shortfall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} more cannot leave the card:", self.missing)?;
-        let Shortfall { leased, pinned, exposed, moving, no_room, .. } = self;
-        write!(f, " {leased} are leased, {pinned} pinned, {exposed} exposed, {moving} in flight,")?;
-        write!(f, " {no_room} have no room on host and disk")
-    }
 }
 
 /// A possible victim.

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::super::{BufferId, BufferLeaseId, Deferrables, HolderKey, Ticket};
-use super::{Blocked, Holder, RoomSet, WaitQueue, Waiter};
-use vramp_core::Bytes;
+use super::super::{BufferId, BufferLeaseId, HolderKey, Ticket};
+use super::{Blocked, Holder, WaitQueue, Waiter};
 
 impl WaitQueue {
     /// Marks the waiters of holders with leases that wait for older ones: they may overtake now.
@@ -148,43 +147,5 @@ impl WaitQueue {
         let sets = (&again.keeping, &again.pinned, &again.stalled);
         is("room", (keeping, pinned, stalled) == sets)?;
         is("waiters behind others", self.behind_room.is_same(&again.behind_room))
-    }
-}
-
-impl Deferrables {
-    /// Returns true if a waiter may lack room, or would if it were the next. O(1).
-    pub(in crate::planner) fn is_tight(&self) -> bool {
-        let most = self.wait_queue.by_most.last().map_or(Bytes::ZERO, |&(most, _)| most);
-        self.committed + most > self.config.capacity
-    }
-
-    /// Marks the waiters that may overtake others which lack room since a lease took some. O(1) if
-    /// none lacks room.
-    pub(in crate::planner) fn mark_lacking(&mut self) {
-        if self.is_tight() {
-            self.wait_queue.mark_holding();
-        }
-    }
-
-    /// Lets a waiter wait until [`retry_stalled`](Deferrables::retry_stalled): its lease was granted
-    /// and ended because memory was lacking, so that no lease stands in its way.
-    pub fn stall(&mut self, ticket: Ticket) {
-        self.wait_queue.record(ticket, Blocked::Stalled, RoomSet::new());
-        self.wait_queue.marked.remove(&ticket);
-    }
-
-    /// Marks the oldest stalled waiter: memory may be free again. The next one is to be marked when
-    /// this one has its memory, or left.
-    pub fn retry_stalled(&mut self) {
-        if let Some(&oldest) = self.wait_queue.stalled.first() {
-            self.wait_queue.record(oldest, Blocked::Unchecked, RoomSet::new());
-            self.wait_queue.marked.insert(oldest);
-        }
-    }
-
-    /// Returns true if a waiter is stalled, or lacks room. Both may end without a call of the planner.
-    pub fn lacks_memory(&self) -> bool {
-        let WaitQueue { stalled, keeping, pinned, .. } = &self.wait_queue;
-        [stalled, keeping, pinned].into_iter().any(|waiters| !waiters.is_empty())
     }
 }
