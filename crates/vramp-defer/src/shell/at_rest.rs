@@ -22,25 +22,12 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use smallvec::SmallVec;
 use vramp_core::Bytes;
 use vramp_tiers::reserve::CancelToken;
 
+use super::endless_wait::{EndlessWait, SeenRoom};
 use super::state::{Shared, SpilledCopies, State};
 use crate::planner::HolderKey;
-
-/// A request without a deadline in the queue of the card's space.
-pub(super) struct EndlessWait {
-    pub token: CancelToken,
-    pub holders: SmallVec<[HolderKey; 2]>,
-}
-
-/// The free bytes of host and disk when they were looked at last.
-#[derive(Clone, Copy, Default)]
-pub(super) struct SeenRoom {
-    host: Bytes,
-    disk: Bytes,
-}
 
 impl Shared {
     /// Returns the number of changes so far if no memory can become free without a call of the program

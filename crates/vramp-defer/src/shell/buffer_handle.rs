@@ -1,77 +1,17 @@
-//! Handles of buffers: owners, views, pins and hints.
+//! Handles of buffers: views and hints.
 
 use std::sync::Arc;
 
 use crate::planner::{Access, BufferId, BufferProgress, BufferStatus, Hint, PieceState, SpillTier};
 use vramp_alloc::StreamId;
-use vramp_core::{AddrRange, Bytes, DeviceAddr};
+use vramp_core::{AddrRange, Bytes};
 
 use super::buffer_events::BufferChange;
-use super::lease_set::LeaseSet;
-use super::service::Service;
+use super::buffer_owner::Owner;
+use super::lease_set::{LeaseSet, Named};
 use super::spill_error::SpillError;
-use super::state::Shared;
 use vramp_tiers::Deadline;
 use vramp_tiers::movers::MoveError;
-
-/// Shared by all handles of a buffer. The buffer ends with the last of them.
-pub(super) struct Owner {
-    pub shared: Arc<Shared>,
-    pub id: BufferId,
-    range: AddrRange,
-    /// Its contents were in memory of others at first.
-    was_adopted: bool,
-    /// Makes room for the buffer as long as it exists.
-    _service: Arc<Service>,
-}
-
-impl Owner {
-    pub fn new(service: &Arc<Service>, id: BufferId, range: AddrRange) -> Owner {
-        let shared = Arc::clone(&service.shared);
-        Owner { shared, id, range, was_adopted: false, _service: Arc::clone(service) }
-    }
-
-    /// The owner of an adopted buffer, whose own addresses these are.
-    pub fn adopted(service: &Arc<Service>, id: BufferId, range: AddrRange) -> Owner {
-        let mut owner = Owner::new(service, id, range);
-        owner.was_adopted = true;
-        owner
-    }
-
-    /// Returns the buffer's own start.
-    pub fn start(&self) -> DeviceAddr {
-        self.range.start
-    }
-
-    /// Returns where the contents start under a lease that is held.
-    pub fn leased_start(&self) -> DeviceAddr {
-        self.adopted_memory().map_or(self.range.start, |adopted| adopted.start)
-    }
-
-    /// Returns the memory of others that the contents are in.
-    fn adopted_memory(&self) -> Option<AddrRange> {
-        if !self.was_adopted {
-            return None;
-        }
-        let state = self.shared.lock();
-        let at = state.core.slice(self.id).expect("a buffer lives as long as its handles");
-        state.adopted_memory(at.range)
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        state.core.release_handles(self.id);
-        // Work that cannot be queried counts as in flight. What is over and was not seen now ends with a
-        // later lease or eviction.
-        let _ = state.poll_some();
-        state.note_freed();
-        drop(state);
-        // Copies that went made room below the card.
-        self.shared.notify_spillable();
-    }
-}
 
 /// A buffer whose contents may leave the card while no lease holds it. Its address stays. Clones
 /// and views are the same buffer: it is evicted and restored as a whole, and ends with the last of
@@ -81,13 +21,6 @@ pub struct DeferrableBuffer {
     pub(super) owner: Arc<Owner>,
     offset: Bytes,
     len: Bytes,
-}
-
-/// Keeps a buffer on the card until it is dropped: for memory that is registered with a network
-/// card, or shared with another process.
-#[must_use = "the pin is taken off when this is dropped"]
-pub struct Pin {
-    pub(super) owner: Arc<Owner>,
 }
 
 impl DeferrableBuffer {
@@ -127,9 +60,9 @@ impl DeferrableBuffer {
         if is_part && access == Access::Overwrite { Access::Exclusive } else { access }
     }
 
-    /// Returns the offset in the buffer of which it is a view.
-    pub(super) fn offset(&self) -> Bytes {
-        self.offset
+    /// Returns it as it is named in a request.
+    pub(super) fn named(&self, access: Access) -> Named {
+        Named::new(Arc::clone(&self.owner), self.addresses(), self.offset, access)
     }
 
     /// Returns its id in records and reports.
@@ -371,16 +304,5 @@ impl DeferrableBuffer {
 impl std::fmt::Debug for DeferrableBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} of {} at {}", self.owner.id, self.len, self.addresses())
-    }
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        let mut state = self.owner.shared.lock();
-        let unpinned = state.core.unpin(self.owner.id);
-        debug_assert!(unpinned.is_ok(), "a pin is taken off once: {unpinned:?}");
-        state.note_freed();
-        drop(state);
-        self.owner.shared.notify_spillable();
     }
 }

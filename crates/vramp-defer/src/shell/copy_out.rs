@@ -7,7 +7,7 @@ use vramp_alloc::DriverError;
 use vramp_core::{AddrRange, Bytes};
 
 use super::events::WorkEvent;
-use super::mapped_copy::MappedCopy;
+use super::mapped_memory::MappedCopy;
 use super::peer_copy::peer_of;
 use super::report::{MoveKind, MoveRecord};
 use super::spill_error::SpillError;

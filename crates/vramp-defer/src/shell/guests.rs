@@ -9,7 +9,7 @@ use vramp_core::Bytes;
 use vramp_tiers::Priority;
 use vramp_tiers::spill::{SpillRequest, SpillerRegistration};
 
-use super::peer_copy::PeerPart;
+use super::peer_stores::PeerPart;
 use super::state::Shared;
 
 /// The calls of one card that make copies there move on, until this is dropped.

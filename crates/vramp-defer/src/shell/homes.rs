@@ -10,7 +10,7 @@ use crate::planner::{RangeId, UseToken};
 use vramp_alloc::range::StableRange;
 use vramp_core::{AddrRange, DeviceAddr};
 
-use super::adopt::AdoptedMemory;
+use super::adopted_memory::AdoptedMemory;
 use super::spill_error::SpillError;
 
 /// Address range of a buffer or of a group.

@@ -10,8 +10,9 @@ use smallvec::SmallVec;
 use vramp_alloc::{Driver, StreamId, StreamWork};
 use vramp_core::{AddrRange, Bytes};
 
-use super::buffer_handle::{DeferrableBuffer, Owner, Pin};
+use super::buffer_owner::{Owner, Pin};
 use super::events::LeaseStream;
+use super::lease_ending::LeaseEnding;
 use super::lease_owner::LeaseOwner;
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
@@ -48,19 +49,9 @@ pub(super) struct Named {
 }
 
 impl Named {
-    pub fn new(buffer: &DeferrableBuffer, access: Access) -> Named {
-        let owner = Arc::clone(&buffer.owner);
-        let (range, offset) = (buffer.addresses(), buffer.offset());
+    pub fn new(owner: Arc<Owner>, range: AddrRange, offset: Bytes, access: Access) -> Named {
         Named { owner, range, offset, access, in_place: false }
     }
-}
-
-/// Arguments to end a lease.
-pub(super) struct LeaseEnding {
-    lease: BufferLeaseId,
-    buffers: Vec<BufferId>,
-    streams: SmallVec<[LeaseStream; 2]>,
-    written: Option<Vec<WrittenRange>>,
 }
 
 impl State {

@@ -9,13 +9,14 @@ use crate::planner::{
 use vramp_alloc::{Allocator, Driver, StreamId};
 use vramp_core::{AddrRange, Bytes, Inconsistency};
 
-use super::adopt::AdoptFailed;
+use super::adopted_memory::AdoptFailed;
 use super::buffer_events::{BufferChange, EventStream};
-use super::buffer_handle::{DeferrableBuffer, Owner};
+use super::buffer_handle::DeferrableBuffer;
+use super::buffer_owner::Owner;
 use super::homes::RangeBacking;
 use super::lease_builder::LeaseBuilder;
 use super::lease_set::LeaseSet;
-use super::peer_copy::PeerPart;
+use super::peer_stores::PeerPart;
 use super::report::{FailedMove, MoveRecord, SpillStats, Spilled, WaitRecord};
 use super::service::Service;
 use super::spill_config::SpillConfig;
@@ -87,7 +88,7 @@ impl SpillManager {
         let stores = peers.iter().map(|peer| peer.store.clone()).collect();
         let shared = Shared::new(&allocator, mover, disk, budget.clone(), stores, config)?;
         let shared = Arc::new(shared);
-        shared.watcher.watch(&shared);
+        shared.watch();
         let service = Arc::new(Service::start(&shared, budget.as_ref(), &peers, cleaner, kept));
         Ok(SpillManager { shared, service, locks: Arc::default() })
     }

@@ -19,49 +19,18 @@ use std::sync::Arc;
 use crate::planner::{
     BufferId, CopyOut, Deferrables, PieceId, PieceState, RangeId, Restore, UseToken,
 };
-use vramp_alloc::range::{HostBacking, HostBackingError, StableRange};
+use vramp_alloc::range::HostBackingError;
 use vramp_alloc::{Driver, DriverError};
 use vramp_core::Bytes;
 use vramp_driver::DeviceCopy;
 
 use super::events::LeaseStream;
+use super::mapped_memory::{InPlacePool, MappedCopy};
 use super::spill_error::SpillError;
 use super::state::{Shared, SpilledCopies, State};
-use vramp_tiers::reserve::Charge;
 
 /// Number of spare copies kept for later pieces.
 const STOCK: usize = 4;
-
-/// Host memory that the device maps.
-pub(super) struct MappedCopy {
-    pub memory: Arc<HostBacking>,
-    pub copy_mapping: StableRange,
-    /// Where it is mapped, or being mapped, beside the copy mapping.
-    pub mapped_at: Option<(RangeId, Bytes)>,
-    _charge: Charge,
-}
-
-/// Shared by all readable buffers.
-pub(super) struct InPlacePool {
-    /// Stream of their copies.
-    pub stream: LeaseStream,
-    node: u32,
-    pub stock: Vec<MappedCopy>,
-    /// Stale copies, and what may still read them.
-    retired: Vec<(MappedCopy, Vec<UseToken>)>,
-}
-
-impl InPlacePool {
-    /// Returns the bytes that copies in stock take of the host's space.
-    pub fn charged(&self) -> Bytes {
-        self.stock.iter().map(|mapped| mapped.memory.len()).sum()
-    }
-
-    /// Returns the number of stale copies that work may still read.
-    pub fn retired_count(&self) -> usize {
-        self.retired.len()
-    }
-}
 
 impl Shared {
     /// Lets a buffer be read in place while it is spilled.

@@ -44,7 +44,7 @@ use vramp_tiers::reserve::{
 use vramp_tiers::spill::Spilling;
 use vramp_tiers::{Deadline, MemorySpace, Reservation};
 
-use super::at_rest::EndlessWait;
+use super::endless_wait::EndlessWait;
 use super::events::LeaseStream;
 use super::spill_error::SpillError;
 use super::state::Shared;
@@ -299,7 +299,7 @@ impl Shared {
         let still_there = || self.lock().account.returnable();
         if freed < bytes && still_there() >= bytes - freed {
             self.starves.store(true, Ordering::SeqCst);
-            self.watcher.ring();
+            self.ring_watcher();
         }
         freed
     }

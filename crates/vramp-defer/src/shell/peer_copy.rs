@@ -1,6 +1,6 @@
 //! Copies on other cards: made, restored, and freed.
 //!
-//! 1. A piece that leaves is copied on one of two streams, in turn, to memory that a [`PeerStore`] took
+//! 1. A piece that leaves is copied on one of two streams, in turn, to memory that a [`PeerStore`](vramp_tiers::PeerStore) took
 //!    of the other card. No driver call beside those of the copy if a chunk is free.
 //! 2. If the other card has no memory, or its driver fails, the piece goes to the host at once.
 //! 3. A lease restores it on two other streams. The copy stays valid until the piece is written.
@@ -8,124 +8,16 @@
 //!
 //! `relieve_peer.rs` moves copies on when the other card needs its memory.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use crate::planner::{CopyOut, PeerId, PeerTable, Restore, SpillTier, UseToken};
-use vramp_alloc::{Allocator, Driver};
-use vramp_core::Bytes;
+use crate::planner::{CopyOut, PeerId, Restore, SpillTier, UseToken};
+use vramp_alloc::Driver;
 use vramp_driver::DeviceCopy;
 
 use super::events::LeaseStream;
+use super::peer_stores::STORE;
 use super::report::MoveKind;
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
-use vramp_tiers::peer::{PeerAllocation, PeerStore};
-
-/// Another card, whose free memory holds copies.
-#[derive(Clone)]
-pub struct PeerPart {
-    /// Store on that card, through the device of this manager.
-    pub store: PeerStore,
-    /// Allocator of that card. When the card runs short of memory for it, copies there move on.
-    pub allocator: Option<Arc<Allocator>>,
-}
-
-/// Streams of copies in one direction.
-struct Lanes {
-    streams: [LeaseStream; 2],
-    next: AtomicUsize,
-}
-
-impl Lanes {
-    fn new(allocator: &Allocator) -> Result<Lanes, SpillError> {
-        let first = LeaseStream::create(allocator)?;
-        let second = LeaseStream::create(allocator).inspect_err(|_| {
-            // The first error is returned.
-            let _ = allocator.destroy_stream(first.id);
-        })?;
-        Ok(Lanes { streams: [first, second], next: AtomicUsize::new(0) })
-    }
-
-    /// Returns the stream whose turn it is.
-    fn next(&self) -> LeaseStream {
-        self.streams[self.next.fetch_add(1, Ordering::Relaxed) % 2]
-    }
-}
-
-/// The stores on other cards, and the streams of copies there and back.
-pub(super) struct Peers {
-    stores: BTreeMap<PeerId, PeerStore>,
-    /// Out and back; `None` without stores.
-    lanes: Option<[Lanes; 2]>,
-}
-
-impl Peers {
-    pub fn new(
-        allocator: &Allocator,
-        driver: &Arc<dyn Driver>,
-        stores: Vec<PeerStore>,
-    ) -> Result<Peers, SpillError> {
-        let mut by_id = BTreeMap::new();
-        for store in stores {
-            if !Arc::ptr_eq(store.driver(), driver) {
-                return Err(SpillError::Settings("a store on a peer is of another device"));
-            }
-            let id = PeerId::new(store.ordinal()).ok_or(SpillError::Settings(
-                "only cards with the ordinals 0 to 15 can hold copies of others",
-            ))?;
-            if by_id.insert(id, store).is_some() {
-                return Err(SpillError::Settings("there are two stores on one peer"));
-            }
-        }
-        let lanes = match by_id.is_empty() {
-            true => None,
-            false => {
-                let out = Lanes::new(allocator)?;
-                let back = Lanes::new(allocator).inspect_err(|_| {
-                    for own in out.streams {
-                        // The first error is returned.
-                        let _ = allocator.destroy_stream(own.id);
-                    }
-                })?;
-                Some([out, back])
-            }
-        };
-        Ok(Peers { stores: by_id, lanes })
-    }
-
-    /// Returns the store on a card.
-    pub fn store(&self, peer: PeerId) -> Option<&PeerStore> {
-        self.stores.get(&peer)
-    }
-
-    /// Returns all stores, by ordinal.
-    pub fn stores(&self) -> impl Iterator<Item = (PeerId, &PeerStore)> {
-        self.stores.iter().map(|(&peer, store)| (peer, store))
-    }
-
-    /// Returns the room on each card.
-    pub fn room(&self) -> PeerTable<Bytes> {
-        let mut room = PeerTable::default();
-        self.stores().for_each(|(peer, store)| room[peer] = store.room());
-        room
-    }
-
-    pub fn streams(&self) -> impl Iterator<Item = LeaseStream> {
-        self.lanes.iter().flatten().flat_map(|lanes| lanes.streams)
-    }
-
-    fn out(&self) -> LeaseStream {
-        self.lanes.as_ref().expect(STORE)[0].next()
-    }
-
-    fn back(&self) -> LeaseStream {
-        self.lanes.as_ref().expect(STORE)[1].next()
-    }
-}
-
-const STORE: &str = "only cards with a store have room";
+use vramp_tiers::peer::PeerAllocation;
 
 impl Shared {
     /// Starts the copy of a piece to another card, after the work that writes it. `None` if the card

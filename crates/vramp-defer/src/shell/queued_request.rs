@@ -86,7 +86,7 @@ impl QueuedRequest {
         let streams = shared.driver_streams(streams)?;
         Ok(QueuedRequest {
             shared: Arc::clone(shared),
-            named: buffers.iter().map(|(buffer, access)| Named::new(buffer, *access)).collect(),
+            named: buffers.iter().map(|(buffer, access)| buffer.named(*access)).collect(),
             buffers: buffers
                 .iter()
                 .map(|(buffer, access)| (buffer.owner.id, buffer.granted(*access)))

@@ -16,7 +16,7 @@ use vramp_tiers::{MemorySpace, Priority};
 
 use super::cleaner::Cleaner;
 use super::guests::Guest;
-use super::peer_copy::PeerPart;
+use super::peer_stores::PeerPart;
 use super::pool_request::PoolRequest;
 use super::spill_config::CleanerConfig;
 use super::state::Shared;

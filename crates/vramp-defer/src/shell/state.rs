@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use vramp_alloc::{Allocator, Driver, DriverError, StreamId};
 use vramp_core::{AddrRange, Bytes};
 
 use super::account::Account;
-use super::at_rest::{EndlessWait, SeenRoom};
 use super::buffer_events::Subscribers;
 use super::closed_disk::DiskGate;
+use super::endless_wait::{EndlessWait, SeenRoom};
 use super::events::{Events, LeaseStream, Polled, WorkEvent};
 use super::eviction_policy::Installed;
 use super::hand_over::Waiting;
 use super::homes::Homes;
-use super::lease_set::LeaseEnding;
-use super::mapped_copy::{InPlacePool, MappedCopy};
-use super::peer_copy::Peers;
+use super::lease_ending::LeaseEnding;
+use super::mapped_memory::{InPlacePool, MappedCopy};
+use super::peer_stores::Peers;
 use super::report::{History, SpillStats};
 use super::spill_config::SpillConfig;
 use super::spill_error::SpillError;
@@ -163,7 +163,7 @@ impl Drop for Locked<'_> {
             drop(state);
             woken.iter().for_each(|slot| slot.wake());
             if has_to_watch || self.shared.has_starving_waiters() {
-                self.shared.watcher.ring();
+                self.shared.ring_watcher();
             }
             self.shared.map_copies(maps);
             drop(gone);
@@ -196,6 +196,8 @@ pub(super) struct Shared {
     changed: Condvar,
     /// Looks for what notifies no waiter.
     pub watcher: Watcher,
+    /// Itself, for the watching thread.
+    pub this: OnceLock<Weak<Shared>>,
 }
 
 const HOME: &str = "each range has addresses";
@@ -283,6 +285,7 @@ impl Shared {
             state: Mutex::new(state),
             changed: Condvar::new(),
             watcher: Watcher::default(),
+            this: OnceLock::new(),
         })
     }
 

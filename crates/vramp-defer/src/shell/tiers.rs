@@ -28,7 +28,7 @@ use vramp_tiers::{
     DiskStore, HostPool, MemorySpace, Mover, ReservationManager, SpaceConfig, SpaceId, Tier,
 };
 
-use super::adopt::AdoptFailed;
+use super::adopted_memory::AdoptFailed;
 use super::buffer_handle::DeferrableBuffer;
 use super::lease_set::LeaseSet;
 use super::manager::{SpillManager, SpillParts};
