@@ -17,8 +17,9 @@ use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use vramp_capi::process::{OpenAllocator, StreamName};
 
 use crate::dlpack::{self, Holder, Request};
+use crate::error::not_pickled;
 use crate::layout::{Layout, Memory, accessible};
-use crate::owner::{Owner, not_pickled};
+use crate::owner::Owner;
 use crate::python;
 
 /// Keeps memory from being freed or closed.

@@ -20,7 +20,7 @@ use vramp_capi::process::{OpenAllocator, StreamName};
 
 use crate::error::{raise, refuse};
 use crate::layout::Layout;
-use crate::pool::detached;
+use crate::python::detached;
 
 const UNVERSIONED: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";

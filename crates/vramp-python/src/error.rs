@@ -1,5 +1,6 @@
 //! Converts failures to exceptions. The classes are in `vramp._errors`, in Python.
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use vramp_capi::abi::vramp_status_t::{self, *};
@@ -96,4 +97,13 @@ pub fn result<'py>(
     fields: &Bound<'py, PyDict>,
 ) -> PyResult<Bound<'py, PyAny>> {
     python::member(py, "vramp._types", class)?.call((), Some(fields))
+}
+
+/// Returns the exception for an object that has no meaning in another process.
+pub fn not_pickled(class: &str) -> PyErr {
+    PyTypeError::new_err(format!(
+        "a vramp.{class} cannot be pickled or copied, because its memory stays in this process: to share \
+         memory with another process send a ticket, vramp.ipc.export(allocation).ticket(), and open it \
+         there with vramp.ipc.open(ticket)"
+    ))
 }

@@ -8,8 +8,8 @@ use std::ffi::c_void;
 use std::ptr;
 use vramp_capi::process::{CallResult, OpenAllocator, StreamName};
 
+use crate::arguments::bytes;
 use crate::error::{raise, refuse};
-use crate::pool::bytes;
 use crate::python;
 
 /// Element type of an array.

@@ -10,8 +10,12 @@
 //!    of a program, and `analysis.rs` replays and explains recordings.
 //! 5. `shortage.rs` calls functions of the program that free memory before a request fails.
 //!    `turns.rs` lets processes take turns at a card.
-//! 6. `error.rs` converts a failure to the exception of its kind, and `python.rs` is what several files
-//!    ask of the interpreter. `ending.rs` is for threads inside of the library when the interpreter ends.
+//! 6. `error.rs` converts a failure to the exception of its kind, `arguments.rs` reads arguments, and
+//!    `python.rs` is what several files ask of the interpreter. `ending.rs` is for threads inside of the
+//!    library when the interpreter ends.
+//!
+//! The methods of a class that other classes name are in a file of their own, such as `pool/methods.rs`:
+//! they return objects of those classes.
 //!
 //! Every call that may wait for a lock or a driver call runs detached from the interpreter. A cache
 //! hit stays attached: it takes only locks that are held for a few instructions, by threads that do
@@ -22,6 +26,7 @@
 
 mod allocation;
 mod analysis;
+mod arguments;
 mod array;
 mod dlpack;
 mod ending;

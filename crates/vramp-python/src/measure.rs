@@ -6,7 +6,8 @@ use pyo3::prelude::*;
 use vramp_capi::process::{CallResult, OpenAllocator, ScopeId, ScopePeaks, Stats};
 
 use crate::error::{raise, refuse};
-use crate::pool::{Pool, detached};
+use crate::pool::Pool;
+use crate::python::detached;
 
 /// What happens in a pool while a `with` block runs.
 #[pyclass(frozen, weakref, module = "vramp")]

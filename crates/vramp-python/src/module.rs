@@ -59,8 +59,9 @@ use pyo3::exceptions::PyBaseException;
 use pyo3::types::PyDict;
 use vramp_capi::process::{self, MemoryStats, OpenAllocator};
 
+use crate::arguments::{event_count, path_text};
 use crate::error::{raise, refuse};
-use crate::pool::{Pool, event_count, named, path_text};
+use crate::pool::{Pool, named};
 
 /// The shared pools that were asked for, by device.
 static SHARED: Mutex<Vec<Option<Py<Pool>>>> = Mutex::new(Vec::new());

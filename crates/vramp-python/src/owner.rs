@@ -1,6 +1,5 @@
 //! What an array can be a part of: an allocation of this process, or memory of another one.
 
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use vramp_capi::process::{CallResult, OpenAllocator, StreamName};
 
@@ -102,13 +101,4 @@ impl Owner {
             Owner::Imported(imported) => drop(imported.get().record(consumer)),
         }
     }
-}
-
-/// Returns the exception for an object that has no meaning in another process.
-pub fn not_pickled(class: &str) -> PyErr {
-    PyTypeError::new_err(format!(
-        "a vramp.{class} cannot be pickled or copied, because its memory stays in this process: to share \
-         memory with another process send a ticket, vramp.ipc.export(allocation).ticket(), and open it \
-         there with vramp.ipc.open(ticket)"
-    ))
 }

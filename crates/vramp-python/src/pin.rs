@@ -5,7 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::prelude::*;
 use vramp_capi::process::PinnedRange;
 
-use crate::pool::{Pool, detached};
+use crate::pool::Pool;
+use crate::python::detached;
 
 /// A pin. It ends by `unpin`, at the end of a `with` block, or with the last reference.
 #[pyclass(frozen, weakref, module = "vramp")]

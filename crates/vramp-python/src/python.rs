@@ -30,3 +30,17 @@ pub fn check_first_interpreter() -> PyResult<()> {
         )),
     }
 }
+
+/// Runs `work` detached from the interpreter, also from a destructor and while the interpreter
+/// ends.
+pub fn detached(work: impl FnOnce() + Send) {
+    let mut work = Some(work);
+    let mut run = || {
+        if let Some(work) = work.take() {
+            work();
+        }
+    };
+    if Python::try_attach(|py| py.detach(&mut run)).is_none() {
+        run();
+    }
+}

@@ -7,8 +7,9 @@ use pyo3::types::{PyBool, PyInt};
 use vramp_capi::abi::vramp_stream_t;
 use vramp_capi::process::StreamName;
 
+use crate::arguments::bytes;
 use crate::error::{raise, refuse};
-use crate::pool::{Pool, bytes};
+use crate::pool::Pool;
 use crate::python;
 
 /// A stream that a pool created. It is destroyed with the last reference; work queued on it still
@@ -55,7 +56,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let (allocator, handle) = (self.pool.get().allocator(), self.handle);
         // A closed pool has destroyed its streams. Another failure leaves the stream to the close.
-        crate::pool::detached(move || drop(allocator.forget_stream(handle)));
+        python::detached(move || drop(allocator.forget_stream(handle)));
     }
 }
 

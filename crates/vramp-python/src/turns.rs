@@ -18,7 +18,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use vramp_ipc::turns::{self, AcquireError, Answer, Need, Participant, TurnsConfig, TurnsError};
 
 use crate::error::{refuse, result};
-use crate::pool::detached;
+use crate::python::detached;
 use crate::tiers::seconds;
 
 /// How long a wait runs without a look at signals.
@@ -358,7 +358,7 @@ impl Turn {
 
     /// Refuses to be pickled.
     fn __reduce__(&self) -> PyResult<()> {
-        Err(crate::owner::not_pickled("Turn"))
+        Err(crate::error::not_pickled("Turn"))
     }
 
     fn __repr__(&self) -> String {

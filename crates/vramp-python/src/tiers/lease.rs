@@ -18,67 +18,21 @@ use std::time::Duration;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
-use vramp_capi::process::{OpenAllocator, StreamName};
+use vramp_capi::process::StreamName;
 use vramp_defer::{Access, DeferrableBuffer, LeaseBuilder, LeaseFuture, LeaseOwner};
 use vramp_tiers::Deadline;
 
 use super::failure::Fault;
+use super::grant::{Grant, ended};
 use super::owner::Caller;
 use super::shared::{Core, Open, OpenHold, check_fork, end};
 use super::view::View;
 use super::waiting::{self, Completion, Pending, Waiting};
 use super::{Buffer, Tiers, seconds};
-use crate::dlpack::Holder;
 use crate::error::refuse;
 use crate::layout::{Memory, Place, accessible};
 use crate::python;
 use crate::stream::stream_in;
-
-/// A lease that was granted.
-pub struct Grant {
-    /// `None` only while it is dropped.
-    set: Option<(vramp_defer::LeaseSet, OpenHold)>,
-    /// Where the buffers are, in the order of the request.
-    addrs: Vec<u64>,
-    allocator: OpenAllocator,
-    stream: StreamName,
-    /// Keeps the stream alive.
-    _stream_object: Option<Py<PyAny>>,
-    /// True once the program ended it.
-    is_released: AtomicBool,
-}
-
-impl Grant {
-    pub fn is_released(&self) -> bool {
-        self.is_released.load(Ordering::Acquire)
-    }
-}
-
-impl Drop for Grant {
-    fn drop(&mut self) {
-        end(self.set.take());
-    }
-}
-
-/// What a capsule of a view keeps.
-pub struct Hold(pub Arc<Grant>);
-
-impl Holder for Hold {
-    fn allocator(&self) -> OpenAllocator {
-        self.0.allocator
-    }
-
-    fn stream(&self) -> StreamName {
-        self.0.stream
-    }
-
-    /// The lease ends at what its stream waits for then.
-    fn used_by(&self, consumer: StreamName) {
-        // SAFETY: the package's contract for streams. If it fails, the pool is closed or the process ends:
-        // nothing moves then.
-        drop(unsafe { self.0.allocator.order(self.0.stream, consumer) });
-    }
-}
 
 /// How far a request is.
 enum State {
@@ -402,13 +356,6 @@ impl Wake for Unpark {
     fn wake(self: Arc<Unpark>) {
         self.0.unpark();
     }
-}
-
-/// Returns the exception for the use of a lease after its end.
-#[cold]
-pub fn ended(py: Python<'_>) -> PyErr {
-    let text = "the lease has ended, so the memory may be gone: lease the buffer again";
-    refuse(py, "LeaseEndedError", text)
 }
 
 /// Returns a coroutine of `vramp._leases`.

@@ -14,7 +14,7 @@ use vramp_capi::process::{HostLoan, OpenAllocator};
 use vramp_defer::BufferId;
 
 use super::failure::Fault;
-use crate::pool::detached;
+use crate::python::detached;
 
 /// The parts of open tiers.
 pub struct Open {

@@ -6,11 +6,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use super::Buffer;
-use super::lease::{Grant, Hold, ended};
+use super::grant::{Grant, Hold, ended};
+use crate::arguments::bytes;
 use crate::dlpack::{self, Holder, Request};
+use crate::error::not_pickled;
 use crate::layout::{Layout, Memory};
-use crate::owner::not_pickled;
-use crate::pool::bytes;
 
 /// An array of a buffer, for the time of a lease.
 #[pyclass(frozen, weakref, module = "vramp")]
