@@ -6,19 +6,14 @@ use crate::extents::{Extent, ExtentList};
 use vramp_alloc::Driver;
 use vramp_core::Bytes;
 use vramp_driver::{HostSlice, Stream};
-use vramp_host::{HostMemory, HostSpan, OutOfBounds};
+use vramp_host::{HostSpan, OutOfBounds};
 
-use super::pool::{HostPoolError, Shared, span_of};
+use super::config::HostPoolError;
+use super::part::{Part, span_of};
 use super::returns::{Returned, Uses};
+use super::shared::Shared;
 use crate::ledger::shell::charge::Charge;
 use crate::sync::{Mutex, lock};
-
-/// A run of adjacent blocks, with the memory they lie in.
-#[derive(Clone)]
-pub(super) struct Part {
-    pub run: Extent,
-    pub memory: Arc<HostMemory>,
-}
 
 /// Whole blocks of pinned host memory. Offsets count through all of them, in whatever runs they
 /// lie.

@@ -1,10 +1,8 @@
-//! The thread that pins memory ahead of need, and unpins what is idle for long.
+//! The background thread of a pool (`ahead.rs`): what it is woken for, and its end.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
 
-use super::pool::{Growth, Shared};
 use crate::sync::{Condvar, Mutex, lock};
 
 /// What a thread wakes the background thread for.
@@ -17,80 +15,19 @@ pub(super) enum Wake {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Requests {
-    grow: bool,
-    age: bool,
-    end: bool,
+pub(super) struct Requests {
+    pub grow: bool,
+    pub age: bool,
+    pub end: bool,
 }
 
-type Signal = Arc<(Mutex<Requests>, Condvar)>;
+pub(super) type Signal = Arc<(Mutex<Requests>, Condvar)>;
 
 /// The background thread of a pool. It starts with the first request and ends with the pool.
 #[derive(Default)]
 pub(super) struct Background {
-    signal: Signal,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-impl Background {
-    /// Wakes the thread, and starts it if there is none. Returns false if it cannot be started.
-    pub fn wake(&self, pool: &Arc<Shared>, wake: Wake) -> bool {
-        let mut thread = lock(&self.thread);
-        if thread.is_none() {
-            let (signal, pool) = (Arc::clone(&self.signal), Arc::downgrade(pool));
-            let builder = std::thread::Builder::new().name("vramp-host-pool".to_owned());
-            *thread = builder.spawn(move || work(&signal, &pool)).ok();
-        }
-        let runs = thread.is_some();
-        drop(thread);
-        let (requests, changed) = &*self.signal;
-        let mut requests = lock(requests);
-        requests.grow |= wake == Wake::Grow;
-        requests.age |= wake == Wake::Age;
-        changed.notify_one();
-        runs
-    }
-}
-
-fn work(signal: &Signal, pool: &Weak<Shared>) {
-    let mut next_pass = None;
-    loop {
-        let requests = wait(signal, next_pass);
-        if requests.end {
-            return;
-        }
-        let Some(shared) = pool.upgrade() else { return };
-        while requests.grow && shared.is_low() {
-            // A later allocation meets the same error and returns it.
-            if shared.grow(Growth::Ahead).is_err() || lock(&signal.0).end {
-                break;
-            }
-        }
-        let later = || shared.config.idle.and_then(|idle| Instant::now().checked_add(idle));
-        if next_pass.is_some_and(|at| at <= Instant::now()) {
-            next_pass = shared.age().then(later).flatten();
-        } else if requests.age && next_pass.is_none() {
-            next_pass = later();
-        }
-    }
-}
-
-/// Waits for a request, or until a time. Takes the requests.
-fn wait(signal: &Signal, until: Option<Instant>) -> Requests {
-    let (requests, changed) = &**signal;
-    let mut state = lock(requests);
-    while !(state.grow || state.age || state.end) {
-        state = match until.map(|at| at.saturating_duration_since(Instant::now())) {
-            None => changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(left) if left.is_zero() => break,
-            Some(left) => {
-                changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-            }
-        };
-    }
-    let taken = *state;
-    *state = Requests { end: taken.end, ..Requests::default() };
-    taken
+    pub signal: Signal,
+    pub thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Drop for Background {

@@ -7,7 +7,8 @@
 //!    later pass and each [`HostPool::shrink`] tries again.
 
 use super::core::growth::to_unpin;
-use super::pool::{HostPool, Pinned, Shared, State};
+use super::pool::HostPool;
+use super::shared::{Pinned, Shared, State};
 use crate::extents::BackingId;
 use crate::sync::{MutexGuard, lock};
 use vramp_core::Bytes;

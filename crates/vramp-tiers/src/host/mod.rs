@@ -60,16 +60,22 @@
 //! Deliberately absent: copies ([`movers`](crate::movers)), and choosing what to evict when the
 //! space is full.
 
+mod ahead;
 mod allocation;
 mod background;
+mod config;
 mod core;
 mod idle;
+mod part;
 mod pool;
 mod returns;
+mod shared;
+mod slabs;
 mod small;
 
 pub use allocation::{HostAllocation, HostReader};
-pub use pool::{HostPool, HostPoolConfig, HostPoolError, HostPoolStats};
+pub use config::{HostPoolConfig, HostPoolError, HostPoolStats};
+pub use pool::HostPool;
 pub use small::SmallHostAllocation;
 
 pub use vramp_alloc::{Driver, DriverError};

@@ -10,7 +10,7 @@ use vramp_core::Bytes;
 use vramp_driver::{Event, Stream};
 
 use super::core::progress::{StreamProgress, last_on_each_stream};
-use super::small::{Piece, Slabs};
+use super::slabs::{Piece, Slabs};
 
 /// Work on a stream that uses blocks, with an event recorded behind it.
 #[derive(Clone, Copy, Debug)]

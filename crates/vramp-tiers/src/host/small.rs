@@ -1,53 +1,30 @@
 //! Small allocations, carved from shared blocks.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::extents::{Extent, ExtentAllocator};
+use crate::extents::Extent;
 use vramp_alloc::Driver;
 use vramp_core::Bytes;
 use vramp_driver::{HostSlice, Stream};
 use vramp_host::{HostSpan, OutOfBounds};
 
-use super::allocation::Part;
-use super::pool::{HostPoolError, Shared};
+use super::config::HostPoolError;
+use super::part::{Part, span_of};
 use super::returns::{Returned, Uses};
-use crate::ledger::shell::charge::Charge;
+use super::shared::Shared;
+use super::slabs::{Piece, Slab};
 use crate::sync::lock;
 
 /// Least size class. Classes are powers of two, and the whole block.
 const SMALLEST: u64 = 512;
 
-/// A block divided into pieces of one size class.
-struct Slab {
-    part: Part,
-    charge: Charge,
-    free: Vec<u32>,
-    pieces: usize,
-}
-
-/// Identifies a piece: its size class, its slab, and its index in the slab.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Piece {
-    class: u64,
-    slab: u64,
-    index: u32,
-}
-
-/// All slabs, by size class and number.
-#[derive(Default)]
-pub(super) struct Slabs {
-    slabs: BTreeMap<(u64, u64), Slab>,
-    made: u64,
-}
-
-impl Slabs {
+impl Shared {
     /// Allocates a piece of the smallest class that holds `len`.
-    pub fn allocate(
-        shared: &Arc<Shared>,
+    pub(super) fn allocate_small(
+        self: &Arc<Shared>,
         len: Bytes,
     ) -> Result<SmallHostAllocation, HostPoolError> {
-        let block = shared.config.block.count();
+        let block = self.config.block.count();
         if len.count() > block {
             return Err(HostPoolError::Config(
                 "a small allocation is at most a block: use allocate for more",
@@ -55,16 +32,16 @@ impl Slabs {
         }
         let class = len.count().next_power_of_two().max(SMALLEST).min(block);
         loop {
-            if let Some(slab) = Slabs::pick(shared, class, len) {
+            if let Some(slab) = self.pick(class, len) {
                 return Ok(slab);
             }
-            if shared.sweep(&mut lock(&shared.state)) {
+            if self.sweep(&mut lock(&self.state)) {
                 continue;
             }
-            let charge = shared.space.charge(shared.config.block)?;
-            let part = shared.take(&charge)?.pop().expect("a block lies in a part");
+            let charge = self.space.charge(self.config.block)?;
+            let part = self.take(&charge)?.pop().expect("a block lies in a part");
             let free: Vec<u32> = (0..(block / class) as u32).rev().collect();
-            let mut state = lock(&shared.state);
+            let mut state = lock(&self.state);
             state.slabs.made += 1;
             let number = state.slabs.made;
             let pieces = free.len();
@@ -72,28 +49,8 @@ impl Slabs {
         }
     }
 
-    /// Frees a piece that no work uses.
-    pub fn free(&mut self, piece: Piece) {
-        let slab = self.slabs.get_mut(&(piece.class, piece.slab));
-        slab.expect("a slab outlives its pieces").free.push(piece.index);
-    }
-
-    /// Frees the blocks of slabs without allocated pieces, and returns their charges.
-    pub fn end_idle(&mut self, blocks: &mut ExtentAllocator) -> Vec<Charge> {
-        let (idle, used) = std::mem::take(&mut self.slabs)
-            .into_iter()
-            .partition(|(_, slab)| slab.free.len() == slab.pieces);
-        self.slabs = used;
-        let idle: BTreeMap<_, Slab> = idle;
-        let ended = idle.into_values().map(|slab| {
-            blocks.free(slab.part.run).expect("a slab's block is returned once");
-            slab.charge
-        });
-        ended.collect()
-    }
-
-    fn pick(shared: &Arc<Shared>, class: u64, len: Bytes) -> Option<SmallHostAllocation> {
-        let mut state = lock(&shared.state);
+    fn pick(self: &Arc<Shared>, class: u64, len: Bytes) -> Option<SmallHostAllocation> {
+        let mut state = lock(&self.state);
         let of_class = (class, 0)..=(class, u64::MAX);
         let mut usable =
             state.slabs.slabs.range_mut(of_class).filter(|(_, slab)| !slab.free.is_empty());
@@ -101,13 +58,7 @@ impl Slabs {
         let index = slab.free.pop().expect("a slab with free pieces has one");
         let piece = Piece { class, slab: key.1, index };
         let part = slab.part.clone();
-        Some(SmallHostAllocation {
-            shared: Arc::clone(shared),
-            piece,
-            part,
-            len,
-            uses: Uses::new(),
-        })
+        Some(SmallHostAllocation { shared: Arc::clone(self), piece, part, len, uses: Uses::new() })
     }
 }
 
@@ -143,7 +94,7 @@ impl SmallHostAllocation {
 
     /// Returns the memory.
     pub fn span(&self) -> HostSpan {
-        let whole = super::pool::span_of(&self.part);
+        let whole = span_of(&self.part);
         whole.part(self.offset(), self.len).expect("a piece lies in its block")
     }
 

@@ -6,8 +6,9 @@ use vramp_core::Bytes;
 use vramp_host::HostSpan;
 
 use super::core::pipeline::StagedPiece;
+use super::endpoint::{CopyEndpoint, InFlightCopy};
 use super::error::MoveError;
-use super::staged::{CopyEndpoint, InFlightCopy, StagedTransfer};
+use super::staged::StagedTransfer;
 use crate::disk::{ChargeTo, DiskStore, DiskTierError, DiskTransfer, StoredBytes};
 use crate::host::HostAllocation;
 use crate::ledger::shell::reservation::Reservation;

@@ -11,10 +11,9 @@ use super::copy_queue::{CopyQueue, QueueError, QueuedCopy, StepCopies};
 use super::core::gather::Gather;
 use super::core::pipeline::StagedPiece;
 use super::core::window::StepId;
+use super::endpoint::{CopyEndpoint, InFlightCopy};
 use super::error::MoveError;
-use super::mover::{CopyDependency, Shared};
-use super::staged::{CopyEndpoint, InFlightCopy};
-use super::transfer::CopyDirection;
+use super::shared::{CopyDependency, CopyDirection, Shared};
 use crate::host::HostAllocation;
 
 /// Ranges of a device that are read or written piece by piece, one behind the other.

@@ -64,10 +64,12 @@
 mod copy_queue;
 mod core;
 mod disk;
+mod endpoint;
 mod error;
 mod gpu;
 mod mover;
 mod profiler;
+mod shared;
 mod staged;
 mod transfer;
 mod wait_all;
@@ -77,11 +79,13 @@ pub use core::pipeline::StagedPiece;
 pub use core::profile::{MeasuredLink, MeasuredPair, Profile, UnmeasuredLink};
 pub(crate) use disk::failed as disk_failed;
 pub use disk::{DiskBudget, DiskCopy, DiskSource, DiskTarget, InFlightRead, InFlightWrite};
+pub use endpoint::{CopyEndpoint, InFlightCopy};
 pub use error::{MoveError, MoveFailed};
 pub use gpu::{GpuEndpoint, InFlightGpuCopy};
-pub use mover::{CopyDependency, Mover, MoverConfig, TransferBuilder};
+pub use mover::{Mover, TransferBuilder};
 pub use profiler::{Profiler, ProfilerConfig};
-pub use staged::{CopyEndpoint, InFlightCopy, StagedTransfer};
+pub use shared::{CopyDependency, MoverConfig};
+pub use staged::StagedTransfer;
 pub use transfer::{Transfer, TransferProgress};
 pub use wait_all::wait_all;
 

@@ -2,76 +2,21 @@
 
 use std::sync::Arc;
 
-use vramp_alloc::{Driver, DriverError, StreamWork};
+use vramp_alloc::Driver;
 use vramp_core::{AddrRange, Bytes};
-use vramp_driver::{Event, Stream};
+use vramp_driver::Stream;
 
 use super::copy_queue::CopyQueue;
 use super::core::gather::Gather;
 use super::disk::{DiskBudget, DiskCopy, DiskSource, DiskTarget};
 use super::error::{MoveError, MoveFailed};
 use super::gpu::GpuEndpoint;
+use super::shared::{CopyDependency, CopyDirection, MoverConfig, Shared};
 use super::staged::StagedTransfer;
-use super::transfer::{CopyDirection, Transfer};
+use super::transfer::Transfer;
 use crate::disk::DiskStore;
 use crate::host::{HostAllocation, HostPool};
 use crate::ledger::shell::wait::CancelToken;
-
-/// Options of a [`Mover`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MoverConfig {
-    /// Bytes queued at a time, from 4 MiB to 32 MiB. Smaller steps cancel sooner, larger ones make
-    /// fewer driver calls.
-    pub step: Bytes,
-    /// Most steps in flight in one direction, from 1 to 64, over all transfers.
-    pub steps_in_flight: u32,
-    /// Most pieces of one staged transfer in host memory, from 2 to 64. A piece has the length of a
-    /// step.
-    pub staging_pieces: u32,
-}
-
-impl Default for MoverConfig {
-    /// Steps of 16 MiB, four in flight in each direction, and four pieces of staging.
-    fn default() -> MoverConfig {
-        MoverConfig { step: Bytes::mib(16), steps_in_flight: 4, staging_pieces: 4 }
-    }
-}
-
-impl MoverConfig {
-    fn check(&self) -> Result<(), MoveError> {
-        let bad = |what| Err(MoveError::Config(what));
-        if !(Bytes::mib(4)..=Bytes::mib(32)).contains(&self.step) {
-            return bad("a step must be between 4 MiB and 32 MiB");
-        }
-        if !(1..=64).contains(&self.steps_in_flight) {
-            return bad("steps_in_flight must be between 1 and 64");
-        }
-        if !(2..=64).contains(&self.staging_pieces) {
-            return bad("staging_pieces must be between 2 and 64");
-        }
-        Ok(())
-    }
-}
-
-/// Work that a transfer has to wait for.
-#[derive(Clone, Debug)]
-pub enum CopyDependency {
-    /// The work queued on a stream so far. The stream is open.
-    Stream(Stream),
-    /// The last record of an event, on a stream that captures no graph.
-    Event(Event),
-    /// The work queued so far on a stream of an allocator, which may have been destroyed:
-    /// [`Allocator::stream_work`](vramp_alloc::Allocator::stream_work) returns it.
-    Work(StreamWork),
-}
-
-pub(super) struct Shared {
-    pub driver: Arc<dyn Driver>,
-    pub pool: HostPool,
-    pub config: MoverConfig,
-    pub to_host: CopyQueue,
-    pub to_device: CopyQueue,
-}
 
 /// Transfers between one device, blocks of one host pool, and disks. Clones share four streams,
 /// which are destroyed with the last clone and the last transfer.
@@ -280,39 +225,8 @@ impl std::fmt::Debug for Mover {
     }
 }
 
-pub(super) fn check_range(range: AddrRange) -> Result<AddrRange, MoveError> {
+fn check_range(range: AddrRange) -> Result<AddrRange, MoveError> {
     range.checked_end().map(|_| range).ok_or(MoveError::BadRange(range))
-}
-
-impl Shared {
-    /// Orders later steps of a queue behind other work.
-    pub fn order(&self, queue: &CopyQueue, after: CopyDependency) -> Result<(), MoveError> {
-        let device =
-            |error: DriverError| MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error };
-        match after {
-            CopyDependency::Event(event) => queue.order_behind_event(event).map_err(device),
-            CopyDependency::Work(StreamWork::Ended(end)) => {
-                queue.order_behind_event(end.event()).map_err(device)
-            }
-            CopyDependency::Work(StreamWork::Over) => Ok(()),
-            CopyDependency::Stream(stream) | CopyDependency::Work(StreamWork::Open(stream)) => {
-                match queue.order_behind_stream(stream).map_err(device)? {
-                    true => Ok(()),
-                    false => Err(MoveError::Capturing),
-                }
-            }
-        }
-    }
-
-    /// Returns an error if the stream captures: an event between the two would make copies nodes of
-    /// its graph.
-    pub fn refuse_capturing(&self, stream: Stream) -> Result<(), MoveError> {
-        match self.driver.is_capturing(stream) {
-            Ok(false) => Ok(()),
-            Ok(true) => Err(MoveError::Capturing),
-            Err(error) => Err(MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error }),
-        }
-    }
 }
 
 /// Builder of a [`Transfer`]. Finish with [`start`](TransferBuilder::start).

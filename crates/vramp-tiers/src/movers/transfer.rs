@@ -8,50 +8,13 @@ use vramp_alloc::DriverError;
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Stream;
 
-use super::copy_queue::{CopyQueue, QueueError, QueuedCopy, StepCopies};
+use super::copy_queue::{CopyQueue, QueueError, StepCopies};
 use super::core::gather::Gather;
 use super::core::window::StepId;
 use super::error::{MoveError, MoveFailed};
-use super::mover::Shared;
+use super::shared::{CopyDirection, Shared};
 use crate::host::{HostAllocation, HostPoolError};
 use crate::ledger::shell::wait::CancelToken;
-
-/// Direction of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CopyDirection {
-    ToHost,
-    ToDevice,
-}
-
-impl CopyDirection {
-    pub fn queue(self, mover: &Shared) -> &CopyQueue {
-        match self {
-            CopyDirection::ToHost => &mover.to_host,
-            CopyDirection::ToDevice => &mover.to_device,
-        }
-    }
-
-    /// Returns the copies of a device range: one for each run of host blocks.
-    pub fn copies(
-        self,
-        mover: &Shared,
-        part: AddrRange,
-        host: &HostAllocation,
-        offset: Bytes,
-    ) -> Result<StepCopies, HostPoolError> {
-        let mut at = part.start;
-        let slices = host.slices(&mover.driver, offset, part.len)?;
-        let piece = |slice: vramp_driver::HostSlice| {
-            let device = at;
-            at = at + slice.len;
-            match self {
-                CopyDirection::ToHost => QueuedCopy::ToHost { from: device, to: slice },
-                CopyDirection::ToDevice => QueuedCopy::ToDevice { from: slice, to: device },
-            }
-        };
-        Ok(slices.into_iter().map(piece).collect())
-    }
-}
 
 /// Progress of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,39 +1,9 @@
 //! Statistics of spaces and tags.
 
-use super::Ledger;
-use super::{Pressure, Tag, UnknownSpace};
+use super::space_account::TagUse;
+use super::{Ledger, Pressure, SpaceCounters, Tag, UnknownSpace};
 use crate::ledger::core::{Levels, SpaceId};
 use vramp_core::Bytes;
-
-/// Event counters of a space.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SpaceCounters {
-    /// Reservations made; parts split off are not counted.
-    pub reserves: u64,
-    /// Requests refused for lack of room.
-    pub refusals: u64,
-    /// Reservations released.
-    pub releases: u64,
-    /// Allocations that exceeded their reservation, whatever the policy decided.
-    pub overruns: u64,
-}
-
-/// Sums of one tag in one space.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct TagUse {
-    pub charged: Bytes,
-    pub used: Bytes,
-    pub unreserved: Bytes,
-    pub peak_charged: Bytes,
-    pub peak_used: Bytes,
-}
-
-impl TagUse {
-    pub(super) fn settle(&mut self) {
-        self.peak_charged = self.peak_charged.max(self.charged);
-        self.peak_used = self.peak_used.max(self.used);
-    }
-}
 
 /// Statistics of one space. All amounts are multiples of its granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

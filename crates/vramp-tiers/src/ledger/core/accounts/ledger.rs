@@ -10,10 +10,9 @@ use std::ops::RangeInclusive;
 use slotmap::SlotMap;
 use smallvec::SmallVec;
 
-use super::census::{SpaceCounters, TagUse};
-use super::pressure::Hysteresis;
+use super::hysteresis::Hysteresis;
 use super::record::Share;
-use super::space_account::SpaceAccount;
+use super::space_account::{SpaceAccount, SpaceCounters, TagUse};
 use super::{
     Bound, GrowError, Holder, LedgerError, LedgerReserveError, MergeError, Owner, ReservationId,
     ReservationRecord, SpaceRefusal, SplitError, StaleReservation, Tag, UnknownSpace, UnknownTag,

@@ -4,21 +4,24 @@ mod audit;
 mod census;
 mod charging;
 mod errors;
+mod hysteresis;
 mod ledger;
 mod overrun;
 mod pressure;
 mod record;
 mod space_account;
 
-pub use census::{SpaceCensus, SpaceCounters, TagCensus};
+pub use census::{SpaceCensus, TagCensus};
 pub use errors::{
     Bound, ChargeError, GrowError, Holder, LedgerError, LedgerReserveError, MergeError,
     SpaceRefusal, SplitError, StaleReservation, UnchargeError, UnknownSpace, UnknownTag,
     UnreservedError,
 };
+pub use hysteresis::Crossing;
 pub use ledger::{Ledger, Merge, Reserved};
 pub use overrun::{
     Charged, FactorError, GrowthFactor, LimitPolicy, Overrun, OverrunAction, OverrunOutcome,
 };
-pub use pressure::{Crossing, CrossingCursor, Pressure};
+pub use pressure::{CrossingCursor, Pressure};
 pub use record::{Owner, ReservationId, ReservationRecord, Tag};
+pub use space_account::SpaceCounters;

@@ -6,8 +6,8 @@
 //! and an idle subscriber costs nothing.
 
 use super::space_account::SpaceAccount;
-use super::{Ledger, UnknownSpace};
-use crate::ledger::core::{Levels, SpaceId};
+use super::{Crossing, Ledger, UnknownSpace};
+use crate::ledger::core::SpaceId;
 use vramp_core::Bytes;
 
 /// Total of a space against its levels.
@@ -40,15 +40,6 @@ impl Pressure {
     }
 }
 
-/// A crossing of a level.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crossing {
-    /// The total rose to the trigger: spilling should begin.
-    Trigger,
-    /// The total fell to the stop: spilling should end.
-    Stop,
-}
-
 /// A subscriber's position in the crossings of one space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrossingCursor {
@@ -60,32 +51,6 @@ impl CrossingCursor {
     /// Id of the space.
     pub fn space(&self) -> SpaceId {
         self.space
-    }
-}
-
-/// Counter of crossings: an odd number means pressure.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Hysteresis {
-    pub crossings: u64,
-}
-
-impl Hysteresis {
-    pub(super) fn is_high(self) -> bool {
-        self.crossings % 2 == 1
-    }
-
-    pub(super) fn update(&mut self, total: Bytes, levels: &Levels) {
-        let crossed = if self.is_high() { total <= levels.stop } else { total >= levels.trigger };
-        self.crossings += u64::from(crossed);
-    }
-
-    /// The crossing after the first `seen` ones.
-    pub(super) fn after(self, seen: u64) -> Option<Crossing> {
-        match seen {
-            seen if seen >= self.crossings => None,
-            seen if seen % 2 == 0 => Some(Crossing::Trigger),
-            _ => Some(Crossing::Stop),
-        }
     }
 }
 

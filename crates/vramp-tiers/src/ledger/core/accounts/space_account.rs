@@ -1,11 +1,40 @@
 //! The sums of one space.
 
-use super::census::{SpaceCounters, TagUse};
-use super::pressure::Hysteresis;
+use super::hysteresis::Hysteresis;
 use super::record::Share;
 use super::{Bound, Tag};
 use crate::ledger::core::{Levels, SpaceId};
 use vramp_core::Bytes;
+
+/// Event counters of a space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpaceCounters {
+    /// Reservations made; parts split off are not counted.
+    pub reserves: u64,
+    /// Requests refused for lack of room.
+    pub refusals: u64,
+    /// Reservations released.
+    pub releases: u64,
+    /// Allocations that exceeded their reservation, whatever the policy decided.
+    pub overruns: u64,
+}
+
+/// Sums of one tag in one space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct TagUse {
+    pub charged: Bytes,
+    pub used: Bytes,
+    pub unreserved: Bytes,
+    pub peak_charged: Bytes,
+    pub peak_used: Bytes,
+}
+
+impl TagUse {
+    pub(super) fn settle(&mut self) {
+        self.peak_charged = self.peak_charged.max(self.charged);
+        self.peak_used = self.peak_used.max(self.used);
+    }
+}
 
 /// Sums of one space, with its peak and level crossings.
 #[derive(Clone, Debug)]

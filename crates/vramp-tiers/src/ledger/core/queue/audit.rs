@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::WaitQueue;
-use super::claim::Claim;
+use super::wait_queue::Claim;
 use vramp_core::Inconsistency;
 
 impl WaitQueue {

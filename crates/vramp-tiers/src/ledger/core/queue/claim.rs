@@ -13,18 +13,10 @@
 //!
 //! A waiter with a claim is taken for one that will be served: it is part of no deadlock.
 
+use super::wait_queue::Claim;
 use super::{UnknownWaiter, WaitQueue, WaiterId};
 use crate::ledger::core::{Bound, Candidates, Ledger, SpaceId};
 use vramp_core::Bytes;
-
-/// Bytes that a waiter has undertaken to have spilled from a space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Claim {
-    pub space: SpaceId,
-    pub left: Bytes,
-    /// A spiller is being called for it.
-    pub in_step: bool,
-}
 
 impl WaitQueue {
     /// Claims the bytes that `waiter` lacks in `space`, for a step. `None` if nothing is missing, if it has an

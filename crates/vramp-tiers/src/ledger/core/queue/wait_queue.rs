@@ -20,7 +20,6 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 
-use super::claim::Claim;
 use super::order::{Allowances, Rank, Waiter};
 use super::{
     Expired, Granted, Grants, Priority, QueueConfig, Request, SubmitError, Submitted,
@@ -30,6 +29,15 @@ use crate::ledger::core::{
     Bound, Candidates, GrowError, Ledger, LedgerReserveError, ReservationId, SpaceId, UnknownSpace,
 };
 use vramp_core::Bytes;
+
+/// Bytes that a waiter has undertaken to have spilled from a space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub space: SpaceId,
+    pub left: Bytes,
+    /// A spiller is being called for it.
+    pub in_step: bool,
+}
 
 /// The waiters of all spaces, in the order in which they are served.
 #[derive(Clone, Debug, Default)]
