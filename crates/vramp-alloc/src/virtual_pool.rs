@@ -290,16 +290,19 @@ impl VirtualPool {
             Some(serve) if size <= serve.limit(contended) => {
                 self.malloc_in_heap(request, contended)
             }
-            _ => {
-                let mut attempt = Attempt::new(request).contended_by(self.contenders(contended));
-                let block = match self.pool.place(&mut attempt) {
-                    Step::Placed(block) => block,
-                    step => self.serve_block(&mut attempt, step)?,
-                };
-                let owner = Owner::Pool { id: block.id, at: block.at };
-                Ok(Placed { block, owner, hit: !attempt.planned() })
-            }
+            _ => self.malloc_in_pool(request, contended),
         }
+    }
+
+    #[inline]
+    fn malloc_in_pool(&mut self, request: Request, contended: bool) -> Result<Placed, Refusal> {
+        let mut attempt = Attempt::new(request).contended_by(self.contenders(contended));
+        let block = match self.pool.place(&mut attempt) {
+            Step::Placed(block) => block,
+            step => self.serve_block(&mut attempt, step)?,
+        };
+        let owner = Owner::Pool { id: block.id, at: block.at };
+        Ok(Placed { block, owner, hit: !attempt.planned() })
     }
 
     #[inline(never)]
@@ -331,25 +334,27 @@ impl VirtualPool {
                 if !heap.make_room() {
                     return Err(Refusal::Host(HostShortage));
                 }
-                heap.wanted(size, self.pool.config().page)
+                let grows = contended || !self.pool.shares_idle() || heap.is_to_grow_for(size);
+                grows.then(|| heap.wanted(size, self.pool.config().page))
+            };
+            let Some(wanted) = wanted else {
+                return match self.malloc_in_pool(Request { size, stream }, contended) {
+                    Err(Refusal::Short(shortage, error)) => {
+                        self.take_freed(&heap, size).ok_or(Refusal::Short(shortage, error))
+                    }
+                    placed => placed,
+                };
             };
             let least = size.checked_round_up(self.pool.config().page);
             let request = Request { size: least.unwrap_or(size), stream };
             let contenders = self.contenders(contended);
             let mut attempt = Attempt::slab(request, wanted).contended_by(contenders);
             let served = match self.serve(&mut attempt) {
-                // A block of the heap that waited may have been freed by what was tried, and a slab that
-                // holds just the block is enough.
                 Err(Refusal::Short(..)) => {
-                    let freed = {
-                        let mut heap = heap.lock();
-                        heap.promote(&mut self.pool);
-                        heap.take(size)
-                    };
-                    if let Some(block) = freed {
-                        let owner = Owner::Heap { id: block.id, at: block.at };
-                        return Ok(Placed { block, owner, hit: false });
+                    if let Some(placed) = self.take_freed(&heap, size) {
+                        return Ok(placed);
                     }
+                    // A slab that holds just the block is enough.
                     attempt = Attempt::slab(Request { size, stream }, size);
                     self.serve(&mut attempt)?
                 }
@@ -359,6 +364,15 @@ impl VirtualPool {
             hit &= !attempt.planned();
             heap.lock().add(slab);
         }
+    }
+
+    /// Returns a block of the heap that waited, and that what was tried for a request may have freed.
+    fn take_freed(&mut self, heap: &HeapCell, size: Bytes) -> Option<Placed> {
+        let mut heap = heap.lock();
+        heap.promote(&mut self.pool);
+        let block = heap.take(size)?;
+        let owner = Owner::Heap { id: block.id, at: block.at };
+        Some(Placed { block, owner, hit: false })
     }
 
     /// Climbs the attempt's ladder until it succeeds or no rung is left.

@@ -13,6 +13,10 @@ const SLAB_MAX: Bytes = Bytes::mib(32);
 /// Most memory that a heap keeps in empty slabs, besides the oldest of them.
 const EMPTY_MAX: Bytes = Bytes::mib(32);
 
+/// Part of a heap, and bytes, up to which a request is small beside it.
+const SMALL_PART: u64 = 256;
+const SMALL_MIN: Bytes = Bytes::kib(16);
+
 /// What remains to be done after a free.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a slab that is not needed goes back to the pool"]
@@ -145,6 +149,13 @@ impl StreamHeap {
             self.coalesce(piece);
         }
         !ready.is_empty()
+    }
+
+    /// True if the heap is to grow for a request that finds no room, where other streams have heaps too. What
+    /// is free in one serves no other, and with requests that are large beside it that is half of a heap: the
+    /// pool places those for all streams.
+    pub fn is_to_grow_for(&self, request: Bytes) -> bool {
+        request <= SMALL_MIN.max(Bytes::new(self.slabs.bytes.count() / SMALL_PART))
     }
 
     /// The length of the slab to ask the pool for when `request` finds no room: a quarter of what

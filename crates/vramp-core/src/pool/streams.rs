@@ -111,8 +111,8 @@ pub(crate) struct Streams {
     users: u64,
     /// True once one of them has ended.
     any_user_ended: bool,
-    /// Number of streams whose memory others take again and again.
-    robbed: u64,
+    /// The sum of what each freed last.
+    last_freed: Bytes,
 }
 
 impl Streams {
@@ -126,7 +126,7 @@ impl Streams {
             any_ended: false,
             users: 0,
             any_user_ended: false,
-            robbed: 0,
+            last_freed: Bytes::ZERO,
         }
     }
 
@@ -191,7 +191,7 @@ impl Streams {
     pub(crate) fn leave_if_done(&mut self, id: StreamId) {
         let Some(stream) = self.table.get(id) else { return };
         if stream.ended && stream.reached == stream.recorded() && stream.free.is_empty() {
-            self.robbed -= u64::from(stream.robbed >= ROBBED_MIN);
+            self.last_freed -= stream.last_freed;
             self.table.remove(id);
         }
     }
@@ -200,16 +200,23 @@ impl Streams {
     /// if that goes on.
     pub(crate) fn note_robbed(&mut self, id: StreamId, is_robbed: bool) -> bool {
         let state = self.get_mut(id).expect("a stream with a request has not left");
-        let was = state.robbed >= ROBBED_MIN;
         state.robbed = if is_robbed { state.robbed.saturating_add(1) } else { 0 };
-        let is = state.robbed >= ROBBED_MIN;
-        self.robbed = self.robbed + u64::from(is) - u64::from(was);
-        is
+        state.robbed >= ROBBED_MIN
     }
 
-    /// Number of streams whose memory others take again and again.
-    pub(crate) fn robbed(&self) -> u64 {
-        self.robbed
+    /// Notes the length of the block that was freed last on a stream: zero for one that waits for work of other
+    /// streams, which nothing took.
+    #[inline]
+    pub(crate) fn note_freed(&mut self, id: StreamId, len: Bytes) {
+        if let Some(state) = self.get_mut(id) {
+            let before = std::mem::replace(&mut state.last_freed, len);
+            self.last_freed = self.last_freed + len - before;
+        }
+    }
+
+    /// The sum of what each stream freed last.
+    pub(crate) fn last_freed(&self) -> Bytes {
+        self.last_freed
     }
 
     /// Free memory that no work touches any more, of no stream.

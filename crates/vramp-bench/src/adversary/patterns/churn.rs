@@ -25,8 +25,8 @@ pub(super) fn patterns() -> Vec<Pattern> {
         let churn = Churn { least, most, live, mallocs };
         Pattern::new(name, about, move |rig| replace(rig, churn)).goal(Goal::Ratio(1.06))
     };
-    let known = |name: &str, known: usize, used: usize| {
-        let churn = Churn { least: 512, most: MIB, live: 300 * MIB, mallocs: 20_000 };
+    let known = |name: &str, (least, most), known: usize, used: usize| {
+        let churn = Churn { least, most, live: 300 * MIB, mallocs: 20_000 };
         let about = "small blocks replace each other at random; other streams exist, and use nothing or \
                      have a part";
         Pattern::new(name, about, move |rig| {
@@ -36,8 +36,10 @@ pub(super) fn patterns() -> Vec<Pattern> {
         .goal(Goal::Ratio(1.20))
     };
     vec![
-        known("ratio/512B-1MiB/1-of-16-streams", 16, 1),
-        known("ratio/512B-1MiB/2-of-2-streams", 2, 2),
+        known("ratio/512B-1MiB/1-of-16-streams", (512, MIB), 16, 1),
+        known("ratio/512B-1MiB/2-of-2-streams", (512, MIB), 2, 2),
+        known("ratio/512B-1MiB/16-of-16-streams", (512, MIB), 16, 16),
+        known("ratio/2MiB-4MiB/16-of-16-streams", (2 * MIB, 4 * MIB), 16, 16),
         ratio("ratio/1MiB-8MiB", MIB, 8 * MIB, 8 * GIB, 20_000),
         ratio("ratio/512B-4MiB", 512, 4 * MIB, 4 * GIB, 40_000),
         ratio("ratio/512B-256MiB", 512, 256 * MIB, 16 * GIB, 10_000),

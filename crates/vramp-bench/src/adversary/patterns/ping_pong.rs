@@ -19,18 +19,24 @@ pub(super) fn patterns() -> Vec<Pattern> {
         for (block, block_name) in [(8 * KIB, "8KiB"), (2 * MIB, "2MiB"), (20 * MIB, "20MiB")] {
             for streams in [1, 8, 64] {
                 let name = format!("ping-pong/{base_name}/{streams}x{block_name}");
-                all.push(pattern(name, Shape { base, block, streams, lag_ns: LAG_NS }));
+                all.push(pattern(name, Shape { base, block, streams, lag_ns: LAG_NS, more: 0 }));
             }
         }
     }
     for streams in [4, 32] {
         let name = format!("ping-pong/200MiB/{streams}x1MiB");
-        let shape = Shape { base: 200 * MIB, block: MIB, streams, lag_ns: LAG_NS };
+        let shape = Shape { base: 200 * MIB, block: MIB, streams, lag_ns: LAG_NS, more: 0 };
+        all.push(pattern(name, shape));
+    }
+    for (block, block_name) in [(MIB, "1-or-2MiB"), (20 * MIB, "20-or-40MiB")] {
+        let name = format!("ping-pong/idle/32x{block_name}");
+        let shape = Shape { base: 200 * MIB, block, streams: 32, lag_ns: 0, more: block };
         all.push(pattern(name, shape));
     }
     for (block, block_name) in [(8 * KIB, "8KiB"), (20 * MIB, "20MiB")] {
         let name = format!("ping-pong/idle/64x{block_name}");
-        all.push(pattern(name, Shape { base: 2 * GIB, block, streams: 64, lag_ns: 0 }));
+        let shape = Shape { base: 2 * GIB, block, streams: 64, lag_ns: 0, more: 0 };
+        all.push(pattern(name, shape));
     }
     all
 }
@@ -42,6 +48,8 @@ struct Shape {
     streams: usize,
     /// Zero for no work at all.
     lag_ns: u64,
+    /// By how much the blocks of every other stream are longer.
+    more: u64,
 }
 
 fn pattern(name: String, shape: Shape) -> Pattern {
@@ -62,8 +70,10 @@ fn ping_pong(rig: &mut Rig, shape: Shape) -> Result<()> {
         if pair == PAIRS / 2 {
             rig.warmed_up()?;
         }
-        let stream = streams[pair % streams.len()];
-        let Some(block) = rig.malloc(stream, shape.block)? else { continue };
+        let turn = pair % streams.len();
+        let stream = streams[turn];
+        let size = shape.block + if turn % 2 == 1 { shape.more } else { 0 };
+        let Some(block) = rig.malloc(stream, size)? else { continue };
         if shape.lag_ns > 0 {
             rig.work(&block, stream, shape.lag_ns)?;
         }

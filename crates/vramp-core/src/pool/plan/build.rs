@@ -19,7 +19,7 @@ use crate::pool::config::Mixed;
 use crate::pool::index::{FreeIndex, RegionKey};
 use crate::pool::ops::{Fill, Plan};
 use crate::pool::plan::fill::{FillPlan, Filling};
-use crate::pool::plan::growth::ChunkCut;
+use crate::pool::plan::growth::cut;
 use crate::pool::plan::sites::{BuildSite, FreshSite};
 use crate::pool::plan::sources::{ChunkCount, Source, Sources};
 use crate::pool::request::Attempt;
@@ -78,8 +78,8 @@ struct Target {
     budget: Bytes,
     /// Least growth at a time within that budget.
     growth_min: Bytes,
-    /// How new memory is cut into chunks.
-    cut: ChunkCut,
+    /// The longest new chunk.
+    longest: Bytes,
 }
 
 /// A way to build it.
@@ -114,9 +114,9 @@ impl<'a> View<'a> {
         let allowed = self.growth_allowed(attempt);
         let budget = self.growth_budget(len, attempt, mixed);
         let some = self.sources_for(len, stream, &[]);
-        let cut = self.chunk_cut(len, self.stranded(&some), mixed);
+        let longest = self.longest_chunk(len, self.stranded(&some), mixed);
         let growth_min = mixed.growth_min;
-        let target = Target { len, stream, budget, growth_min, cut };
+        let target = Target { len, stream, budget, growth_min, longest };
         let build = self.build_from(target, allowed, &some);
         if some.complete || build.is_enough() {
             return build;
@@ -166,9 +166,9 @@ impl<'a> View<'a> {
             return Some(Build::ClearFirst(plan));
         }
         let sources = self.sources(stream);
-        let cut = self.chunk_cut(len, Bytes::ZERO, mixed);
+        let longest = self.longest_chunk(len, Bytes::ZERO, mixed);
         let (budget, growth_min) = (Bytes::ZERO, Bytes::ZERO);
-        let target = Target { len, stream, budget, growth_min, cut };
+        let target = Target { len, stream, budget, growth_min, longest };
         // What was moved together before stays, however many larger regions there are.
         let moved = sources.richest_region().into_iter();
         let moved = moved
@@ -215,7 +215,7 @@ impl<'a> View<'a> {
         target: Target,
         sources: &Sources<'a>,
     ) -> Option<Candidate> {
-        let Target { len, budget, growth_min, cut, .. } = target;
+        let Target { len, budget, growth_min, longest, .. } = target;
         let base_len = site.base().map_or(Bytes::ZERO, |key| self.regions.get(key).len);
         let need = len.saturating_sub(base_len).checked_round_up(self.config.page)?;
         // The last chunk may overshoot, by less than its own size, and growth by what is left of its
@@ -259,7 +259,7 @@ impl<'a> View<'a> {
             return None;
         }
         let over_slack = fresh.saturating_sub(budget);
-        let new = cut.chunks(fresh).len() as u64;
+        let new = cut(fresh, longest).len() as u64;
         let handles = moves.iter().map(|chunks| chunks.count).sum::<u64>() + new;
         let price = handles + over_slack.whole(Bytes::mib(1)).saturating_mul(OVER_SLACK_PRICE);
         Some(Candidate { site, need, room, reactivated, moves, fresh, placed, price, over_slack })
@@ -301,8 +301,8 @@ impl<'a> View<'a> {
                 fills.push(Fill::Move { chunk, len, from });
             }
         }
-        let new = target.cut.chunks(candidate.fresh);
-        for (n, len) in new.into_iter().enumerate() {
+        let new = cut(candidate.fresh, target.longest);
+        for (n, len) in new.enumerate() {
             fills.push(Fill::New { chunk: self.chunks.upcoming(n), len });
         }
         if let BuildSite::Before { .. } = candidate.site {

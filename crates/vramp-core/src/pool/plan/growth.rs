@@ -16,11 +16,6 @@ const CONTENDED_SLACK: u64 = 3;
 /// of malloc and free a second with 8 MiB for each and with any more, and one million with none.
 const CONTENDED_ROOM: Bytes = Bytes::mib(16);
 
-/// How much larger than the high-water mark the pool of one stream would be, in thousandths of it and in
-/// bytes: blocks strand parts of chunks.
-const SEPARATE_PER_MILLE: u64 = 62;
-const SEPARATE_ROOM: Bytes = Bytes::mib(8);
-
 impl View<'_> {
     /// How much the pool may still grow: up to its limit, or not at all once the device was full.
     pub(in crate::pool) fn growth_allowed(self, attempt: &Attempt) -> Bytes {
@@ -39,7 +34,12 @@ impl View<'_> {
     ) -> Bytes {
         let peak = self.peak_with(len);
         let target = match attempt.growth {
-            _ if attempt.robbed => self.separate_pools(peak, len),
+            // The block that each stream freed last, beside what is in use. Beyond that they find other
+            // streams' memory because sizes differ, whatever the pool holds.
+            _ if attempt.robbed => {
+                let separate = peak.saturating_add(self.streams.last_freed());
+                with_slack(separate, mixed.slack_per_mille)
+            }
             Growth::WithSlack if attempt.contenders > 0 => {
                 let room = CONTENDED_ROOM * attempt.contenders as u64;
                 with_slack(peak, CONTENDED_SLACK * mixed.slack_per_mille).saturating_add(room)
@@ -49,15 +49,6 @@ impl View<'_> {
         };
         let budget = target.saturating_sub(self.chunks.bytes());
         budget.min(self.growth_allowed(attempt)).round_down(self.config.page)
-    }
-
-    /// What the pool holds at most for streams that take each other's memory: a block of the request's length
-    /// more for each. Beyond that they find other streams' memory because sizes differ, whatever the pool
-    /// holds.
-    fn separate_pools(self, peak: Bytes, len: Bytes) -> Bytes {
-        let blocks = len.count().saturating_mul(self.streams.robbed() + 1);
-        let stranded = with_slack(peak, SEPARATE_PER_MILLE).saturating_add(SEPARATE_ROOM);
-        stranded.saturating_add(Bytes::new(blocks))
     }
 
     /// The high-water mark of memory in use once a request of `len` bytes is served. Freed blocks that wait
@@ -81,27 +72,23 @@ fn power_of_two_below(amount: u64) -> Bytes {
     Bytes::new(1u64 << amount.max(1).ilog2())
 }
 
-/// How new memory is cut into chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::pool) struct ChunkCut {
-    /// The first chunk, if it is not the longest. Each chunk is twice as long as the one before it, up
-    /// to the longest: small blocks, which are placed at the front, pin short chunks.
-    first: Option<Bytes>,
-    longest: Bytes,
-}
-
 /// Memory stranded in partly used chunks, in thousandths of the high-water mark, from which on new
 /// chunks are half as long, a quarter as long, and so on.
 const STRANDED: &[u64] = &[30, 60, 90, 120];
 
 /// The same where several streams share the pool.
-const STRANDED_SHARED: &[u64] = &[20, 40];
+const STRANDED_SHARED: &[u64] = &[40, 80];
 
 impl View<'_> {
-    /// How new memory is cut for a request of `len` bytes, while `stranded` bytes lie in partly used
+    /// The longest new chunk for a request of `len` bytes, while `stranded` bytes lie in partly used
     /// chunks. Small pools and small requests get small chunks: what a partly used chunk strands stays
     /// small beside what the pool holds. Where more is stranded all the same, chunks get smaller.
-    pub(in crate::pool) fn chunk_cut(self, len: Bytes, stranded: Bytes, mixed: &Mixed) -> ChunkCut {
+    pub(in crate::pool) fn longest_chunk(
+        self,
+        len: Bytes,
+        stranded: Bytes,
+        mixed: &Mixed,
+    ) -> Bytes {
         let peak = self.peak_with(len);
         let shared = self.shares_idle();
         let thresholds = if shared { STRANDED_SHARED } else { STRANDED };
@@ -115,9 +102,7 @@ impl View<'_> {
         let by_pool = power_of_two_below(peak.count() / mixed.chunks_per_pool.max(1));
         let by_pool = Bytes::new(by_pool.min(mixed.chunk_usual).count() >> halved).max(min);
         let by_pool = by_pool.min(self.longest_below_limit(len, mixed));
-        let longest = by_request.max(by_pool).min(mixed.chunk_max);
-        let first = Some(half).filter(|&first| shared && first < longest);
-        ChunkCut { first, longest }
+        by_request.max(by_pool).min(mixed.chunk_max)
     }
 }
 
@@ -147,20 +132,13 @@ impl View<'_> {
     }
 }
 
-impl ChunkCut {
-    /// The lengths of the new chunks that make up `bytes`, in address order.
-    pub(in crate::pool) fn chunks(self, bytes: Bytes) -> Vec<Bytes> {
-        let mut chunks = Vec::new();
-        let mut next = self.first.unwrap_or(self.longest);
-        let mut rest = bytes;
-        while !rest.is_zero() {
-            let chunk = rest.min(next);
-            chunks.push(chunk);
-            rest -= chunk;
-            next = (next * 2).min(self.longest);
-        }
-        chunks
-    }
+/// The lengths of the new chunks that make up `bytes`, in address order.
+pub(in crate::pool) fn cut(
+    bytes: Bytes,
+    longest: Bytes,
+) -> impl ExactSizeIterator<Item = Bytes> + Clone {
+    let count = bytes.count().div_ceil(longest.count());
+    (0..count as usize).map(move |n| longest.min(bytes - longest * n as u64))
 }
 
 #[cfg(test)]
@@ -171,18 +149,14 @@ mod tests {
     use crate::pool::request::Request;
 
     #[test]
-    fn new_chunks_are_cut_from_the_first_to_the_longest() {
+    fn new_memory_is_cut_into_the_longest_chunks_and_a_rest() {
         let mib = Bytes::mib;
-        for (first, longest, bytes, expected) in [
-            (None, 8, 20, vec![8, 8, 4]),
-            (None, 128, 64, vec![64]),
-            (Some(4), 16, 60, vec![4, 8, 16, 16, 16]),
-            (Some(4), 16, 6, vec![4, 2]),
-            (None, 8, 0, vec![]),
-        ] {
-            let cut = ChunkCut { first: first.map(mib), longest: mib(longest) };
+        for (longest, bytes, expected) in
+            [(8, 20, vec![8, 8, 4]), (128, 64, vec![64]), (8, 16, vec![8, 8]), (8, 0, vec![])]
+        {
             let expected: Vec<Bytes> = expected.into_iter().map(mib).collect();
-            assert_eq!(cut.chunks(mib(bytes)), expected, "{bytes} MiB by {cut:?}");
+            let chunks: Vec<Bytes> = cut(mib(bytes), mib(longest)).collect();
+            assert_eq!(chunks, expected, "{bytes} MiB by {longest}");
         }
     }
 
@@ -201,7 +175,7 @@ mod tests {
         let mixed = Mixed::default();
         // A request in MiB, stranded MiB, and the longest chunk.
         let longest = |pool: &Pool, len: u64, stranded: u64| {
-            pool.view().chunk_cut(mib(len), mib(stranded), &mixed).longest
+            pool.view().longest_chunk(mib(len), mib(stranded), &mixed)
         };
         for (len, stranded, expected) in [
             // A small pool: the smallest chunk.
@@ -218,7 +192,7 @@ mod tests {
         // A request that is small beside the pool, while so much of 1,024 MiB is stranded.
         let mixed = Mixed { chunks_per_request: 1 << 20, ..mixed };
         let longest = |pool: &Pool, stranded: u64| {
-            pool.view().chunk_cut(mib(1024), mib(stranded), &mixed).longest
+            pool.view().longest_chunk(mib(1024), mib(stranded), &mixed)
         };
         let lengths = |pool: &Pool| [20, 21, 30, 31, 41, 62].map(|n| longest(pool, n));
         assert_eq!(lengths(&pool), [16, 16, 16, 8, 8, 4].map(mib));
@@ -228,11 +202,10 @@ mod tests {
         drop(pool.place(&mut request(first)));
         assert_eq!(lengths(&pool), [16, 16, 16, 8, 8, 4].map(mib));
         drop(pool.place(&mut request(second)));
-        assert_eq!(lengths(&pool), [16, 8, 8, 8, 4, 4].map(mib));
+        assert_eq!(lengths(&pool), [16, 16, 16, 16, 8, 8].map(mib));
         // The usual chunk of a large pool is halved, too.
-        let large = [0, 3, 7].map(|part| {
-            pool.view().chunk_cut(mib(65_536), mib(65_536 * part / 100), &mixed).longest
-        });
+        let large = [0, 5, 9]
+            .map(|part| pool.view().longest_chunk(mib(65_536), mib(65_536 * part / 100), &mixed));
         assert_eq!(large, [32, 16, 8].map(mib));
     }
 
@@ -263,9 +236,9 @@ mod tests {
             };
             let mut pool = Pool::new(config).expect("it is valid");
             pool.set_limit(limit.map(mib), elsewhere);
-            let cut = pool.view().chunk_cut(mib(len), Bytes::ZERO, &mixed);
+            let longest = pool.view().longest_chunk(mib(len), Bytes::ZERO, &mixed);
             let row = (limit, elsewhere, len);
-            assert_eq!(cut.longest, mib(expected), "{row:?}");
+            assert_eq!(longest, mib(expected), "{row:?}");
         }
     }
 

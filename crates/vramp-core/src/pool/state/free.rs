@@ -18,11 +18,8 @@ impl Pool {
         let epoch = self.streams.now(stream).epoch;
         let mut marks = uses;
         marks.retain(|&mark| !self.streams.is_ordered(stream, mark));
-        if let Some(open) = self.streams.get_mut(stream) {
-            // No stream took what waits.
-            let is_free = marks.is_empty();
-            open.last_freed = if is_free { self.regions.get(key).len } else { Bytes::ZERO };
-        }
+        let len = self.regions.get(key).len;
+        self.streams.note_freed(stream, if marks.is_empty() { len } else { Bytes::ZERO });
         if marks.is_empty() {
             self.make_free(key, stream, epoch);
         } else {

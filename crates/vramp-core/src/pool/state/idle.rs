@@ -24,7 +24,7 @@ use crate::pool::streams::{IDLE, Stream, Streams};
 
 impl Pool {
     /// True if free memory becomes idle memory of no stream: several streams share the pool.
-    pub(crate) fn shares_idle(&self) -> bool {
+    pub fn shares_idle(&self) -> bool {
         self.view().shares_idle()
     }
 

@@ -155,10 +155,7 @@ impl Pool {
     /// Lists a freed piece of the heap of `heap` that waits for `marks`.
     pub(crate) fn wait_in_heap(&mut self, heap: StreamId, piece: u32, marks: Vec<Mark>) {
         marks.iter().for_each(|mark| self.note_user(mark.stream));
-        if let Some(open) = self.streams.get_mut(heap) {
-            // No stream took what waits.
-            open.last_freed = Bytes::ZERO;
-        }
+        self.streams.note_freed(heap, Bytes::ZERO);
         self.heap_waits.push(heap, piece, marks);
     }
 
