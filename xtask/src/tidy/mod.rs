@@ -84,7 +84,6 @@ pub fn run(root: &Path) -> Result<()> {
     findings.extend(manifests::layer_order(&tree));
     findings.extend(manifests::unsafe_fence(&tree));
     findings.extend(pool::pool_is_closed(&tree));
-    findings.extend(pool::imports_form_no_circle(&tree));
     findings.extend(circles::no_circle_grows(&tree, &parsed));
     findings.extend(calls::core_is_pure(&sources));
     findings.extend(calls::front_examples_name_the_front_crate(&sources));
