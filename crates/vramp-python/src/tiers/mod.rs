@@ -3,8 +3,8 @@
 //! 1. [`Tiers`] are the host memory and the disk below a pool. They keep the pool's allocator. `shared.rs` is
 //!    what all their objects share.
 //! 2. `buffer.rs` is a buffer. Dropping it, or closing its tiers, frees the contents.
-//! 3. `lease.rs` is a lease, in Python and as a [`Grant`], which capsules of its views share. It ends with
-//!    the last of them.
+//! 3. `lease.rs` is a lease in Python, and `grant.rs` the [`Grant`] that capsules of its views share. It
+//!    ends with the last of them.
 //! 4. `view.rs` is an array of a leased buffer, which fails after the end of its lease.
 //! 5. `owner.rs` is what a lease belongs to, and `waiting.rs` has the requests of coroutines.
 //! 6. `store.rs` is a store of the program in place of a directory.
@@ -14,7 +14,7 @@
 //! Every call runs detached from the interpreter, except those that only read fields. In a forked child
 //! each call fails, and objects are left as they are, because a thread of the parent may hold their locks.
 //!
-//! [`Grant`]: lease::Grant
+//! [`Grant`]: grant::Grant
 
 mod adopt;
 mod buffer;

@@ -209,7 +209,8 @@ impl Charge {
     }
 
     /// Charges as much of `max` as is unused to the reservation attached to this thread, or to the
-    /// first of the streams that has one with unused bytes. O(tracked allocators).
+    /// first of the streams that has one with unused bytes. O(tracked allocators * streams); no lock of the
+    /// ledger where none is tracked.
     pub(crate) fn attached(
         shared: &Arc<Shared>,
         space: SpaceId,
@@ -218,6 +219,9 @@ impl Charge {
         max: Bytes,
     ) -> Option<Charge> {
         let keys = shared.attachments.payers(space, allocator);
+        if keys.is_empty() {
+            return None;
+        }
         // Within the reservation no total changes, so nothing is delivered.
         let mut state = shared.read();
         let State { ledger, payers, .. } = &mut *state;
