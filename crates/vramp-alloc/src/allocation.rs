@@ -107,8 +107,8 @@ impl Allocation {
         }
     }
 
-    /// Returns true if it lies in a slab of the heap of its stream. Blocks up to 256 KiB do, and under
-    /// contention larger ones.
+    /// Returns true if it lies in a slab of the heap of its stream. Blocks up to 64 KiB do, up to 256 KiB
+    /// those of one stream that has the pool for itself, and under contention larger ones.
     pub fn is_in_slab(&self) -> bool {
         matches!(self.owner, Owner::Heap { .. })
     }

@@ -348,7 +348,7 @@ fn a_prefill_keeps_to_the_limit_that_pools_share() {
 
 #[test]
 fn blocks_that_waited_in_heaps_serve_again_before_the_pool_grows() {
-    for kib in [100, 400, 1024] {
+    for kib in [8, 48, 100, 400, 1024] {
         let rig = Rig::on(Simulator::builder().contents(Contents::Discarded), Config::default());
         let [other] = streams(&rig);
         let mut two = [rig.stream, other];

@@ -13,9 +13,10 @@ const SLAB_MAX: Bytes = Bytes::mib(32);
 /// Most memory that a heap keeps in empty slabs, besides the oldest of them.
 const EMPTY_MAX: Bytes = Bytes::mib(32);
 
-/// Part of a heap, and bytes, up to which a request is small beside it.
+/// Part of a heap, and bytes, up to which a request is small beside it. Threads keep freed blocks of up to
+/// these bytes at hand.
 const SMALL_PART: u64 = 256;
-const SMALL_MIN: Bytes = Bytes::kib(16);
+const SMALL_MIN: Bytes = Bytes::kib(64);
 
 /// What remains to be done after a free.
 #[derive(Debug, PartialEq, Eq)]

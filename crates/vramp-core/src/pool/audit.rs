@@ -325,7 +325,6 @@ impl View<'_> {
         let used: Bytes = used.map(|(_, region)| region.len).sum();
         let free = self.regions.iter().filter(|(_, region)| matches!(region.kind, Kind::Free(_)));
         let longest = free.map(|(_, region)| region.len).max().unwrap_or_default();
-        let last_freed = self.streams.iter().map(|(_, stream)| stream.last_freed).sum();
         let pairs = [
             ("addresses", census.addresses, {
                 let unusable = census.quarantined_addresses;
@@ -340,7 +339,7 @@ impl View<'_> {
             ("waiting counter", census.waiting, self.waiting_bytes),
             ("lent counter", census.lent, self.arenas.lent_bytes()),
             ("longest free region", longest, self.longest_free()),
-            ("last freed", last_freed, self.streams.last_freed()),
+            ("last freed", self.streams.last_freed_by_stream(), self.streams.last_freed()),
         ];
         for (name, left, right) in pairs {
             if left != right {

@@ -36,7 +36,8 @@ pub struct Mixed {
     /// Least growth at a time, as far as the slack allows it. With zero the pool grows by what the
     /// request lacks: many requests of a page each then have a chunk each.
     pub growth_min: Bytes,
-    /// Largest request served from its stream's heap of slabs.
+    /// Largest request served from its stream's heap of slabs. Where several streams use the pool heaps grow
+    /// for less: see [`StreamHeap::is_to_grow_for`](crate::StreamHeap::is_to_grow_for).
     pub heap_limit: Bytes,
     /// The same limit while threads contend for the allocator's lock: larger heaps cost a few
     /// percent of memory and take the lock less often.

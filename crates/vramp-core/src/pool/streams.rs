@@ -44,6 +44,8 @@ pub(crate) struct Stream {
     pub idle_after: BTreeMap<Epoch, Vec<RegionKey>>,
     /// Length of the block that was freed on it last.
     pub last_freed: Bytes,
+    /// The generation of frees in which that was.
+    freed_in: u64,
     /// How many of its last requests in a row found that other streams had taken what it freed.
     pub robbed: u32,
     /// Memory was requested for it or freed on it, or its work used a block that was freed.
@@ -65,6 +67,7 @@ impl Stream {
             free,
             idle_after: BTreeMap::new(),
             last_freed: Bytes::ZERO,
+            freed_in: 0,
             robbed: 0,
             is_user: false,
             ended: false,
@@ -111,8 +114,47 @@ pub(crate) struct Streams {
     users: u64,
     /// True once one of them has ended.
     any_user_ended: bool,
-    /// The sum of what each freed last.
-    last_freed: Bytes,
+    /// What streams freed last.
+    frees: RecentFrees,
+}
+
+/// The lengths of the blocks that streams freed last, of those that freed one lately: a stream of long ago
+/// does not ask for its block again. Frees are counted in generations, of which the last two are recent.
+#[derive(Clone, Copy, Debug, Default)]
+struct RecentFrees {
+    generation: u64,
+    /// Frees in this generation.
+    count: u32,
+    /// The sum of those in this generation, and in the one before.
+    bytes: [Bytes; 2],
+}
+
+/// Number of frees in a generation.
+const GENERATION: u32 = 1024;
+
+impl RecentFrees {
+    /// Takes out what a stream freed before.
+    fn forget(&mut self, stream: &Stream) {
+        if let Some(bytes) = self.bytes.get_mut((self.generation - stream.freed_in) as usize) {
+            *bytes -= stream.last_freed;
+        }
+    }
+
+    fn note(&mut self, stream: &mut Stream, len: Bytes) {
+        self.forget(stream);
+        if self.count == GENERATION {
+            let [newest, _] = self.bytes;
+            *self = RecentFrees {
+                generation: self.generation + 1,
+                count: 0,
+                bytes: [Bytes::ZERO, newest],
+            };
+        }
+        self.count += 1;
+        self.bytes[0] += len;
+        stream.last_freed = len;
+        stream.freed_in = self.generation;
+    }
 }
 
 impl Streams {
@@ -126,7 +168,7 @@ impl Streams {
             any_ended: false,
             users: 0,
             any_user_ended: false,
-            last_freed: Bytes::ZERO,
+            frees: RecentFrees::default(),
         }
     }
 
@@ -191,7 +233,7 @@ impl Streams {
     pub(crate) fn leave_if_done(&mut self, id: StreamId) {
         let Some(stream) = self.table.get(id) else { return };
         if stream.ended && stream.reached == stream.recorded() && stream.free.is_empty() {
-            self.last_freed -= stream.last_freed;
+            self.frees.forget(stream);
             self.table.remove(id);
         }
     }
@@ -208,15 +250,20 @@ impl Streams {
     /// streams, which nothing took.
     #[inline]
     pub(crate) fn note_freed(&mut self, id: StreamId, len: Bytes) {
-        if let Some(state) = self.get_mut(id) {
-            let before = std::mem::replace(&mut state.last_freed, len);
-            self.last_freed = self.last_freed + len - before;
+        if let Some(state) = self.table.get_mut(id) {
+            self.frees.note(state, len);
         }
     }
 
-    /// The sum of what each stream freed last.
+    /// The sum of what each stream freed last, of those that did lately. O(1).
     pub(crate) fn last_freed(&self) -> Bytes {
-        self.last_freed
+        self.frees.bytes.iter().copied().sum()
+    }
+
+    /// The same, counted anew. O(streams).
+    pub(crate) fn last_freed_by_stream(&self) -> Bytes {
+        let recent = |stream: &&Stream| self.frees.generation - stream.freed_in < 2;
+        self.iter().map(|(_, stream)| stream).filter(recent).map(|stream| stream.last_freed).sum()
     }
 
     /// Free memory that no work touches any more, of no stream.

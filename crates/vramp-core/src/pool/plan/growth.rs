@@ -33,13 +33,7 @@ impl View<'_> {
         mixed: &Mixed,
     ) -> Bytes {
         let peak = self.peak_with(len);
-        let target = match attempt.growth {
-            // The block that each stream freed last, beside what is in use. Beyond that they find other
-            // streams' memory because sizes differ, whatever the pool holds.
-            _ if attempt.robbed => {
-                let separate = peak.saturating_add(self.streams.last_freed());
-                with_slack(separate, mixed.slack_per_mille)
-            }
+        let mut target = match attempt.growth {
             Growth::WithSlack if attempt.contenders > 0 => {
                 let room = CONTENDED_ROOM * attempt.contenders as u64;
                 with_slack(peak, CONTENDED_SLACK * mixed.slack_per_mille).saturating_add(room)
@@ -47,6 +41,12 @@ impl View<'_> {
             Growth::WithSlack => with_slack(peak, mixed.slack_per_mille),
             Growth::Needed | Growth::Never => with_slack(peak, 0),
         };
+        if attempt.robbed && attempt.growth == Growth::WithSlack {
+            // The block that each stream freed last, beside what is in use. Beyond that they find other
+            // streams' memory because sizes differ, whatever the pool holds.
+            let separate = peak.saturating_add(self.streams.last_freed());
+            target = target.max(with_slack(separate, mixed.slack_per_mille));
+        }
         let budget = target.saturating_sub(self.chunks.bytes());
         budget.min(self.growth_allowed(attempt)).round_down(self.config.page)
     }
@@ -256,6 +256,28 @@ mod tests {
         };
         let expected = [10, 30 + 16, 30 + 16 * 16].map(|more| Bytes::mib(1024 + more));
         assert_eq!([0, 1, 16].map(budget), expected.map(|bytes| bytes.round_down(page)));
+    }
+
+    #[test]
+    fn a_stream_that_others_rob_has_room_for_what_each_freed_last_while_the_card_has() {
+        let mib = Bytes::mib;
+        let mixed = Mixed { slack_per_mille: 0, ..Mixed::default() };
+        let (page, span, policy) = (mib(2), Bytes::tib(1), Policy::Mixed(mixed));
+        let config = PoolConfig { page, span, first_span: span, limit: None, policy };
+        let mut pool = Pool::new(config).expect("it is valid");
+        let request = Request { size: mib(100), stream: pool.add_stream() };
+        let mut streams = pool.view().streams.clone();
+        streams.note_freed(request.stream, mib(40));
+        let budget = |robbed, growth| {
+            let mut attempt = Attempt::new(request);
+            (attempt.robbed, attempt.growth) = (robbed, growth);
+            let view = View { streams: &streams, ..pool.view() };
+            view.growth_budget(request.size, &attempt, &mixed)
+        };
+        assert_eq!(budget(false, Growth::WithSlack), mib(100));
+        assert_eq!(budget(true, Growth::WithSlack), mib(140));
+        // The card was full: no more than the request needs.
+        assert_eq!(budget(true, Growth::Needed), mib(100));
     }
 
     #[test]

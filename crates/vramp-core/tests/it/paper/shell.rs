@@ -169,6 +169,18 @@ impl Shell {
                 return Some(Placed { block, heap: Some(stream) });
             }
             let wanted = heap.wanted(size, page);
+            let grows = !self.pool.shares_idle() || heap.is_to_grow_for(size);
+            if !grows {
+                return match self.climb(Attempt::new(Request { size, stream })) {
+                    Some(Served::Block(block)) => Some(Placed { block, heap: None }),
+                    Some(_) => panic!("a block was requested"),
+                    None => {
+                        let heap = &mut self.heaps[stream.index()];
+                        heap.promote(&mut self.pool);
+                        heap.take(size).map(|block| Placed { block, heap: Some(stream) })
+                    }
+                };
+            }
             let least = size.max(Bytes::new(1)).checked_round_up(page).expect("small sizes fit");
             match self.climb(Attempt::slab(Request { size: least, stream }, wanted))? {
                 Served::Slab(slab) => self.heaps[stream.index()].add(slab),
