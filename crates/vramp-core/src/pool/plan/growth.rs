@@ -133,10 +133,7 @@ impl View<'_> {
 }
 
 /// The lengths of the new chunks that make up `bytes`, in address order.
-pub(in crate::pool) fn cut(
-    bytes: Bytes,
-    longest: Bytes,
-) -> impl ExactSizeIterator<Item = Bytes> + Clone {
+pub(in crate::pool) fn cut(bytes: Bytes, longest: Bytes) -> impl ExactSizeIterator<Item = Bytes> {
     let count = bytes.count().div_ceil(longest.count());
     (0..count as usize).map(move |n| longest.min(bytes - longest * n as u64))
 }
@@ -147,6 +144,7 @@ mod tests {
     use crate::pool::Pool;
     use crate::pool::config::{Policy, PoolConfig};
     use crate::pool::request::Request;
+    use crate::pool::streams::Streams;
 
     #[test]
     fn new_memory_is_cut_into_the_longest_chunks_and_a_rest() {
@@ -259,25 +257,32 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_others_rob_has_room_for_what_each_freed_last_while_the_card_has() {
+    fn a_robbed_stream_has_room_for_what_each_freed_last_and_lately_while_the_card_has() {
         let mib = Bytes::mib;
         let mixed = Mixed { slack_per_mille: 0, ..Mixed::default() };
         let (page, span, policy) = (mib(2), Bytes::tib(1), Policy::Mixed(mixed));
         let config = PoolConfig { page, span, first_span: span, limit: None, policy };
         let mut pool = Pool::new(config).expect("it is valid");
         let request = Request { size: mib(100), stream: pool.add_stream() };
+        let other = pool.add_stream();
         let mut streams = pool.view().streams.clone();
         streams.note_freed(request.stream, mib(40));
-        let budget = |robbed, growth| {
+        let budget = |streams: &Streams, robbed, growth| {
             let mut attempt = Attempt::new(request);
             (attempt.robbed, attempt.growth) = (robbed, growth);
-            let view = View { streams: &streams, ..pool.view() };
+            let view = View { streams, ..pool.view() };
             view.growth_budget(request.size, &attempt, &mixed)
         };
-        assert_eq!(budget(false, Growth::WithSlack), mib(100));
-        assert_eq!(budget(true, Growth::WithSlack), mib(140));
+        assert_eq!(budget(&streams, false, Growth::WithSlack), mib(100));
+        assert_eq!(budget(&streams, true, Growth::WithSlack), mib(140));
         // The card was full: no more than the request needs.
-        assert_eq!(budget(true, Growth::Needed), mib(100));
+        assert_eq!(budget(&streams, true, Growth::Needed), mib(100));
+        // A stream's next free takes the place of its last one, and only the last thousands count.
+        streams.note_freed(other, mib(60));
+        for (frees, room) in [(1, 42), (1022, 42), (1024, 2)] {
+            (0..frees).for_each(|_| streams.note_freed(other, mib(2)));
+            assert_eq!(budget(&streams, true, Growth::WithSlack), mib(100 + room), "{frees} more");
+        }
     }
 
     #[test]
