@@ -19,7 +19,7 @@
 //! the thread that changed the tag from a name to zero (the owner) or to `BUSY` (another thread).
 //! Of the delayed block it is read only with the allocator's lock, so that no exchange is needed.
 
-use vramp_core::{Bytes, PartCount};
+use vramp_core::{Bytes, PartCount, StreamHeap};
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -35,8 +35,8 @@ pub(crate) const BLOCK_ALIGN: u64 = 512;
 const LEN_BITS: u32 = 36;
 const OF_POOL: u64 = 1 << LEN_BITS;
 const STREAM_SHIFT: u32 = LEN_BITS + 1;
-/// Largest length of a small block, in units.
-const SMALL_MAX: u64 = (64 << 10) / BLOCK_ALIGN;
+/// Largest length of a small block, in units: those of heaps.
+const SMALL_MAX: u64 = StreamHeap::SMALL.count() / BLOCK_ALIGN;
 
 /// Stream and length, in units of 512 bytes, of a block; and whether the pool placed it. Never
 /// zero.

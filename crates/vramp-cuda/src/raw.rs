@@ -19,11 +19,11 @@ pub(crate) struct Physical {
 
 /// A raw stream.
 pub(crate) struct RawStream {
-    pub(crate) raw: Opaque<CUstream_st>,
+    raw: Opaque<CUstream_st>,
     /// False for an adopted stream, which its creator destroys.
     pub(crate) owned: bool,
     /// The thread whose default stream it is, if it is one.
-    pub(crate) thread: Option<ThreadNumber>,
+    thread: Option<ThreadNumber>,
 }
 
 impl RawStream {
@@ -31,11 +31,25 @@ impl RawStream {
         RawStream { raw, owned: true, thread: None }
     }
 
+    pub(crate) fn adopted(raw: Opaque<CUstream_st>, thread: Option<ThreadNumber>) -> RawStream {
+        RawStream { raw, owned: false, thread }
+    }
+
+    /// The thread whose default stream it is, as this thread sees it.
+    pub(crate) fn thread(&self) -> StreamThread {
+        StreamThread::of(self.thread)
+    }
+
+    /// Returns the handle as it was created or adopted. Calls of the driver take [`raw`](Self::raw).
+    pub(crate) fn handle(&self) -> CUstream {
+        self.raw.0
+    }
+
     /// Returns the handle for a call of this thread. `CU_STREAM_PER_THREAD` would mean the calling thread's
     /// own stream, so that of another thread is reached through the legacy default stream, which the driver
     /// orders behind all work queued on it so far and before all that is queued there later.
     pub(crate) fn raw(&self) -> CUstream {
-        match StreamThread::of(self.thread) {
+        match self.thread() {
             StreamThread::Other => LEGACY as CUstream,
             StreamThread::Any | StreamThread::This => self.raw.0,
         }
@@ -44,6 +58,7 @@ impl RawStream {
 
 /// `CU_STREAM_LEGACY`.
 const LEGACY: usize = 1;
+
 /// A raw graph with the number of its capture, and the pinned memory that it copies from or to.
 pub(crate) struct RawGraph {
     pub(crate) raw: Opaque<CUgraph_st>,

@@ -32,7 +32,7 @@ impl CudaDriver {
     pub unsafe fn adopt_stream(&self, raw: *mut std::ffi::c_void) -> Stream {
         let raw: CUstream = raw.cast();
         let thread = (raw as usize == PER_THREAD).then(ThreadNumber::current);
-        let stream = RawStream { raw: Opaque(raw), owned: false, thread };
+        let stream = RawStream::adopted(Opaque(raw), thread);
         Stream::from_number(self.streams.insert(stream))
     }
 
@@ -41,7 +41,7 @@ impl CudaDriver {
     ///
     /// It is valid until the stream is destroyed here, or by the code that created it.
     pub fn raw_stream(&self, stream: Stream) -> Option<*mut std::ffi::c_void> {
-        self.streams.get(stream.number()).ok().map(|stream| stream.raw.0.cast())
+        self.streams.get(stream.number()).ok().map(|stream| stream.handle().cast())
     }
 }
 
@@ -57,13 +57,14 @@ pub(crate) fn thread_stream(driver: &CudaDriver) -> DriverResult<Stream> {
     let call = Call::CreateStream;
     let _entered = driver.enter(call)?;
     let raw = Opaque(PER_THREAD as CUstream);
-    let stream = RawStream { raw, owned: false, thread: Some(ThreadNumber::current()) };
+    let stream = RawStream::adopted(raw, Some(ThreadNumber::current()));
     is_capturing(driver, call, PER_THREAD as u64, &stream)?;
     Ok(Stream::from_number(driver.streams.insert(stream)))
 }
 
 pub(crate) fn stream_thread(driver: &CudaDriver, stream: Stream) -> StreamThread {
-    StreamThread::of(driver.streams.get(stream.number()).ok().and_then(|known| known.thread))
+    let known = driver.streams.get(stream.number());
+    known.map_or(StreamThread::of(None), |known| known.thread())
 }
 
 fn raw_stream(driver: &CudaDriver, call: Call) -> DriverResult<CUstream> {

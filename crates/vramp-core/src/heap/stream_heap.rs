@@ -13,10 +13,8 @@ const SLAB_MAX: Bytes = Bytes::mib(32);
 /// Most memory that a heap keeps in empty slabs, besides the oldest of them.
 const EMPTY_MAX: Bytes = Bytes::mib(32);
 
-/// Part of a heap, and bytes, up to which a request is small beside it. Threads keep freed blocks of up to
-/// these bytes at hand.
+/// Part of a heap up to which a request is small beside it.
 const SMALL_PART: u64 = 256;
-const SMALL_MIN: Bytes = Bytes::kib(64);
 
 /// What remains to be done after a free.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,6 +38,9 @@ pub struct StreamHeap {
 }
 
 impl StreamHeap {
+    /// The longest request that is small beside any heap. Threads may keep freed blocks up to it at hand.
+    pub const SMALL: Bytes = Bytes::kib(64);
+
     /// Creates a heap without slabs.
     pub fn new(stream: StreamId) -> StreamHeap {
         StreamHeap { stream, pieces: Pieces::default(), bins: Bins::new(), slabs: Slabs::default() }
@@ -156,7 +157,7 @@ impl StreamHeap {
     /// is free in one serves no other, and with requests that are large beside it that is half of a heap: the
     /// pool places those for all streams.
     pub fn is_to_grow_for(&self, request: Bytes) -> bool {
-        request <= SMALL_MIN.max(Bytes::new(self.slabs.bytes.count() / SMALL_PART))
+        request <= Self::SMALL.max(Bytes::new(self.slabs.bytes.count() / SMALL_PART))
     }
 
     /// The length of the slab to ask the pool for when `request` finds no room: a quarter of what
