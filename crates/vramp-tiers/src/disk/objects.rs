@@ -1,14 +1,11 @@
-//! Writes and reads of objects in the program's own store, on threads of the [`DiskStore`].
-//!
-//! [`DiskStore`]: super::DiskStore
+//! Objects in the program's own store, and its calls.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vramp_core::Bytes;
 use vramp_host::fork::is_forked;
-use vramp_host::{Direction, IoUnavailable, OsCode, ThreadPool};
+use vramp_host::{IoUnavailable, OsCode, ThreadPool};
 
 use super::compress::object_pool::{ObjectPool, Pooled};
 use super::config::Checksum;
@@ -25,7 +22,7 @@ pub(super) struct Objects {
     store: Arc<dyn ObjectStore>,
     config: ObjectStoreConfig,
     pub space: MemorySpace,
-    workers: ThreadPool,
+    pub workers: ThreadPool,
     /// Buffers of earlier calls.
     buffers: Arc<ObjectPool<Vec<u8>>>,
     state: Mutex<State>,
@@ -43,16 +40,16 @@ pub(super) struct State {
 /// One object. Dropping it deletes it, then credits its charge.
 pub(super) struct StoredObject {
     objects: Arc<Objects>,
-    key: u64,
+    pub key: u64,
     /// True once `put` was called.
-    is_put: AtomicBool,
+    pub is_put: AtomicBool,
     pub charge: Charge,
 }
 
 /// An object whose bytes were written, and their checksum.
 pub(super) struct ObjectBytes {
     pub object: Arc<StoredObject>,
-    sum: Option<u32>,
+    pub sum: Option<u32>,
     pub len: Bytes,
 }
 
@@ -104,29 +101,15 @@ impl Objects {
         }
     }
 
-    /// Starts to write `spans` to a new object.
-    pub fn begin_write(
-        self: &Arc<Objects>,
-        spans: SpanList,
-        charge: Charge,
-    ) -> Arc<ObjectTransfer> {
+    /// Returns a new object, which nothing is written to yet, and its key.
+    pub fn add(self: &Arc<Objects>, charge: Charge) -> Arc<StoredObject> {
         let key = {
             let mut state = self.state();
             state.used += charge.bytes();
             state.next_key += 1;
             state.next_key - 1
         };
-        let object = StoredObject { objects: Arc::clone(self), key, is_put: false.into(), charge };
-        self.begin(Direction::Write, Arc::new(object), spans, None)
-    }
-
-    /// Starts to read an object into `spans`, which have its length.
-    pub fn begin_read(
-        self: &Arc<Objects>,
-        stored: &ObjectBytes,
-        spans: SpanList,
-    ) -> Arc<ObjectTransfer> {
-        self.begin(Direction::Read, Arc::clone(&stored.object), spans, stored.sum)
+        Arc::new(StoredObject { objects: Arc::clone(self), key, is_put: false.into(), charge })
     }
 
     /// Returns true if an object is one of these.
@@ -134,33 +117,52 @@ impl Objects {
         Arc::ptr_eq(&stored.object.objects, self)
     }
 
-    fn begin(
-        self: &Arc<Objects>,
-        direction: Direction,
-        object: Arc<StoredObject>,
-        spans: SpanList,
-        expected: Option<u32>,
-    ) -> Arc<ObjectTransfer> {
-        let transfer = Arc::new(ObjectTransfer {
-            objects: Arc::clone(self),
-            direction,
-            key: object.key,
-            spans,
-            expected,
-            begun: Instant::now(),
-            state: Mutex::new(TransferState {
-                object: Some(object),
-                cancelled: false,
-                ended: None,
-            }),
-            changed: Condvar::new(),
-        });
-        let running = Arc::clone(&transfer);
-        self.workers.run([move || running.run()]);
-        transfer
+    /// Copies the bytes of `spans` to an object. Calls `begin` before the program's store. Returns their
+    /// checksum.
+    pub fn put(
+        &self,
+        key: u64,
+        spans: &SpanList,
+        begin: impl FnOnce(),
+    ) -> Result<Option<u32>, DiskTierError> {
+        let mut buffer = self.buffer("put", key, spans.len())?;
+        spans.read(Bytes::ZERO, &mut buffer);
+        begin();
+        self.call("put", key, |store| store.put(key, &buffer))?;
+        Ok(self.sum(&buffer))
     }
 
-    fn buffer(&self, len: usize) -> Result<Pooled<Vec<u8>>, StoreError> {
+    /// Copies an object to `spans`, unless its checksum is not the expected one. Returns that.
+    pub fn get(
+        &self,
+        key: u64,
+        spans: &SpanList,
+        expected: Option<u32>,
+    ) -> Result<Option<u32>, DiskTierError> {
+        let mut buffer = self.buffer("get", key, spans.len())?;
+        self.call("get", key, |store| store.get(key, &mut buffer))?;
+        let sum = self.sum(&buffer);
+        if let (Some(expected), Some(found)) = (expected, sum)
+            && expected != found
+        {
+            let len = spans.len();
+            return Err(DiskTierError::CorruptObject { key, len, expected, found });
+        }
+        spans.write(Bytes::ZERO, &buffer);
+        Ok(sum)
+    }
+
+    fn sum(&self, bytes: &[u8]) -> Option<u32> {
+        (self.config.checksum == Checksum::Crc32).then(|| crc32fast::hash(bytes))
+    }
+
+    fn buffer(
+        &self,
+        operation: &'static str,
+        key: u64,
+        len: Bytes,
+    ) -> Result<Pooled<Vec<u8>>, DiskTierError> {
+        let len = len.count() as usize;
         let make = || {
             let mut made = Vec::new();
             let no_memory = |_| StoreError::failed(format!("no memory to copy {len} bytes"));
@@ -168,7 +170,8 @@ impl Objects {
             made.resize(len, 0);
             Ok(made)
         };
-        self.buffers.take(|kept| kept.len() == len, make)
+        let buffer = self.buffers.take(|kept| kept.len() == len, make);
+        buffer.map_err(|error| DiskTierError::Object { operation, key, error })
     }
 
     /// Calls the program's store. No lock is held.
@@ -197,139 +200,5 @@ impl Drop for StoredObject {
         let mut state = self.objects.state();
         state.used -= self.charge.bytes();
         state.failed_deletes += u64::from(deleted.is_err());
-    }
-}
-
-/// A write or read of one object.
-pub(super) struct ObjectTransfer {
-    objects: Arc<Objects>,
-    direction: Direction,
-    key: u64,
-    spans: SpanList,
-    /// Checksum that a read is verified against.
-    expected: Option<u32>,
-    begun: Instant,
-    state: Mutex<TransferState>,
-    changed: Condvar,
-}
-
-struct TransferState {
-    /// The waiting thread takes it: a thread of the pool never drops an object.
-    object: Option<Arc<StoredObject>>,
-    cancelled: bool,
-    /// The checksum of the bytes.
-    ended: Option<Result<Option<u32>, DiskTierError>>,
-}
-
-impl ObjectTransfer {
-    fn lock(&self) -> MutexGuard<'_, TransferState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn direction(&self) -> Direction {
-        self.direction
-    }
-
-    pub fn len(&self) -> Bytes {
-        self.spans.len()
-    }
-
-    /// Returns the bytes transferred so far: all or none.
-    pub fn moved(&self) -> Bytes {
-        match self.lock().ended {
-            Some(Ok(_)) => self.len(),
-            _ => Bytes::ZERO,
-        }
-    }
-
-    pub fn has_ended(&self) -> bool {
-        self.lock().ended.is_some()
-    }
-
-    pub fn cancel(&self) {
-        self.lock().cancelled = true;
-    }
-
-    /// Waits until no thread uses the memory, then drops the share of the object.
-    pub fn release(&self) {
-        let object = self.joined().object.take();
-        drop(object);
-    }
-
-    /// Waits until the object is written. Called once.
-    pub fn stored(&self) -> Result<ObjectBytes, DiskTierError> {
-        let (object, sum) = self.outcome()?;
-        Ok(ObjectBytes { object, sum, len: self.len() })
-    }
-
-    /// Waits until the object is read and verified. Called once.
-    pub fn verified(&self) -> Result<(), DiskTierError> {
-        self.outcome().map(drop)
-    }
-
-    fn outcome(&self) -> Result<(Arc<StoredObject>, Option<u32>), DiskTierError> {
-        let mut state = self.joined();
-        let object = state.object.take().expect("a transfer is waited for once");
-        let ended = state.ended.clone().expect("it was waited for");
-        drop(state);
-        ended.map(|sum| (object, sum))
-    }
-
-    fn joined(&self) -> MutexGuard<'_, TransferState> {
-        let ready = self.changed.wait_while(self.lock(), |state| state.ended.is_none());
-        ready.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Runs on a thread of the pool.
-    fn run(&self) {
-        let cancelled = self.lock().cancelled;
-        let done = match cancelled {
-            true => Err(DiskTierError::Cancelled { moved: Bytes::ZERO, len: self.len() }),
-            false => self.transfer(),
-        };
-        let total_ns = self.begun.elapsed().as_nanos().try_into().unwrap_or(u64::MAX);
-        let counters = &mut self.objects.state().counters;
-        counters.count(self.direction, self.len(), total_ns, done.as_ref().err());
-        self.lock().ended = Some(done);
-        self.changed.notify_all();
-    }
-
-    fn transfer(&self) -> Result<Option<u32>, DiskTierError> {
-        let (objects, key) = (&self.objects, self.key);
-        let buffer = objects.buffer(self.len().count() as usize);
-        let operation = match self.direction {
-            Direction::Write => "put",
-            Direction::Read => "get",
-        };
-        let mut buffer = buffer.map_err(|error| DiskTierError::Object { operation, key, error })?;
-        let sum = |bytes: &[u8]| {
-            (objects.config.checksum == Checksum::Crc32).then(|| crc32fast::hash(bytes))
-        };
-        match self.direction {
-            Direction::Write => {
-                self.spans.read(Bytes::ZERO, &mut buffer);
-                self.mark_put();
-                objects.call(operation, key, |store| store.put(key, &buffer))?;
-                Ok(sum(&buffer))
-            }
-            Direction::Read => {
-                objects.call(operation, key, |store| store.get(key, &mut buffer))?;
-                let found = sum(&buffer);
-                if let (Some(expected), Some(found)) = (self.expected, found)
-                    && expected != found
-                {
-                    let len = self.len();
-                    return Err(DiskTierError::CorruptObject { key, len, expected, found });
-                }
-                self.spans.write(Bytes::ZERO, &buffer);
-                Ok(found)
-            }
-        }
-    }
-
-    fn mark_put(&self) {
-        if let Some(object) = &self.lock().object {
-            object.is_put.store(true, Ordering::Relaxed);
-        }
     }
 }

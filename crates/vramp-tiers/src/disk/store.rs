@@ -11,16 +11,15 @@ use vramp_host::{
     BlockIo, DISK_BLOCK, Direction, HostSpan, IoUnavailable, OsCode, ThreadPool, open_io,
 };
 
-use super::compress::{CompressedRead, CompressedWrite};
 use super::config::DiskConfig;
 use super::core::growth::worker_threads;
 use super::error::DiskTierError;
 use super::header::OwnerId;
+use super::job::{Held, Job};
 use super::object_store::{ObjectStore, ObjectStoreConfig};
 use super::objects::Objects;
-use super::raw::RawTransfer;
 use super::shared::{FileBytes, Shared};
-use super::spans::{FileRange, SpanList, cut};
+use super::spans::{FileRange, SpanList};
 use super::stats::DiskStats;
 use super::stored::{Stored, StoredBytes};
 use super::sweep::{SweepReport, sweep};
@@ -123,7 +122,14 @@ impl DiskStore {
         let charge = self.charge(spans.len(), payer)?;
         match &self.backend {
             Backend::Files(files) => files.begin_write(spans, charge),
-            Backend::Objects(objects) => Ok(DiskTransfer::new(objects.begin_write(spans, charge))),
+            Backend::Objects(objects) => {
+                let object = objects.add(charge);
+                let key = object.key;
+                let held = Held { object: Some(object), ..Held::default() };
+                let job = Job::new(None, Direction::Write, spans, held);
+                job.begin_call(objects, key, None);
+                Ok(DiskTransfer::new(job))
+            }
         }
     }
 
@@ -165,7 +171,10 @@ impl DiskStore {
             }
             (Backend::Objects(objects), Stored::Object(bytes)) if objects.has(bytes) => {
                 check_length()?;
-                Ok(DiskTransfer::new(objects.begin_read(bytes, spans)))
+                let held = Held { object: Some(Arc::clone(&bytes.object)), ..Held::default() };
+                let job = Job::new(None, Direction::Read, spans, held);
+                job.begin_call(objects, bytes.object.key, bytes.sum);
+                Ok(DiskTransfer::new(job))
             }
             _ => Err(DiskTierError::OtherStore),
         }
@@ -296,19 +305,17 @@ impl Files {
         charge: Charge,
     ) -> Result<DiskTransfer<StoredBytes>, DiskTierError> {
         let Files { shared, .. } = self;
-        if let Some(compressor) = &shared.compressor
-            && spans.len() > DISK_BLOCK
-        {
-            let write = CompressedWrite::begin(shared, compressor, spans, charge);
-            return Ok(DiskTransfer::new(write));
+        if shared.compressor.is_some() && spans.len() > DISK_BLOCK {
+            let held = Held { charge: Some(charge), ..Held::default() };
+            let job = Job::new(Some(shared), Direction::Write, spans, held);
+            job.begin_compressing();
+            return Ok(DiskTransfer::new(job));
         }
         let allocation = Arc::new(shared.allocate(spans.len(), charge)?);
         let places = shared.places(&allocation, spans.len());
-        let pieces = cut(&spans, &places, shared.config.piece);
-        let summed = shared.verifies();
-        let raw =
-            RawTransfer::begin(allocation, Direction::Write, spans, Vec::new(), pieces, summed);
-        Ok(DiskTransfer::new(raw))
+        let job = Job::new(Some(shared), Direction::Write, spans, Held::default());
+        job.begin_transfer(allocation, &places, None, Vec::new(), shared.verifies());
+        Ok(DiskTransfer::new(job))
     }
 
     fn has(&self, stored: &FileBytes) -> bool {
@@ -320,17 +327,20 @@ impl Files {
         stored: &FileBytes,
         spans: SpanList,
     ) -> Result<DiskTransfer<()>, DiskTierError> {
-        if let (Some(frames), Some(compressor)) = (&stored.frames, &self.shared.compressor) {
-            let read = CompressedRead::begin(stored, frames, spans, compressor)?;
-            return Ok(DiskTransfer::new(read));
+        let shared = &self.shared;
+        let (mut held, mut list) = (Held::default(), None);
+        if let (Some(frames), Some(compressor)) = (&stored.frames, &shared.compressor) {
+            let memory = compressor.memory(stored.len)?;
+            list = Some(frames.list(&spans, &memory));
+            (held.frames, held.memory) = (Some(Arc::clone(frames)), Some(memory));
         }
         let places: Vec<FileRange> =
             stored.extents.iter().map(|extent| extent.place.clone()).collect();
-        let pieces = cut(&spans, &places, self.shared.config.piece);
         let (allocation, expected) = (Arc::clone(&stored.allocation), stored.extents.clone());
-        let summed = self.shared.verifies();
-        let raw = RawTransfer::begin(allocation, Direction::Read, spans, expected, pieces, summed);
-        Ok(DiskTransfer::new(raw))
+        let summed = list.is_some() || shared.verifies();
+        let job = Job::new(Some(shared), Direction::Read, spans, held);
+        job.begin_transfer(allocation, &places, list, expected, summed);
+        Ok(DiskTransfer::new(job))
     }
 
     fn trim(&self) -> Bytes {

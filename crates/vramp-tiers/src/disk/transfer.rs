@@ -1,14 +1,17 @@
-//! Handles of writes and reads in flight.
+//! Handles of writes and reads in flight, how they begin, and their results.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vramp_core::Bytes;
 use vramp_host::Direction;
 
-use super::compress::{CompressedRead, CompressedWrite};
 use super::error::DiskTierError;
-use super::objects::ObjectTransfer;
-use super::raw::RawTransfer;
+use super::job::{FinishedPiece, Held, Job};
+use super::objects::{ObjectBytes, Objects};
+use super::pieces::joined;
+use super::shared::FileBytes;
 use super::stored::{Stored, StoredBytes};
 
 /// A write or read in flight. The memory must not change until a write has ended, and has no
@@ -17,36 +20,18 @@ use super::stored::{Stored, StoredBytes};
 /// Dropping this cancels the pieces that have not begun, and waits for the others.
 #[must_use = "dropping this cancels the transfer"]
 pub struct DiskTransfer<T> {
-    running: Box<dyn TransferOf<T> + Send + Sync>,
-}
-
-/// A transfer of any kind.
-pub(super) trait RunningTransfer {
-    fn direction(&self) -> Direction;
-    /// Returns the bytes of memory to transfer.
-    fn len(&self) -> Bytes;
-    /// Returns the bytes transferred to or from the disk so far.
-    fn moved(&self) -> Bytes;
-    fn has_ended(&self) -> bool;
-    fn cancel(&self);
-    /// Waits until the transfer has ended, then frees what it holds.
-    fn release(&self);
-}
-
-/// A transfer that yields a `T`.
-pub(super) trait TransferOf<T>: RunningTransfer {
-    /// Waits for the result. Called once.
-    fn wait(&self) -> Result<T, DiskTierError>;
+    job: Arc<Job>,
+    result: PhantomData<fn() -> T>,
 }
 
 impl<T> DiskTransfer<T> {
-    pub(super) fn new(running: impl TransferOf<T> + Send + Sync + 'static) -> DiskTransfer<T> {
-        DiskTransfer { running: Box::new(running) }
+    pub(super) fn new(job: Arc<Job>) -> DiskTransfer<T> {
+        DiskTransfer { job, result: PhantomData }
     }
 
     /// Returns the bytes to transfer.
     pub fn len(&self) -> Bytes {
-        self.running.len()
+        self.job.len()
     }
 
     /// Returns true for zero bytes.
@@ -56,12 +41,12 @@ impl<T> DiskTransfer<T> {
 
     /// Returns true once [`wait`](DiskTransfer::wait) would not block.
     pub fn is_done(&self) -> bool {
-        self.running.has_ended()
+        self.job.has_ended()
     }
 
     /// Stops further pieces from beginning. [`wait`](DiskTransfer::wait) succeeds if all had begun.
     pub fn cancel(&self) {
-        self.running.cancel();
+        self.job.cancel();
     }
 }
 
@@ -71,7 +56,7 @@ impl DiskTransfer<StoredBytes> {
     /// # Errors
     /// The disk failed or is full, or the write was cancelled. Extents and charge are returned.
     pub fn wait(self) -> Result<StoredBytes, DiskTierError> {
-        self.running.wait()
+        self.job.stored()
     }
 }
 
@@ -82,162 +67,111 @@ impl DiskTransfer<()> {
     /// The disk failed, a checksum differs, or the read was cancelled. The memory may be partly
     /// overwritten. The stored bytes are unchanged.
     pub fn wait(self) -> Result<(), DiskTierError> {
-        self.running.wait()
+        self.job.verified()
     }
 }
 
 impl<T> Drop for DiskTransfer<T> {
     fn drop(&mut self) {
-        self.running.cancel();
-        self.running.release();
+        self.job.cancel();
+        drop(self.job.take());
     }
 }
 
 impl<T> std::fmt::Debug for DiskTransfer<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (direction, moved) = (self.running.direction(), self.running.moved());
+        let (direction, moved) = (self.job.direction, self.job.lock().moved);
         write!(f, "{direction:?} of {}: {moved} transferred", self.len())
     }
 }
 
-impl RunningTransfer for Arc<RawTransfer> {
-    fn direction(&self) -> Direction {
-        RawTransfer::direction(self)
+/// What a job had when it ended.
+struct Ended {
+    held: Held,
+    finished: Vec<Option<FinishedPiece>>,
+    sum: Option<u32>,
+    result: Result<(), DiskTierError>,
+}
+
+impl Job {
+    /// Waits until the job has ended, and takes what it holds.
+    fn take(&self) -> Ended {
+        let mut state = self.joined();
+        let (held, finished) =
+            (std::mem::take(&mut state.held), std::mem::take(&mut state.finished));
+        let result = state.failed.take().map_or(Ok(()), Err);
+        Ended { held, finished, sum: state.sum, result }
     }
 
-    fn len(&self) -> Bytes {
-        RawTransfer::len(self)
+    /// Waits until all bytes are written. Called once.
+    fn stored(&self) -> Result<StoredBytes, DiskTierError> {
+        let Ended { held, finished, sum, result } = self.take();
+        self.count(&result);
+        result?;
+        let (len, frames) = (self.len(), held.frames);
+        if let Some(object) = held.object {
+            return Ok(StoredBytes(Stored::Object(ObjectBytes { object, sum, len })));
+        }
+        if frames.is_some() {
+            self.compressor().count_written(len, self.list().len());
+        }
+        let (allocation, extents) = (held.allocation.expect(ONCE), joined(&finished));
+        Ok(StoredBytes(Stored::Files(FileBytes { allocation, extents, frames, len })))
     }
 
-    fn moved(&self) -> Bytes {
-        RawTransfer::moved(self)
+    /// Waits until all bytes are read and verified. Called once.
+    fn verified(&self) -> Result<(), DiskTierError> {
+        let Ended { held, finished, result, .. } = self.take();
+        // What was decompressed was verified before.
+        let result = match held.allocation.is_some() && held.frames.is_none() {
+            true => result.and_then(|()| self.verify(&finished)),
+            false => result,
+        };
+        self.count(&result);
+        result
     }
 
-    fn has_ended(&self) -> bool {
-        RawTransfer::has_ended(self)
+    /// Adds the outcome of a transfer of files to the counters of the store.
+    fn count(&self, result: &Result<(), DiskTierError>) {
+        let Some(shared) = &self.files else { return };
+        let (failed, total_ns) = (result.as_ref().err(), self.lock().total_ns);
+        let counters = &mut shared.state().counters;
+        match self.io.get() {
+            Some(_) => counters.count(self.direction, self.list().len(), total_ns, failed),
+            // Extents were refused, which was counted, or it was cancelled.
+            None => counters.writes.failed += 1,
+        }
     }
 
-    fn cancel(&self) {
-        RawTransfer::cancel(self);
+    /// Starts a call of the program's store for the object that the job holds. A read is verified against
+    /// the checksum `expected`.
+    pub fn begin_call(self: &Arc<Job>, objects: &Arc<Objects>, key: u64, expected: Option<u32>) {
+        let (job, calls) = (Arc::clone(self), Arc::clone(objects));
+        objects.workers.run([move || job.call(&calls, key, expected)]);
     }
 
-    fn release(&self) {
-        RawTransfer::release(self);
+    /// Runs on a thread of the pool.
+    fn call(&self, objects: &Objects, key: u64, expected: Option<u32>) {
+        let cancelled = self.lock().cancelled;
+        let done = match (cancelled, self.direction) {
+            (true, _) => Err(Job::cancelled(Bytes::ZERO, self.len())),
+            (false, Direction::Write) => objects.put(key, &self.spans, || {
+                if let Some(object) = &self.lock().held.object {
+                    object.is_put.store(true, Ordering::Relaxed);
+                }
+            }),
+            (false, Direction::Read) => objects.get(key, &self.spans, expected),
+        };
+        let total_ns = self.begun.elapsed().as_nanos().try_into().unwrap_or(u64::MAX);
+        let counters = &mut objects.state().counters;
+        counters.count(self.direction, self.len(), total_ns, done.as_ref().err());
+        let mut state = self.lock();
+        match done {
+            Ok(sum) => (state.moved, state.sum) = (self.len(), sum),
+            Err(error) => state.fail(error),
+        }
+        self.end(state);
     }
 }
 
-impl TransferOf<StoredBytes> for Arc<RawTransfer> {
-    fn wait(&self) -> Result<StoredBytes, DiskTierError> {
-        self.stored().map(|bytes| StoredBytes(Stored::Files(bytes)))
-    }
-}
-
-impl TransferOf<()> for Arc<RawTransfer> {
-    fn wait(&self) -> Result<(), DiskTierError> {
-        let verified = self.verified();
-        self.count(verified.as_ref().err());
-        verified
-    }
-}
-
-impl RunningTransfer for Arc<CompressedWrite> {
-    fn direction(&self) -> Direction {
-        Direction::Write
-    }
-
-    fn len(&self) -> Bytes {
-        CompressedWrite::len(self)
-    }
-
-    fn moved(&self) -> Bytes {
-        CompressedWrite::moved(self)
-    }
-
-    fn has_ended(&self) -> bool {
-        CompressedWrite::has_ended(self)
-    }
-
-    fn cancel(&self) {
-        CompressedWrite::cancel(self);
-    }
-
-    fn release(&self) {
-        CompressedWrite::release(self);
-    }
-}
-
-impl TransferOf<StoredBytes> for Arc<CompressedWrite> {
-    fn wait(&self) -> Result<StoredBytes, DiskTierError> {
-        CompressedWrite::wait(self).map(|bytes| StoredBytes(Stored::Files(bytes)))
-    }
-}
-
-impl RunningTransfer for CompressedRead {
-    fn direction(&self) -> Direction {
-        Direction::Read
-    }
-
-    fn len(&self) -> Bytes {
-        CompressedRead::len(self)
-    }
-
-    fn moved(&self) -> Bytes {
-        CompressedRead::moved(self)
-    }
-
-    fn has_ended(&self) -> bool {
-        CompressedRead::has_ended(self)
-    }
-
-    fn cancel(&self) {
-        CompressedRead::cancel(self);
-    }
-
-    fn release(&self) {
-        self.settle();
-    }
-}
-
-impl TransferOf<()> for CompressedRead {
-    fn wait(&self) -> Result<(), DiskTierError> {
-        CompressedRead::wait(self)
-    }
-}
-
-impl RunningTransfer for Arc<ObjectTransfer> {
-    fn direction(&self) -> Direction {
-        ObjectTransfer::direction(self)
-    }
-
-    fn len(&self) -> Bytes {
-        ObjectTransfer::len(self)
-    }
-
-    fn moved(&self) -> Bytes {
-        ObjectTransfer::moved(self)
-    }
-
-    fn has_ended(&self) -> bool {
-        ObjectTransfer::has_ended(self)
-    }
-
-    fn cancel(&self) {
-        ObjectTransfer::cancel(self);
-    }
-
-    fn release(&self) {
-        ObjectTransfer::release(self);
-    }
-}
-
-impl TransferOf<StoredBytes> for Arc<ObjectTransfer> {
-    fn wait(&self) -> Result<StoredBytes, DiskTierError> {
-        self.stored().map(|bytes| StoredBytes(Stored::Object(bytes)))
-    }
-}
-
-impl TransferOf<()> for Arc<ObjectTransfer> {
-    fn wait(&self) -> Result<(), DiskTierError> {
-        self.verified()
-    }
-}
+const ONCE: &str = "a transfer is waited for once";

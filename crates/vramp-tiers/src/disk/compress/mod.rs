@@ -1,14 +1,13 @@
 //! Writes that take fewer bytes on the disk than in memory, where that pays.
 //!
-//! 1. A write is charged for all its bytes. A worker compresses a [sample] of it, and
+//! 1. A write is charged for all its bytes. A worker compresses a sample of it, and
 //!    [`decide`](crate::disk::core::compression::decide) decides about the rest.
 //! 2. Workers compress the rest [frame](frames::Frame) by frame into memory of the store. A
 //!    frame that saves too little stays uncompressed.
-//! 3. The worker that finishes last allocates extents, and the [write](write::CompressedWrite)
-//!    continues as any other, from that memory. The charge beyond that is credited when the caller
-//!    waits.
-//! 4. A [read](read::CompressedRead) reads the compressed bytes, verifies their checksums, and only
-//!    then has workers decompress them into the caller's memory.
+//! 3. The worker that finishes last allocates extents, and the write continues as any other, from that
+//!    memory. The charge beyond that is credited when the caller waits.
+//! 4. A read reads the compressed bytes, verifies their checksums, and only then has workers decompress
+//!    them into the caller's memory.
 //!
 //! Checksums are of the bytes on the disk, so no damaged byte is ever decompressed. Compressed
 //! bytes have checksums with [`Checksum::Off`](super::Checksum::Off) too, because one wrong bit
@@ -20,9 +19,7 @@ mod codec;
 mod frames;
 mod meter;
 pub(super) mod object_pool;
-mod read;
-mod sample;
-mod write;
+mod stages;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -31,8 +28,6 @@ use vramp_core::Bytes;
 use vramp_host::HostMemory;
 
 pub(super) use frames::Frames;
-pub(super) use read::CompressedRead;
-pub(super) use write::CompressedWrite;
 
 use super::core::compression::{CompressionConfig, Decision};
 use super::core::growth::COMPRESSION_THREADS_MOST;
@@ -114,11 +109,11 @@ impl Compressor {
         }
     }
 
-    fn count_written(&self, bytes: Bytes, on_disk: Bytes) {
+    pub fn count_written(&self, bytes: Bytes, on_disk: Bytes) {
         let stats = &mut self.state().stats;
         stats.writes += 1;
         stats.bytes += bytes;
-        stats.on_disk += on_disk;
+        stats.on_disk += frames::whole_blocks(on_disk);
     }
 }
 
