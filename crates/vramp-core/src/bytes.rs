@@ -105,11 +105,6 @@ impl Bytes {
     pub const fn whole(self, unit: Bytes) -> u64 {
         self.0 / unit.0
     }
-
-    /// This amount in GiB, for ratios and prints only.
-    pub fn as_gib(self) -> f64 {
-        self.0 as f64 / (1u64 << 30) as f64
-    }
 }
 
 impl Add for Bytes {

@@ -112,18 +112,6 @@ pub mod config {
     pub use crate::shell::CleanerConfig;
 }
 
-/// Policies of the program that decide which buffers are evicted first.
-pub mod policy {
-    pub use crate::planner::{BufferId, EvictionCandidate, EvictionClass, EvictionCost};
-    pub use crate::shell::{EvictionPolicy, EvictionRequest};
-}
-
-/// Pointers that outlive a lease.
-pub mod pointers {
-    pub use crate::planner::{ExposeError, PointerScope};
-    pub use crate::shell::{Exposure, Pin};
-}
-
 /// Changes of buffers' states, for subscribers.
 pub mod events {
     pub use crate::planner::{BufferId, BufferStatus, SpillTier};
@@ -142,8 +130,8 @@ pub mod report {
 /// [`SpillError`] and every type that it names.
 pub mod error {
     pub use crate::planner::{
-        AddError, BufferLeaseId, DeferConfigError, EvictError, ExposeError, HeldError, Holds,
-        LeaseRefused, MoveId, PieceId, RangeId, Ticket, UnknownBuffer, UnknownBufferLease,
+        AddError, BufferLeaseId, DeferConfigError, EvictError, HeldError, Holds, LeaseRefused,
+        MoveId, PieceId, PinError, RangeId, Ticket, UnknownBuffer, UnknownBufferLease,
         UnknownRange, UseToken,
     };
     pub use crate::shell::{AdoptFailed, FailedMove, SpillError};

@@ -27,11 +27,6 @@ impl Ticket {
         TicketParts::decode(bytes).map(Ticket).ok_or(TicketError { length: bytes.len() })
     }
 
-    /// Returns the id of the exporting process, as that process sees it.
-    pub fn exporter_pid(&self) -> u32 {
-        self.0.exporter.pid
-    }
-
     /// Returns the number of the export, unique among the exports of its server.
     pub fn export(&self) -> u64 {
         self.0.export

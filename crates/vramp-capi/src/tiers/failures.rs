@@ -153,7 +153,7 @@ impl From<SpillError> for Failure {
             SpillError::Evict(EvictError::NoRoom { .. }) => VRAMP_ERROR_OUT_OF_MEMORY,
             SpillError::Evict(EvictError::Held(_)) => VRAMP_ERROR_BUSY,
             SpillError::NotSpilled(_) => VRAMP_ERROR_FILE,
-            SpillError::PinnedMemory { .. } | SpillError::Held(_) | SpillError::Expose(_) => {
+            SpillError::PinnedMemory { .. } | SpillError::Held(_) | SpillError::Pin(_) => {
                 VRAMP_ERROR_BUSY
             }
             SpillError::Move(ref error) => status_of_move(error),

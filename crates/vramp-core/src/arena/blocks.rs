@@ -415,7 +415,8 @@ impl Arena {
     }
 
     /// High-water mark of the running capture, blocks live before included. Zero without one.
-    pub fn capture_high_water(&self) -> Bytes {
+    #[cfg(test)]
+    pub(super) fn capture_high_water(&self) -> Bytes {
         Bytes::new(self.capture.as_ref().map_or(0, |capture| capture.recording.high_water))
     }
 

@@ -6,7 +6,7 @@ use super::{Deferrables, HolderKey};
 
 impl Deferrables {
     /// Returns true if nothing ends by which memory could become free: no move, no lease of other
-    /// holders than these, no pin, no exposure and no buffer without handles. Idle buffers count as
+    /// holders than these, no pin and no buffer without handles. Idle buffers count as
     /// there to stay. O(holders log holders).
     pub fn are_all_idle(&self, holders: &[HolderKey]) -> bool {
         self.moves.is_empty()

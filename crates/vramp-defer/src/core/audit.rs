@@ -2,7 +2,7 @@
 
 use super::holders::Holders;
 use super::piece::{ContentPlace, Piece, PieceMove};
-use super::{BufferId, Deferrables, PeerId, PieceId, SpillRoom, SpillTier, UseToken};
+use super::{Deferrables, PeerId, PieceId, SpillRoom, SpillTier, UseToken};
 use vramp_core::{Bytes, Inconsistency};
 
 pub(super) type Check = Result<(), String>;
@@ -190,21 +190,12 @@ impl Deferrables {
             if !buffer.uses.all().iter().all(listed) {
                 return Err(format!("work on {id} is not in the index of uses"));
             }
-            let scoped = buffer.exposed.stream_scoped;
-            if scoped && buffer.holders.is_empty() && buffer.uses.is_empty() {
-                return Err(format!("{id} is exposed to streams that are done"));
-            }
         }
-        let quiesced = |id: &BufferId| self.buffers.get(*id).is_some_and(|b| b.exposed.quiesced);
-        let count = self.buffers.values().filter(|buffer| buffer.exposed.quiesced).count();
         let without_handles = self.buffers.values().filter(|buffer| buffer.is_ending).count();
         if without_handles != self.without_handles {
             return Err(format!("{without_handles} buffers have no handles"));
         }
-        match self.quiesced.len() == count && self.quiesced.iter().all(quiesced) {
-            true => Ok(()),
-            false => Err(format!("{count} buffers are exposed until the epoch ends")),
-        }
+        Ok(())
     }
 
     fn sums_agree(&self) -> Check {
@@ -225,7 +216,7 @@ impl Deferrables {
                 ));
             }
             let kept_count = range.tenants.values().map(|tenant| &self.buffers[tenant.buffer]);
-            let kept_count = kept_count.filter(|buffer| buffer.is_pinned_or_exposed()).count();
+            let kept_count = kept_count.filter(|buffer| buffer.is_pinned()).count();
             if range.kept_count as usize != kept_count {
                 return Err(format!("{id} has {kept_count} tenants that stay: {range:?}"));
             }

@@ -42,7 +42,6 @@ impl Deferrables {
             let sum = match listed.listing {
                 Listing::Leased => &mut sums.leased,
                 Listing::Pinned => &mut sums.pinned,
-                Listing::Exposed => &mut sums.exposed,
                 Listing::Moving => &mut sums.moving,
                 Listing::Candidate { bucket, last_use_ns } => {
                     let units = lists.buckets.get(&bucket);

@@ -18,17 +18,6 @@ pub enum Hint {
     WontNeed,
 }
 
-/// Exposures of a buffer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Exposures {
-    /// Until all leases and recorded uses are over.
-    pub stream_scoped: bool,
-    /// Until the epoch ends.
-    pub quiesced: bool,
-    /// Number of opaque exposures.
-    pub opaque: u32,
-}
-
 #[derive(Clone, Debug)]
 pub(super) struct Buffer {
     pub len: Bytes,
@@ -54,7 +43,6 @@ pub(super) struct Buffer {
     pub pins: u32,
     /// Part of its memory is pinned in the pool.
     pub has_pinned_memory: bool,
-    pub exposed: Exposures,
     /// True if it counts in the range's `unevictable_count`.
     pub is_counted: bool,
     /// True if it counts in the range's `kept_count`.
@@ -77,16 +65,16 @@ impl Hint {
 impl Buffer {
     /// Returns true if it must stay on the card.
     pub fn is_unevictable(&self) -> bool {
-        self.holders.use_card() || self.is_pinned_or_exposed()
+        self.holders.use_card() || self.is_pinned()
     }
 
     /// Returns true if it must stay on the card even without leases.
-    pub fn is_pinned_or_exposed(&self) -> bool {
-        self.pins > 0 || self.has_pinned_memory || self.exposed.quiesced || self.exposed.opaque > 0
+    pub fn is_pinned(&self) -> bool {
+        self.pins > 0 || self.has_pinned_memory
     }
 
     /// Returns true if it cannot be a victim now. It may become one when its uses are over.
     pub fn stays(&self) -> bool {
-        self.is_unevictable() || self.holders.read_in_place() || self.exposed.stream_scoped
+        self.is_unevictable() || self.holders.read_in_place()
     }
 }

@@ -49,7 +49,7 @@ pub struct DeferCensus {
     pub disk_copies: Bytes,
     /// In leased buffers.
     pub leased: Bytes,
-    /// In pinned or exposed buffers.
+    /// In pinned buffers.
     pub held: Bytes,
     /// Memory on the card, in whole pages and whole groups, without adopted memory.
     pub occupied: Bytes,
@@ -82,10 +82,7 @@ impl Deferrables {
             sum.adopted += if adopted { buffer.len } else { Bytes::ZERO };
             let leased = !buffer.holders.is_empty();
             sum.leased += if leased { buffer.len } else { Bytes::ZERO };
-            let exposed = buffer.exposed;
-            let out = exposed.stream_scoped || exposed.quiesced || exposed.opaque > 0;
-            let pinned = buffer.pins > 0 || buffer.has_pinned_memory;
-            sum.held += if out || pinned { buffer.len } else { Bytes::ZERO };
+            sum.held += if buffer.is_pinned() { buffer.len } else { Bytes::ZERO };
             for piece in &buffer.pieces {
                 sum.add(piece);
             }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use slotmap::SlotMap;
 
-use super::buffer_state::{Buffer, Exposures, Hint};
+use super::buffer_state::{Buffer, Hint};
 use super::copy_index::{HostCopies, PeerCopies};
 use super::lease::Lease;
 use super::lists::Lists;
@@ -35,8 +35,6 @@ pub struct Deferrables {
     pub(super) ending: BTreeSet<BufferId>,
     /// Number of buffers without handles.
     pub(super) without_handles: usize,
-    /// Buffers that are exposed until the epoch ends.
-    pub(super) quiesced: BTreeSet<BufferId>,
     pub(super) group_sets: SlotMap<GroupSetId, GroupSet>,
     /// What may leave the card.
     pub(super) lists: Lists,
@@ -84,7 +82,6 @@ impl Deferrables {
             uses: UseIndex::default(),
             ending: BTreeSet::new(),
             without_handles: 0,
-            quiesced: BTreeSet::new(),
             group_sets: SlotMap::with_key(),
             lists: Lists::default(),
             committed: Bytes::ZERO,
@@ -160,7 +157,6 @@ impl Deferrables {
             uses: Uses::default(),
             pins: 0,
             has_pinned_memory: false,
-            exposed: Exposures::default(),
             is_counted: false,
             is_kept: false,
             is_ending: false,
@@ -174,7 +170,7 @@ impl Deferrables {
     /// Memory stays mapped until it is chosen, or the buffer is removed.
     ///
     /// # Errors
-    /// A lease, a pin, an exposure or a move holds the buffer. Nothing changes. Work in flight is
+    /// A lease, a pin or a move holds the buffer. Nothing changes. Work in flight is
     /// no obstacle.
     pub fn discard(&mut self, buffer: BufferId) -> Result<Vec<StaleCopy>, HeldError> {
         let mut holds = self.holds(buffer)?;
@@ -195,7 +191,7 @@ impl Deferrables {
     /// Removes a buffer, and its range unless that is a group's. Returns the stale copies.
     ///
     /// # Errors
-    /// A lease, a pin, an exposure, a move or work in flight holds the buffer. Nothing changes.
+    /// A lease, a pin, a move or work in flight holds the buffer. Nothing changes.
     pub fn remove(&mut self, buffer: BufferId) -> Result<Vec<StaleCopy>, HeldError> {
         let holds = self.holds(buffer)?;
         if !holds.is_free() {
@@ -228,8 +224,6 @@ impl Deferrables {
         Ok(Holds {
             leases: buffer.holders.leases(),
             pins: buffer.pins,
-            opaque: buffer.exposed.opaque,
-            epoch: buffer.exposed.quiesced,
             uses: buffer.uses.all(),
             moves: buffer
                 .pieces
@@ -362,13 +356,12 @@ impl Deferrables {
         memory
     }
 
-    /// Updates what depends on leases, pins, exposures and uses.
+    /// Updates what depends on leases, pins and uses.
     pub(super) fn refresh(&mut self, id: BufferId) {
         self.note_buffer_changed(id);
         self.note_let_go(id);
         let buffer = &mut self.buffers[id];
-        buffer.exposed.stream_scoped &= !(buffer.holders.is_empty() && buffer.uses.is_empty());
-        let (is_counted, is_kept) = (buffer.is_unevictable(), buffer.is_pinned_or_exposed());
+        let (is_counted, is_kept) = (buffer.is_unevictable(), buffer.is_pinned());
         let was_counted = std::mem::replace(&mut buffer.is_counted, is_counted);
         let was_kept = std::mem::replace(&mut buffer.is_kept, is_kept);
         let id_of_range = buffer.range;

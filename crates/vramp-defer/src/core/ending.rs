@@ -1,6 +1,6 @@
 //! Buffers without handles: each ends once nothing holds it.
 //!
-//! A buffer is looked at again only when something that held it has ended: a lease, a pin, an exposure,
+//! A buffer is looked at again only when something that held it has ended: a lease, a pin,
 //! work or a move. O(log n) for each of these.
 
 use super::{BufferId, Deferrables};

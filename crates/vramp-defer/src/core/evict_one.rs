@@ -40,7 +40,7 @@ impl Deferrables {
     /// buffer has no memory on the card. O(pieces of the group).
     ///
     /// # Errors
-    /// A lease, a pin, an exposure or a move holds the buffer or one of its group, or there is no
+    /// A lease, a pin or a move holds the buffer or one of its group, or there is no
     /// room. Nothing changes.
     pub fn evict_buffer(
         &mut self,

@@ -16,7 +16,6 @@ impl Deferrables {
             ("moves", self.moves.len()),
             ("uses by work", self.uses.len()),
             ("buffers to end", self.ending.len()),
-            ("buffers of the epoch", self.quiesced.len()),
             ("sets of groups", self.group_sets.len() + in_sets),
             ("lists of victims", self.lists.len()),
             ("copies on cards", self.peer_copies.len()),

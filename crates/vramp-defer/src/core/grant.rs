@@ -383,9 +383,9 @@ impl Deferrables {
 
     /// Records what was written of a buffer: these ranges of it, or all of it. O(pieces + ranges).
     fn end_writing(&mut self, id: BufferId, written: Option<&[WrittenRange]>) -> Vec<StaleCopy> {
-        let Buffer { exposed, pieces, .. } = &self.buffers[id];
-        let is_out = exposed.stream_scoped || exposed.quiesced || exposed.opaque > 0;
-        let Some(written) = written.filter(|_| !is_out) else {
+        let Buffer { pins, pieces, .. } = &self.buffers[id];
+        // What is written through a pin, and when, is not known here.
+        let Some(written) = written.filter(|_| *pins == 0) else {
             return self.note_written(id, |_| true);
         };
         // Ranges that begin at a piece, less those that end before it.

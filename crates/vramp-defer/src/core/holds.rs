@@ -11,12 +11,7 @@ pub struct Holds {
     pub leases: Vec<BufferLeaseId>,
     /// Number of pins.
     pub pins: u32,
-    /// Number of opaque exposures.
-    pub opaque: u32,
-    /// Exposed until the epoch ends.
-    pub epoch: bool,
-    /// Work in flight. The buffer can be chosen, and leaves when the work is complete. A buffer
-    /// exposed to streams is not chosen before that.
+    /// Work in flight. The buffer can be chosen, and leaves when the work is complete.
     pub uses: Vec<UseToken>,
     /// Moves of its pieces.
     pub moves: Vec<MoveId>,
@@ -34,8 +29,6 @@ impl fmt::Display for Holds {
         let parts = [
             (self.leases.len(), "leases to end"),
             (self.pins as usize, "pins to remove"),
-            (self.opaque as usize, "exposures to release"),
-            (usize::from(self.epoch), "epoch to end"),
             (self.uses.len(), "uses to be over"),
             (self.moves.len(), "moves to settle"),
         ];

@@ -97,7 +97,7 @@ pub enum Writes<'a> {
     /// All of each buffer.
     #[default]
     All,
-    /// These bytes only; other pieces stay clean. An exposed buffer counts as written as a whole.
+    /// These bytes only; other pieces stay clean. A pinned buffer counts as written as a whole.
     Only(&'a [WrittenRange]),
 }
 

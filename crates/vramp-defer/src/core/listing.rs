@@ -176,11 +176,8 @@ impl Deferrables {
 
 /// Returns the sum in which a buffer that cannot leave is counted.
 fn reason_to_stay(buffer: &Buffer) -> Listing {
-    if !buffer.holders.is_empty() {
-        Listing::Leased
-    } else if buffer.pins > 0 || buffer.has_pinned_memory {
-        Listing::Pinned
-    } else {
-        Listing::Exposed
+    match buffer.holders.is_empty() {
+        false => Listing::Leased,
+        true => Listing::Pinned,
     }
 }

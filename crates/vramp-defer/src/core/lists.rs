@@ -25,7 +25,6 @@ pub(super) type Bucket = BTreeSet<(u64, Unit)>;
 pub(super) enum Listing {
     Leased,
     Pinned,
-    Exposed,
     Moving,
     Candidate { bucket: BucketKey, last_use_ns: u64 },
 }
@@ -86,11 +85,10 @@ impl Lists {
     }
 
     fn sum(&mut self, listing: Listing) -> &mut Bytes {
-        let Shortfall { leased, pinned, exposed, moving, .. } = &mut self.staying;
+        let Shortfall { leased, pinned, moving, .. } = &mut self.staying;
         match listing {
             Listing::Leased => leased,
             Listing::Pinned => pinned,
-            Listing::Exposed => exposed,
             Listing::Moving => moving,
             Listing::Candidate { .. } => unreachable!("a candidate is in a bucket"),
         }

@@ -14,8 +14,7 @@
 //! 4. [`Deferrables::end_lease`] records the work that uses the buffers, and returns the copies that
 //!    are stale now. [`Deferrables::cancel_lease`] ends a lease under which nothing was launched.
 //!    [`Deferrables::complete_use`] forgets work that is complete.
-//! 5. When memory is short, [`Deferrables::choose`] picks what leaves ([`Victim`]), or
-//!    [`Deferrables::choose_in_order`] takes it in an order that the caller gives. Once a victim is
+//! 5. When memory is short, [`Deferrables::choose`] picks what leaves ([`Victim`]). Once a victim is
 //!    settled it is off the card, and [`Deferrables::needed_memory`] returns what of its range still
 //!    needs memory.
 //! 6. When the host is short, [`Deferrables::reclaim_host`] drops copies and pushes others to disk.
@@ -73,7 +72,6 @@ mod deferrables;
 mod demote;
 mod ending;
 mod evict_one;
-mod expose;
 mod failure;
 mod few_map;
 mod footprint;
@@ -96,7 +94,7 @@ mod peer_id;
 mod peer_reclaim;
 mod peers;
 mod piece;
-mod policy;
+mod pins;
 mod range;
 mod rates;
 mod reclaim;
@@ -121,7 +119,6 @@ pub use counters::DeferCounters;
 pub use defer_config::{DeferConfig, DeferConfigError};
 pub use deferrables::{AddedBuffer, Deferrables};
 pub use evict_one::EvictError;
-pub use expose::PointerScope;
 pub(crate) use failure::{Failure, RestoreRetry, StagingRetry};
 pub use holds::Holds;
 pub use ids::{
@@ -134,11 +131,10 @@ pub use overwrite::overwritten;
 pub use peer_id::{PeerId, PeerTable};
 pub use peer_reclaim::PeerDemand;
 pub use piece::{Copies, PieceState};
-pub use policy::{EvictionCandidate, OrderedChoice};
 pub use rates::Rates;
 pub use reclaim::{HostDemand, Reclaim};
 pub use refusal::{
-    AddError, ExposeError, HeldError, LeaseEndError, LeaseRefused, SettleError, UnknownBuffer,
+    AddError, HeldError, LeaseEndError, LeaseRefused, PinError, SettleError, UnknownBuffer,
     UnknownBufferLease, UnknownMove, UnknownRange,
 };
 pub use shortfall::Shortfall;

@@ -109,16 +109,16 @@ pub enum LeaseRefused {
     /// Too much of the card is unevictable.
     #[error(
         "the buffers need {needed} more, and {committed} of {capacity} may not leave the card: \
-         try again when a lease, a pin or an exposure has ended"
+         try again when a lease or a pin has ended"
     )]
     Full {
         /// Memory of the set, in whole pages, without what is unevictable already.
         needed: Bytes,
-        /// Memory that is leased, pinned or exposed.
+        /// Memory that is leased or pinned.
         committed: Bytes,
         /// Most memory that leased buffers may occupy.
         capacity: Bytes,
-        /// Leases that occupy memory on the card. Empty if only pins and exposures do.
+        /// Leases that occupy memory on the card. Empty if only pins do.
         held_by: Vec<BufferLeaseId>,
     },
     /// The lease was granted, and the card, its budget or the host had no memory to restore the buffers.
@@ -199,40 +199,24 @@ pub enum SettleError {
     },
 }
 
-/// Why a pin, an exposure or a use was not recorded, or not ended.
+/// Why a pin was not recorded, or not removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ExposeError {
+pub enum PinError {
     /// The buffer does not exist.
     #[error(transparent)]
     Buffer(#[from] UnknownBuffer),
     /// The lease does not exist.
     #[error(transparent)]
     Lease(#[from] UnknownBufferLease),
-    /// Without a lease the buffer may leave before the pointer is used.
-    #[error("the lease does not hold {buffer}: pin and expose buffers that it was granted for")]
+    /// Without a lease the buffer may leave before the pin counts.
+    #[error("the lease does not hold {buffer}: pin buffers that it was granted for")]
     NotLeased {
         /// The buffer.
         buffer: BufferId,
     },
     /// The lease does not keep the buffer on the card.
-    #[error(
-        "{buffer} is read in place: pin and expose it under a lease that brings it to the card"
-    )]
+    #[error("{buffer} is read in place: pin it under a lease that brings it to the card")]
     InPlace {
-        /// The buffer.
-        buffer: BufferId,
-    },
-    /// The buffer may be off the card.
-    #[error(
-        "{buffer} is not exposed to streams: record uses of a leased buffer where the lease ends"
-    )]
-    NotExposed {
-        /// The buffer.
-        buffer: BufferId,
-    },
-    /// Released more often than exposed.
-    #[error("{buffer} has no exposure to release")]
-    NotOpaque {
         /// The buffer.
         buffer: BufferId,
     },

@@ -13,8 +13,6 @@ pub struct Shortfall {
     pub leased: Bytes,
     /// Pinned.
     pub pinned: Bytes,
-    /// Exposed.
-    pub exposed: Bytes,
     /// In flight: chosen before, or being copied out.
     pub moving: Bytes,
     /// Dirty, with no room on host and disk.
@@ -24,8 +22,8 @@ pub struct Shortfall {
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} more cannot leave the card:", self.missing)?;
-        let Shortfall { leased, pinned, exposed, moving, no_room, .. } = self;
-        write!(f, " {leased} are leased, {pinned} pinned, {exposed} exposed, {moving} in flight,")?;
+        let Shortfall { leased, pinned, moving, no_room, .. } = self;
+        write!(f, " {leased} are leased, {pinned} pinned, {moving} in flight,")?;
         write!(f, " {no_room} have no room on host and disk")
     }
 }

@@ -62,7 +62,7 @@ impl Candidate {
 
 impl Deferrables {
     /// Chooses victims and marks them. They free at most one piece more than the deficit. Leased,
-    /// pinned, exposed and moving buffers are never chosen. Each move has to be performed and
+    /// pinned and moving buffers are never chosen. Each move has to be performed and
     /// settled, or abandoned.
     ///
     /// Idle buffers come first, then those wanted soon, then those in use; within a class lower

@@ -187,7 +187,7 @@ impl DeferrableBuffer {
     /// Waits for the copies, and for work in flight on it.
     ///
     /// # Errors
-    /// A lease, a pin, an exposure or a move holds it; there is no room; a move failed; or a stream
+    /// A lease, a pin or a move holds it; there is no room; a move failed; or a stream
     /// captures a graph. Contents are whole, on the card or below.
     pub fn spill(&self) -> Result<Bytes, SpillError> {
         self.owner.shared.spill_buffer(self.owner.id, None)
@@ -226,7 +226,7 @@ impl DeferrableBuffer {
     /// Discards its contents: they are neither copied out nor restored until it is written.
     ///
     /// # Errors
-    /// A lease, a pin, an exposure or a move holds it.
+    /// A lease, a pin or a move holds it.
     pub fn discard(&self) -> Result<(), SpillError> {
         let mut state = self.owner.shared.lock();
         state.poll()?;

@@ -1,13 +1,12 @@
-//! The lease that a caller holds, and pointers exposed under it.
+//! The lease that a caller holds.
 
 use std::sync::Arc;
 
 use crate::planner::{
-    Access, BufferId, BufferLeaseId, BufferUse, GrantedLease, HolderKey, LeaseEnd, PointerScope,
-    UseToken, Writes, WrittenRange,
+    Access, BufferId, BufferLeaseId, BufferUse, GrantedLease, HolderKey, LeaseEnd, UseToken,
+    Writes, WrittenRange,
 };
 use smallvec::SmallVec;
-use vramp_alloc::{Driver, StreamId, StreamWork};
 use vramp_core::{AddrRange, Bytes};
 
 use super::buffer_owner::{Owner, Pin};
@@ -160,17 +159,6 @@ impl LeaseSet {
         Ok(())
     }
 
-    /// Exposes a pointer that outlives the lease. [`PointerScope`] says when the buffer may move
-    /// again.
-    ///
-    /// # Errors
-    /// The request had fewer buffers, or this one is read in place.
-    pub fn expose(&self, index: usize, scope: PointerScope) -> Result<Exposure, SpillError> {
-        let Named { owner, range, .. } = self.named(index)?;
-        self.shared.lock().core.expose(self.lease, owner.id, scope)?;
-        Ok(Exposure { owner: Arc::clone(owner), addresses: *range, scope })
-    }
-
     /// Keeps the buffer at `index` on the card after the lease's end, until the pin is dropped.
     ///
     /// # Errors
@@ -217,56 +205,5 @@ impl Drop for LeaseSet {
 impl std::fmt::Debug for LeaseSet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} of {} buffers", self.lease, self.named.len())
-    }
-}
-
-/// A pointer that outlives its lease. One of scope [`PointerScope::Opaque`] keeps the buffer on the
-/// card until this is dropped.
-#[must_use = "an opaque exposure ends when this is dropped"]
-pub struct Exposure {
-    owner: Arc<Owner>,
-    addresses: AddrRange,
-    scope: PointerScope,
-}
-
-impl Exposure {
-    /// Returns the exposed addresses.
-    pub fn addresses(&self) -> AddrRange {
-        self.addresses
-    }
-
-    /// Records that the work queued on `stream` so far uses the pointer. The stream may have been
-    /// destroyed.
-    ///
-    /// # Errors
-    /// The buffer may have left since, the stream captures a graph, or a driver call failed.
-    pub fn used_on(&self, stream: StreamId, access: Access) -> Result<(), SpillError> {
-        let shared = &self.owner.shared;
-        let work = shared.allocator.stream_work(stream);
-        let work = work.ok_or_else(|| SpillError::UnknownStream(stream.to_string()))?;
-        let mut guard = shared.lock();
-        let state = &mut *guard;
-        if let StreamWork::Open(raw) = work
-            && shared.driver.is_capturing(raw)?
-        {
-            return Err(SpillError::Capturing(raw));
-        }
-        let token = state.events.note(stream);
-        let stale = state.core.note_use(self.owner.id, token, access)?;
-        state.drop_copies(&stale);
-        Ok(())
-    }
-}
-
-impl Drop for Exposure {
-    fn drop(&mut self) {
-        if self.scope == PointerScope::Opaque {
-            let mut state = self.owner.shared.lock();
-            let released = state.core.release(self.owner.id);
-            debug_assert!(released.is_ok(), "an exposure is released once: {released:?}");
-            state.note_freed();
-            drop(state);
-            self.owner.shared.notify_spillable();
-        }
     }
 }

@@ -277,23 +277,6 @@ impl SpillManager {
         self.shared.lease(buffers, streams, deadline.into(), true)
     }
 
-    /// Leases, launches, ends the lease, and waits for `stream`: for synchronous work. Locks of the
-    /// stream stay.
-    ///
-    /// # Errors
-    /// As [`lease`](SpillManager::lease); or the work failed.
-    pub fn lock_and_launch<R>(
-        &self,
-        buffers: &[(&DeferrableBuffer, Access)],
-        stream: StreamId,
-        launch: impl FnOnce(&LeaseSet) -> R,
-    ) -> Result<R, SpillError> {
-        let result = self.lock_and_launch_async(buffers, stream, launch)?;
-        self.synchronize(stream)?;
-        self.shared.lock().poll()?;
-        Ok(result)
-    }
-
     /// Leases, launches, and ends the lease at what was queued on the stream: the buffers stay where
     /// they are until that is complete, and no call has to unlock them.
     ///
@@ -386,16 +369,6 @@ impl SpillManager {
         let state = self.shared.lock();
         let status = |id| Some((id, state.core.status(id).ok()?));
         state.core.ids().filter_map(status).collect()
-    }
-
-    /// Ends the epoch: pointers exposed until now are no longer used, and work on them is complete.
-    pub fn end_epoch(&self) {
-        let mut state = self.shared.lock();
-        state.core.end_epoch();
-        state.reap();
-        state.note_freed();
-        drop(state);
-        self.shared.notify_spillable();
     }
 
     /// Sums all buffers. O(pieces) under the manager's lock: not for a call in a loop beside many buffers.

@@ -16,7 +16,7 @@
 //! | idle buffers | a spill ([`Shared::spill_for_space`]) | the waiter itself, before it sleeps; it tries again after pauses, a bounded number of times |
 //! | claimed by the spill of another waiter | [`Account::settle`](super::account::Account::settle) returns them; what it could not free, the next attempt claims | that waiter, then this one |
 //! | reserved, or charged to allocations | they are released | their owner; the queue serves all that fit |
-//! | under leases, pins or exposed pointers | [`Shared::notify_spillable`]: the waiter spills again | the one that ends the last of these |
+//! | under leases or pins | [`Shared::notify_spillable`]: the waiter spills again | the one that ends the last of these |
 //! | idle, with no room on host and disk | [`Shared::notify_spillable`] | the one that drops or discards a buffer; the watching thread once host or disk have more room |
 //!
 //! A request of a task stands in the same queue. Its waker is called where a thread would be woken, and
@@ -304,8 +304,8 @@ impl Shared {
         freed
     }
 
-    /// Wakes waiters of the space that lack memory which could not leave: after leases, pins or
-    /// exposures ended, or copies below the card made room. O(1) without such waiters.
+    /// Wakes waiters of the space that lack memory which could not leave: after leases
+    /// or pins ended, or copies below the card made room. O(1) without such waiters.
     pub(super) fn notify_spillable(&self) {
         if let Some(space) = &self.budget
             && self.starves.load(Ordering::Relaxed)

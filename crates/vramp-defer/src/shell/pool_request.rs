@@ -19,8 +19,7 @@
 //! What waits for what, so that nothing waits in a circle:
 //!
 //! - A request waits for copies, and for spills of other threads that left nothing for it. A thread that waits
-//!   so spills nothing itself. It waits for no lease, and for no user code but an eviction policy: handlers
-//!   run, and a pool waits for frees, when no request is in the queue.
+//!   so spills nothing itself. It waits for no lease and for no user code: handlers run, and a pool waits for frees, when no request is in the queue.
 //! - The holder of a lease passes requests for its next leases, as it passes waiters that lack room. So a
 //!   request made under a lease, or beside a thread that has to lease before it ends another lease, holds up
 //!   neither. As with other waiters, an owner that takes each lease before it ends the last one may take the

@@ -58,12 +58,6 @@ pub struct SpillStats {
     /// Moves that were given up without an error: there was no room for them, or they were not
     /// needed any more.
     pub given_up: u64,
-    /// Calls of the eviction policy.
-    pub policy_calls: u64,
-    /// Calls that panicked: the manager chose.
-    pub policy_panics: u64,
-    /// Buffers that the policy named and that could not leave.
-    pub policy_ignored: u64,
 }
 
 /// A move that failed with an error. The contents stayed where they were.

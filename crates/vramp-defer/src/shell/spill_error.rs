@@ -1,8 +1,8 @@
 //! Why a buffer was not made, leased or moved. Every error says what to do.
 
 use crate::planner::{
-    AddError, BufferId, DeferConfigError, EvictError, ExposeError, Failure, HeldError,
-    LeaseRefused, UnknownBuffer,
+    AddError, BufferId, DeferConfigError, EvictError, Failure, HeldError, LeaseRefused, PinError,
+    UnknownBuffer,
 };
 use vramp_alloc::graph::ArenaError;
 use vramp_alloc::range::HostBackingError;
@@ -89,7 +89,7 @@ pub enum SpillError {
     JobDropped,
     /// The allocator had no memory for the buffers. Their contents stay whole, on the card or below.
     #[error(
-        "no memory to restore the buffers: end leases, pins or exposures, or free memory: \
+        "no memory to restore the buffers: end leases or pins, or free memory: \
          {error}{}",
         meanwhile(.failed)
     )]
@@ -197,9 +197,9 @@ pub enum SpillError {
     /// A stream captures a graph.
     #[error("a stream captures a graph: no buffer can leave the card before the capture ends")]
     CaptureInProgress,
-    /// A pin or an exposure was refused.
+    /// A pin was refused.
     #[error(transparent)]
-    Expose(#[from] ExposeError),
+    Pin(#[from] PinError),
     /// The buffer is held.
     #[error(transparent)]
     Held(#[from] HeldError),

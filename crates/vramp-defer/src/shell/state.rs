@@ -21,7 +21,6 @@ use super::buffer_events::Subscribers;
 use super::closed_disk::DiskGate;
 use super::endless_wait::{EndlessWait, SeenRoom};
 use super::events::{Events, LeaseStream, Polled, WorkEvent};
-use super::eviction_policy::Installed;
 use super::hand_over::Waiting;
 use super::homes::Homes;
 use super::lease_ending::LeaseEnding;
@@ -117,8 +116,6 @@ pub(super) struct State {
     /// Requests without a deadline that wait in the queue of the card's space.
     pub endless_waits: Vec<Weak<EndlessWait>>,
     pub seen_room: SeenRoom,
-    /// Decides which buffers are evicted first.
-    pub policy: Option<Installed>,
     pub stats: SpillStats,
     pub subscribers: Subscribers,
     pub history: History,
@@ -262,7 +259,6 @@ impl Shared {
             changes: 0,
             endless_waits: Vec::new(),
             seen_room: SeenRoom::default(),
-            policy: None,
             stats: SpillStats::default(),
             subscribers: Subscribers::default(),
             history: History::keeping(config.history),

@@ -185,9 +185,8 @@ fn buffers_leases_and_groups_leave_nothing() {
             let (own, member) = (own.unwrap(), member.unwrap());
             let set = [(&own, Access::Exclusive), (&member, Access::Exclusive)];
             let lease = rig.manager.lease(&set, rig.stream).unwrap();
-            drop(lease.expose(0, vramp_defer::pointers::PointerScope::Quiesced).unwrap());
+            drop(lease.pin(0).unwrap());
             drop(lease);
-            rig.manager.end_epoch();
         }
         if round % 10 == 0 {
             let spilled: Vec<_> = (1..20).map(|byte| rig.filled(MIB(8), byte)).collect();

@@ -2,7 +2,7 @@
 //! restored, which requests wait for which, and what is left when a driver call fails.
 
 use vramp_alloc::Driver;
-use vramp_defer::planner::{ExposeError, LeaseRefused};
+use vramp_defer::planner::{LeaseRefused, PinError};
 use vramp_defer::{LeaseSet, SpillError};
 use vramp_driver::sim::Kernel;
 use vramp_driver::{Call, Capabilities};
@@ -102,7 +102,7 @@ fn nobody_moves_or_writes_what_is_being_read_in_place() {
     assert_eq!(rig.manager.spill(MIB(20)).freed, Bytes::ZERO);
     assert_eq!(rig.manager.relieve_host(MIB(20)), Bytes::ZERO, "what is read stays on the host");
     let pin = reading.pin(0).err().expect("nothing is pinned");
-    assert!(matches!(pin, SpillError::Expose(ExposeError::InPlace { .. })), "{pin}");
+    assert!(matches!(pin, SpillError::Pin(PinError::InPlace { .. })), "{pin}");
     assert_eq!(ends(&rig, &reading), [3, 3]);
     rig.check();
     again.cancel();

@@ -1,6 +1,5 @@
 use vramp_alloc::Driver;
 use vramp_defer::SpillError;
-use vramp_defer::pointers::PointerScope;
 use vramp_driver::sim::Kernel;
 
 use super::below::until;
@@ -138,14 +137,14 @@ fn a_panic_or_an_error_between_lease_and_launch_releases_it() {
     let buffer = rig.filled(PIECE, 1);
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let launch = |_: &vramp_defer::LeaseSet| panic!("before the launch");
-        rig.manager.lock_and_launch(&[(&buffer, Access::Exclusive)], rig.stream, launch)
+        rig.manager.lock_and_launch_async(&[(&buffer, Access::Exclusive)], rig.stream, launch)
     }));
     assert!(panicked.is_err());
     rig.manager.spill(MIB(64));
     assert!(!buffer.is_resident(), "no lease holds it");
     let sum = rig
         .manager
-        .lock_and_launch(&[(&buffer, Access::Exclusive)], rig.stream, |lease| {
+        .lock_and_launch_async(&[(&buffer, Access::Exclusive)], rig.stream, |lease| {
             rig.sim.fill(rig.queue, lease.address(0), 5).unwrap();
             lease.addresses().len()
         })
@@ -181,44 +180,13 @@ fn a_view_is_the_same_buffer() {
 }
 
 #[test]
-fn exposed_pointers_keep_a_buffer_as_long_as_their_grade_says() {
+fn a_pin_keeps_a_buffer_on_the_card_after_its_lease() {
     let rig = rig();
     let stays = |buffer: &DeferrableBuffer| {
         rig.manager.spill(MIB(64));
         buffer.is_resident()
     };
-    let exposed = |scope| {
-        let buffer = rig.filled(PIECE, 1);
-        let lease = buffer.lease(Access::Shared, rig.stream).unwrap();
-        let exposure = lease.expose(0, scope).unwrap();
-        drop(lease);
-        rig.sim.synchronize_stream(rig.queue).unwrap();
-        (buffer, exposure)
-    };
-    let (buffer, _leased) = exposed(PointerScope::Leased);
-    assert!(!stays(&buffer));
-    let (buffer, _quiesced) = exposed(PointerScope::Quiesced);
-    assert!(stays(&buffer));
-    rig.manager.end_epoch();
-    assert!(!stays(&buffer));
-    let (buffer, opaque) = exposed(PointerScope::Opaque);
-    assert!(stays(&buffer));
-    drop(opaque);
-    assert!(!stays(&buffer));
-    // Exposed to a stream it stays while work there is in flight, and no call waits for that.
     let buffer = rig.filled(PIECE, 1);
-    let lease = buffer.lease(Access::Shared, rig.stream).unwrap();
-    let scoped = lease.expose(0, PointerScope::StreamScoped).unwrap();
-    let slow = Kernel::new("slow").reading(lease.address(0)).lasting(50_000_000);
-    drop(lease);
-    rig.sim.launch(rig.queue, slow).unwrap();
-    scoped.used_on(rig.stream, Access::Shared).unwrap();
-    assert!(stays(&buffer));
-    rig.sim.synchronize_stream(rig.queue).unwrap();
-    assert!(!stays(&buffer));
-    let (buffer, scoped) = exposed(PointerScope::StreamScoped);
-    assert!(!stays(&buffer), "the lease's work is over");
-    assert!(scoped.used_on(rig.stream, Access::Shared).is_err(), "it may have left");
     let lease = buffer.lease(Access::Shared, rig.stream).unwrap();
     let pin = lease.pin(0).unwrap();
     drop(lease);
@@ -238,10 +206,7 @@ fn wrong_uses_are_errors_that_say_what_to_do() {
     assert!(rig.manager.buffer(Bytes::tib(100)).is_err());
     assert!(rig.manager.group().buffer(PIECE + Bytes::new(1)).is_err());
     let lease = buffer.lease(Access::Shared, rig.stream).unwrap();
-    assert!(matches!(
-        lease.expose(1, PointerScope::Opaque),
-        Err(SpillError::NotNamed { index: 1 })
-    ));
+    assert!(matches!(lease.pin(1), Err(SpillError::NotNamed { index: 1 })));
     lease.cancel();
     let ended = rig.allocator.create_stream().unwrap();
     rig.allocator.destroy_stream(ended).unwrap();

@@ -31,7 +31,6 @@ mod overwrite;
 mod paid;
 mod peers;
 mod pinned;
-mod policy;
 mod prefetch;
 mod random;
 mod random_budget;

@@ -1,11 +1,10 @@
 //! Random programs of ends: streams are destroyed under leases and with work in flight, leases,
-//! exposures and pins end in any order, events fail, buffers and the manager go while work runs.
+//! and pins end in any order, events fail, buffers and the manager go while work runs.
 //! The race detector finds nothing, every byte stays, and nothing stays held.
 
 use vramp_alloc::Driver;
 use vramp_alloc::device::CaptureMode;
-use vramp_defer::LeaseSet;
-use vramp_defer::pointers::{Exposure, Pin, PointerScope};
+use vramp_defer::{LeaseSet, Pin};
 use vramp_driver::Call;
 use vramp_driver::sim::{Kernel, LiveObjects};
 
@@ -35,7 +34,6 @@ struct Buffer {
 struct Held {
     buffer: usize,
     /// Dropped first or last.
-    exposure: Option<Exposure>,
     pin: Option<Pin>,
     lease: LeaseSet,
 }
@@ -136,30 +134,24 @@ impl Program {
         self.rig.sim.fill(queue, lease.address(0), byte).unwrap();
         known.byte = Some(byte);
         known.leases += 1;
-        let scope = match self.random.u32(..6) {
-            0 => Some(PointerScope::StreamScoped),
-            1 => Some(PointerScope::Opaque),
-            _ => None,
-        };
-        let exposure = scope.and_then(|scope| lease.expose(0, scope).ok());
-        let pin = (self.random.u32(..6) == 0).then(|| lease.pin(0).ok()).flatten();
-        self.held.push(Held { buffer: at, exposure, pin, lease });
+        let pin = (self.random.u32(..3) == 0).then(|| lease.pin(0).ok()).flatten();
+        self.held.push(Held { buffer: at, pin, lease });
     }
 
     fn end_lease(&mut self) {
         let at = self.random.usize(..self.held.len());
-        let Held { buffer, exposure, pin, lease } = self.held.swap_remove(at);
+        let Held { buffer, pin, lease } = self.held.swap_remove(at);
         self.buffers[buffer].leases -= 1;
         let is_captured = self.random.u32(..4) == 0;
         if is_captured {
             self.rig.sim.begin_capture(self.captured, CaptureMode::Global).unwrap();
         }
         if self.random.bool() {
-            drop((exposure, pin));
+            drop(pin);
             drop(lease);
         } else {
             drop(lease);
-            drop((exposure, pin));
+            drop(pin);
         }
         if is_captured {
             self.rig.sim.end_capture(self.captured).expect("no end invalidates a capture");
@@ -172,7 +164,6 @@ impl Program {
             self.end_lease();
         }
         if self.random.bool() {
-            // What was exposed to streams leaves once their work is over.
             self.rig.sim.advance(1_000_000_000);
             for Buffer { buffer, byte, .. } in &self.buffers {
                 if let Some(byte) = *byte {

@@ -2,7 +2,6 @@
 
 use vramp_alloc::Driver;
 use vramp_defer::error::{EvictError, HeldError};
-use vramp_defer::pointers::PointerScope;
 use vramp_defer::report::{Copies, PieceState};
 use vramp_defer::{Access, BufferProgress, DeferrableBuffer, SpillError, SpillTier};
 use vramp_driver::Call;
@@ -88,12 +87,9 @@ fn what_holds_a_buffer_refuses_by_name() {
     let lease = buffer.lease(Access::Shared, rig.stream).unwrap();
     assert_eq!(refused("leased").leases.len(), 1);
     let pin = lease.pin(0).unwrap();
-    let exposure = lease.expose(0, PointerScope::Opaque).unwrap();
     drop(lease);
     assert_eq!(refused("pinned").pins, 1);
     drop(pin);
-    assert_eq!(refused("exposed").opaque, 1);
-    drop(exposure);
     // Work in flight is no obstacle: the call waits for it.
     rig.fill(&buffer, 2);
     assert_eq!(buffer.spill().unwrap(), PIECE);

@@ -47,7 +47,7 @@ fn a_lease_is_a_value_that_synchronizing_does_not_end() {
     assert!(buffer.is_locked());
     drop(lease);
     let lock = rig.manager.lock(&[(&buffer, Access::Shared)], rig.stream).unwrap();
-    rig.manager.lock_and_launch(&[(&buffer, Access::Shared)], rig.stream, |_| ()).unwrap();
+    rig.manager.lock_and_launch_async(&[(&buffer, Access::Shared)], rig.stream, |_| ()).unwrap();
     assert_eq!(buffer.status().leases, 1, "the lock stays");
     rig.manager.unlock(lock.id).unwrap();
     rig.check();

@@ -143,21 +143,6 @@ impl Topology {
         self.nodes.iter().filter(|node| !node.is_device_memory())
     }
 
-    /// Returns the network cards that pass a check, the nearest to a device first.
-    pub fn nics_near(&self, device: &PciDevice, check: NicCheck) -> Vec<(&Nic, PathType)> {
-        let mut near: Vec<(&Nic, PathType)> = self
-            .nics
-            .iter()
-            .filter(|nic| nic.passes(check))
-            .map(|nic| {
-                let path = nic.pci.as_ref().map(|pci| self.path(device, pci));
-                (nic, path.unwrap_or(PathType::Sys))
-            })
-            .collect();
-        near.sort_by_key(|(_, path)| *path);
-        near
-    }
-
     /// Returns the filesystem, the disk and the free space of a directory. The directory is on this
     /// machine, even if the topology was read below another root.
     ///

@@ -100,11 +100,6 @@ impl Opened {
         &self.description
     }
 
-    /// Returns the description and keeps none.
-    pub fn take_description(&mut self) -> Vec<u8> {
-        mem::take(&mut self.description)
-    }
-
     /// Returns the number of descriptors of the export.
     pub fn descriptors(&self) -> usize {
         self.descriptors

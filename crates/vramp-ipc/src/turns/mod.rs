@@ -99,7 +99,7 @@ mod turn;
 mod waiting;
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -119,23 +119,13 @@ pub use waiting::Waiting;
 #[derive(Clone, Copy, Debug)]
 pub struct TurnsConfig<'a> {
     /// A directory that only the user may use. It is made if it is missing, and its parent is there.
-    /// [`default_directory`] returns the usual one.
+    /// `$XDG_RUNTIME_DIR/vramp` or `/tmp/vramp-UID` is usual: processes of which only some have a runtime
+    /// directory do not exclude each other.
     pub directory: &'a Path,
     /// The card, by its UUID: the same text in all processes.
     pub card: &'a str,
     /// Name of the program in messages. 64 bytes of it are used.
     pub program: &'a str,
-}
-
-/// Returns `vramp` in the user's runtime directory (`$XDG_RUNTIME_DIR`), or else `/tmp/vramp-UID`.
-///
-/// Processes of which only some have a runtime directory have different defaults, and then do not
-/// exclude each other.
-pub fn default_directory(runtime: Option<&Path>) -> PathBuf {
-    match runtime.filter(|runtime| runtime.is_absolute()) {
-        Some(runtime) => runtime.join("vramp"),
-        None => format!("/tmp/vramp-{}", rustix::process::geteuid().as_raw()).into(),
-    }
 }
 
 /// The turns of one card, for one program. All methods can be called from several threads, which

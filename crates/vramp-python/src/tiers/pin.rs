@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use vramp_defer::Access;
-use vramp_defer::pointers::Pin;
+use vramp_defer::Pin;
 
 use super::Buffer;
 use super::failure::Fault;

@@ -19,9 +19,7 @@
 //! let blocks = pool.allocate(range.len)?;
 //! let out = mover.to_host(range, blocks).after(CopyDependency::Stream(compute));
 //! let mut out = out.start()?;
-//! while let Some(part) = out.wait_part()? {
-//!     println!("{part} has arrived");
-//! }
+//! out.wait()?;
 //!
 //! // Restore it. Work queued on `compute` from here on runs after the copies.
 //! let back = mover.to_device(range, out.into_host()).start()?;
@@ -36,8 +34,8 @@
 //! 2. [`Mover::to_host`] and [`Mover::to_device`] return a [`TransferBuilder`], which names the
 //!    work that has to come first. [`TransferBuilder::start`] returns a [`Transfer`].
 //! 3. A transfer queues its range in steps and keeps a few of them in flight. It has no thread: it
-//!    advances when the caller polls ([`Transfer::poll`]) or waits ([`Transfer::wait`],
-//!    [`Transfer::wait_part`]). [`wait_all()`] waits for several at once, of either direction.
+//!    advances when the caller polls ([`Transfer::poll`]) or waits ([`Transfer::wait`]).
+//!    [`wait_all()`] waits for several at once, of either direction.
 //! 4. [`Transfer::cancel`], a [`CancelToken`](crate::CancelToken) or a drop ends it between two
 //!    steps, after the copies in flight. [`Transfer::finish_on`] queues the rest and orders a
 //!    stream behind it, without waiting on the host.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use vramp_alloc::DriverError;
-use vramp_core::{AddrRange, Bytes};
+use vramp_core::Bytes;
 use vramp_driver::Stream;
 
 use super::copy_queue::{CopyQueue, QueueError, StepCopies};
@@ -44,7 +44,6 @@ pub struct Transfer {
     cancel: Option<CancelToken>,
     queued: Bytes,
     moved: Bytes,
-    reported: Bytes,
     in_flight: VecDeque<(StepId, Bytes)>,
     failure: Option<MoveError>,
     /// True if copies may be in flight that `in_flight` does not list.
@@ -73,7 +72,6 @@ impl Transfer {
             cancel,
             queued: Bytes::ZERO,
             moved: Bytes::ZERO,
-            reported: Bytes::ZERO,
             in_flight: VecDeque::new(),
             failure: None,
             unsettled: false,
@@ -107,38 +105,6 @@ impl Transfer {
             self.advance()?;
         }
         Ok(())
-    }
-
-    /// Polls, and returns the part of the range that arrived since the last part was returned.
-    /// Parts are in order. `None` if no more has arrived. Never blocks.
-    ///
-    /// # Errors
-    /// As [`poll`](Transfer::poll), once all arrived parts were returned.
-    pub fn poll_part(&mut self) -> Result<Option<AddrRange>, MoveError> {
-        let polled = self.poll();
-        match self.next_part() {
-            Some(part) => Ok(Some(part)),
-            None => polled.map(|_| None),
-        }
-    }
-
-    /// Waits for the next part of the range and returns it. `None` once all parts were returned.
-    ///
-    /// # Errors
-    /// As [`poll`](Transfer::poll), once all arrived parts were returned.
-    pub fn wait_part(&mut self) -> Result<Option<AddrRange>, MoveError> {
-        loop {
-            if let Some(part) = self.next_part() {
-                return Ok(Some(part));
-            }
-            self.check()?;
-            if self.is_done() {
-                return Ok(None);
-            }
-            if let Err(error) = self.advance() {
-                return self.next_part().map(Some).ok_or(error);
-            }
-        }
     }
 
     /// Cancels the transfer, waits for copies in flight, and returns the bytes that arrived, from
@@ -200,12 +166,6 @@ impl Transfer {
 
     fn check(&self) -> Result<(), MoveError> {
         self.failure.clone().map_or(Ok(()), Err)
-    }
-
-    fn next_part(&mut self) -> Option<AddrRange> {
-        let part = self.memory.pieces(self.reported, self.moved).next()?;
-        self.reported += part.len;
-        Some(part)
     }
 
     fn note_arrivals(&mut self) -> Result<(), MoveError> {

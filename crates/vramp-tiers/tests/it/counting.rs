@@ -65,29 +65,23 @@ fn more_frees_than_allocations_within_a_counter_are_negative_and_nothing_underfl
 }
 
 #[test]
-fn a_threads_counter_counts_its_own_calls_and_a_common_one_everybodys() {
+fn a_counter_counts_the_calls_of_all_threads() {
     let Bench { tracked, streams: [stream, _], .. } = bench();
     let all = tracked.count();
-    let mine = tracked.count_this_thread();
     let handed: Vec<_> = thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
             .map(|_| {
                 scope.spawn(|| {
-                    let own = tracked.count_this_thread();
                     let kept = tracked.malloc(KIB(1), stream).unwrap();
                     let freed = tracked.malloc(KIB(1), stream).unwrap();
                     tracked.free(freed, stream).unwrap();
-                    assert_eq!(own.counts(), blocks(1, 2, 2));
                     kept
                 })
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    assert_eq!(mine.counts(), Counts::default());
-    // A free counts where it happens.
     handed.into_iter().for_each(|block| tracked.free(block, stream).unwrap());
-    assert_eq!(mine.counts(), blocks(-8, 0, 0));
     let counts = all.counts();
     assert_eq!((counts.blocks.now, counts.blocks.total), (0, 16));
 }

@@ -22,7 +22,7 @@ pub fn candidates(core: &Deferrables, model: &CostModel<'_>) -> Vec<Candidate> {
             let candidate = core.candidate(unit, &bucket, last_use_ns, model);
             candidate.takes(&mut model.room.clone(), model.order).then_some(candidate)
         }
-        Listing::Leased | Listing::Pinned | Listing::Exposed | Listing::Moving => None,
+        Listing::Leased | Listing::Pinned | Listing::Moving => None,
     };
     let mut all: Vec<Candidate> = units.into_iter().filter_map(candidate).collect();
     all.sort_by(Candidate::before);

@@ -92,9 +92,7 @@ fn what_is_read_in_place_moves_in_no_direction() {
     let lower = core.reclaim_host(&HostDemand { deficit: b(32), disk_room: b(100) });
     assert_eq!((lower.stale, lower.pushes), (vec![], vec![]));
     assert!(core.discard(a).is_err() && core.remove(a).is_err());
-    for result in [core.pin(again.lease, a), core.expose(again.lease, a, PointerScope::Opaque)] {
-        assert_eq!(result, Err(ExposeError::InPlace { buffer: a }));
-    }
+    assert_eq!(core.pin(again.lease, a), Err(PinError::InPlace { buffer: a }));
     core.cancel_lease(again.lease).unwrap();
     end(&mut core, granted.lease, 3);
     assert_eq!(spill(&mut core, 16, 4).len(), 1);
@@ -147,7 +145,7 @@ fn of_a_set_what_is_readable_stays_and_the_rest_comes() {
         Err(LeaseEndError::NotRestored { .. })
     ));
     settle(&mut core, granted.restores.iter().map(|fill| fill.id));
-    assert_eq!(core.pin(granted.lease, a), Err(ExposeError::InPlace { buffer: a }));
+    assert_eq!(core.pin(granted.lease, a), Err(PinError::InPlace { buffer: a }));
     core.pin(granted.lease, plain).unwrap();
     let uses = [
         BufferUse { buffer: a, token: token(S1, 1) },

@@ -3,7 +3,6 @@
 mod choice;
 mod compared;
 mod demote;
-mod exposure;
 mod full_scan;
 mod groups;
 mod growth;
@@ -12,7 +11,7 @@ mod leases;
 mod model;
 mod moves;
 mod peers;
-mod policy;
+mod pins;
 mod reclaim;
 mod twin;
 mod victims;

@@ -38,9 +38,6 @@ enum Act {
     Clean { budget: u64 },
     Pin { which: usize },
     Unpin { which: usize },
-    Expose { which: usize, scope: usize },
-    Release { which: usize },
-    EndEpoch,
     Hint { which: usize, hint: u8 },
 }
 
@@ -79,13 +76,10 @@ fn act() -> impl Strategy<Value = Act> {
         1 => (which(), any::<bool>()).prop_map(|(which, on)| Act::PinMemory { which, on }),
         2 => (1u64..4000, 0u64..4000).prop_map(|(deficit, room)| Act::Reclaim { deficit, room }),
         2 => (1u64..4000).prop_map(|budget| Act::Clean { budget }),
-        1 => (which(), any::<bool>()).prop_map(|(which, on)| match on {
+        3 => (which(), any::<bool>()).prop_map(|(which, on)| match on {
             true => Act::Pin { which },
             false => Act::Unpin { which },
         }),
-        1 => (which(), 0usize..3).prop_map(|(which, scope)| Act::Expose { which, scope }),
-        1 => which().prop_map(|which| Act::Release { which }),
-        1 => Just(Act::EndEpoch),
         1 => (which(), 0u8..3).prop_map(|(which, hint)| Act::Hint { which, hint }),
     ]
 }
@@ -292,7 +286,7 @@ fn end_step(
             _ => {}
         }
         if access == Access::Exclusive {
-            let all = !part || twin.scopes != [0; 3];
+            let all = !part || twin.pins > 0;
             let count = if all { twin.pieces.len() } else { 1 };
             (0..count as u32).for_each(|index| write(world, piece(id, index)));
         }
@@ -425,12 +419,8 @@ fn step(core: &mut Deferrables, world: &mut World, act: &Act) -> Step {
         Act::Clean { budget } => clean_step(core, world, budget),
         Act::Pin { which } => pin_step(core, world, which),
         Act::Unpin { which } => unpin_step(core, world, which),
-        Act::Expose { which, scope } => expose_step(core, world, which, scope),
-        Act::Release { which } => release_step(core, world, which),
-        Act::EndEpoch => end_epoch_step(core, world),
         Act::Hint { which, hint } => hint_step(core, world, which, hint),
     };
-    world.end_scopes();
     done.and_then(|()| serve_step(core, world))
 }
 
@@ -722,36 +712,6 @@ fn unpin_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step {
     Ok(())
 }
 
-fn expose_step(core: &mut Deferrables, world: &mut World, which: usize, scope: usize) -> Step {
-    if world.leases.is_empty() {
-        return Ok(());
-    }
-    let lease = world.leases[which % world.leases.len()].clone();
-    let id = *lease.buffers.keys().next().expect("a lease is of a buffer at least");
-    let scopes = [PointerScope::StreamScoped, PointerScope::Quiesced, PointerScope::Opaque];
-    let exposed = core.expose(lease.id, id, scopes[scope]);
-    prop_assert_eq!(exposed.is_err(), lease.in_place.contains(&id));
-    if exposed.is_ok() {
-        let count = &mut world.twin(id).scopes[scope];
-        *count = if scope == 2 { *count + 1 } else { 1 };
-    }
-    Ok(())
-}
-
-fn release_step(core: &mut Deferrables, world: &mut World, which: usize) -> Step {
-    let Some(id) = world.pick(which) else { return Ok(()) };
-    let count = world.twin(id).scopes[2];
-    prop_assert_eq!(core.release(id).is_ok(), count > 0);
-    world.twin(id).scopes[2] = count.saturating_sub(1);
-    Ok(())
-}
-
-fn end_epoch_step(core: &mut Deferrables, world: &mut World) -> Step {
-    core.end_epoch();
-    world.buffers.iter_mut().for_each(|twin| twin.scopes[1] = 0);
-    Ok(())
-}
-
 fn hint_step(core: &mut Deferrables, world: &mut World, which: usize, hint: u8) -> Step {
     let Some(id) = world.pick(which) else { return Ok(()) };
     let hints = [Hint::None, Hint::WillNeed, Hint::WontNeed];
@@ -819,19 +779,14 @@ fn serve_the_line(core: &mut Deferrables, world: &mut World) -> Step {
             world.bits(one.piece).busy = false;
         }
         for index in 0..world.buffers.len() {
-            let Twin { id, range, pins, scopes, .. } = world.buffers[index].clone();
+            let Twin { id, range, pins, .. } = world.buffers[index].clone();
             core.set_pinned_memory(range, false);
             for _ in 0..pins {
                 core.unpin(id).unwrap();
             }
-            for _ in 0..scopes[2] {
-                core.release(id).unwrap();
-            }
             let twin = &mut world.buffers[index];
-            (twin.pins, twin.scopes[1], twin.scopes[2]) = (0, 0, 0);
-            twin.pinned_memory = false;
+            (twin.pins, twin.pinned_memory) = (0, false);
         }
-        core.end_epoch();
         for waiter in world.wait_queue.extract_if(.., |waiter| waiter.ask.is_of_pool) {
             core.dequeue(waiter.ticket);
         }

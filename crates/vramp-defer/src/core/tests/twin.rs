@@ -65,8 +65,6 @@ pub struct Twin {
     /// Its memory is pinned in the pool.
     pub pinned_memory: bool,
     pub readable: bool,
-    /// Stream-scoped, quiesced, opaque.
-    pub scopes: [u32; 3],
     /// By stream, the last.
     pub reads: BTreeMap<u64, u64>,
     pub writes: BTreeMap<u64, u64>,
@@ -199,19 +197,16 @@ impl World {
             pins: 0,
             pinned_memory: false,
             readable: false,
-            scopes: [0; 3],
             reads: BTreeMap::new(),
             writes: BTreeMap::new(),
         });
     }
 
-    /// True if a lease, a pin, an exposure or a move holds the buffer.
+    /// True if a lease, a pin or a move holds the buffer.
     pub fn is_held_or_moves(&mut self, id: BufferId) -> Result<bool, TestCaseError> {
         let leased = self.is_leased(id);
         let twin = self.twin(id);
-        let scoped = twin.scopes[0] > 0 && !leased;
-        prop_assert!(!scoped || !twin.reads.is_empty() || !twin.writes.is_empty());
-        let held = leased || twin.pins > 0 || twin.scopes[1] + twin.scopes[2] > 0;
+        let held = leased || twin.pins > 0;
         Ok(held || twin.pieces.iter().any(|bits| bits.busy))
     }
 
@@ -271,7 +266,7 @@ impl World {
 
     pub fn is_unevictable(&self, twin: &Twin) -> bool {
         let pinned = twin.pins > 0 || twin.pinned_memory;
-        self.is_leased(twin.id) || pinned || twin.scopes != [0; 3]
+        self.is_leased(twin.id) || pinned
     }
 
     /// No buffer of the range is held, the pieces' own or their group's.
@@ -282,7 +277,7 @@ impl World {
     pub fn committed(&self, core: &Deferrables) -> u64 {
         let is_counted = |twin: &&Twin| {
             let pinned = twin.pins > 0 || twin.pinned_memory;
-            self.is_used(twin.id) || pinned || twin.scopes[1] + twin.scopes[2] > 0
+            self.is_used(twin.id) || pinned
         };
         let mut ranges: Vec<RangeId> =
             self.buffers.iter().filter(is_counted).map(|twin| twin.range).collect();
@@ -310,17 +305,14 @@ impl World {
         ranges
     }
 
-    /// Pinned or exposed.
-    pub fn is_pinned_or_exposed(&self, range: RangeId) -> bool {
-        let kept = |twin: &Twin| {
-            twin.pins > 0 || twin.pinned_memory || twin.scopes[1] + twin.scopes[2] > 0
-        };
+    pub fn is_pinned(&self, range: RangeId) -> bool {
+        let kept = |twin: &Twin| twin.pins > 0 || twin.pinned_memory;
         self.buffers.iter().any(|twin| twin.range == range && kept(twin))
     }
 
     pub fn is_anchored(&self, range: RangeId) -> bool {
         let used = |twin: &Twin| twin.range == range && self.is_used(twin.id);
-        self.is_pinned_or_exposed(range) || self.buffers.iter().any(used)
+        self.is_pinned(range) || self.buffers.iter().any(used)
     }
 
     /// Waits for room that leases occupy.
@@ -329,7 +321,7 @@ impl World {
         let new = own.iter().filter(|&&range| !self.is_anchored(range));
         let new: u64 = new.map(|&range| self.range_len(core, range)).sum();
         let mut alone: Vec<RangeId> = self.buffers.iter().map(|twin| twin.range).collect();
-        alone.retain(|range| self.is_pinned_or_exposed(*range) || own.contains(range));
+        alone.retain(|range| self.is_pinned(*range) || own.contains(range));
         alone.sort();
         alone.dedup();
         let alone: u64 = alone.iter().map(|&range| self.range_len(core, range)).sum();
@@ -414,10 +406,9 @@ impl World {
         }
         let behind = keeping.iter().rev().filter(|&&place| !of_pool(place)).find(|&&place| {
             let needed = self.ranges_of(&other(place));
-            let takes =
-                |range: &RangeId| !needed.contains(range) && !self.is_pinned_or_exposed(*range);
+            let takes = |range: &RangeId| !needed.contains(range) && !self.is_pinned(*range);
             // One that lacks the same has no room either.
-            let is_taken = |range: &&RangeId| !self.is_pinned_or_exposed(**range);
+            let is_taken = |range: &&RangeId| !self.is_pinned(**range);
             let taken = |ranges: &[RangeId]| -> Vec<RangeId> {
                 ranges.iter().filter(is_taken).copied().collect()
             };
@@ -445,7 +436,7 @@ impl World {
         };
         let comes = |twin: &&Twin| wanted.get(&twin.id).is_some_and(|way| *way != Way::InPlace);
         let mut named = self.buffers.iter().filter(comes);
-        named.any(|twin| !self.is_pinned_or_exposed(twin.range) && takes(twin))
+        named.any(|twin| !self.is_pinned(twin.range) && takes(twin))
     }
 
     /// The younger request must not overtake the older one.
@@ -456,7 +447,7 @@ impl World {
         wanted: &SplitRequest,
     ) -> bool {
         let needed = self.ranges_of(older);
-        let takes = |range: &RangeId| !needed.contains(range) && !self.is_pinned_or_exposed(*range);
+        let takes = |range: &RangeId| !needed.contains(range) && !self.is_pinned(*range);
         excludes(older, wanted)
             || self.lacks_room(core, older) && self.ranges_of(wanted).iter().any(takes)
     }
@@ -529,16 +520,6 @@ impl World {
         };
         self.moves.push(TwinMove { id, piece, kind, read, began, queued: None });
         Ok(())
-    }
-
-    pub fn end_scopes(&mut self) {
-        for index in 0..self.buffers.len() {
-            let twin = &self.buffers[index];
-            let over = twin.reads.is_empty() && twin.writes.is_empty() && !self.is_leased(twin.id);
-            if over {
-                self.buffers[index].scopes[0] = 0;
-            }
-        }
     }
 }
 

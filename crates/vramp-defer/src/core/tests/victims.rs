@@ -84,21 +84,18 @@ fn a_retrieve_that_needs_memory_spills_neither_itself_nor_what_it_waits_for() {
 }
 
 #[test]
-fn leased_pinned_and_exposed_buffers_are_no_victims_and_the_shortfall_names_them() {
+fn leased_and_pinned_buffers_are_no_victims_and_the_shortfall_names_them() {
     let mut core = core();
-    let [a, c, d] = [0, 1, 2].map(|now| written(&mut core, 16, now));
+    let [a, c] = [0, 1].map(|now| written(&mut core, 16, now));
     let _held = try_lease(&mut core, &[(a, Shared)], S1, 3).unwrap();
     let pinning = lease(&mut core, c, Shared, 3);
     core.pin(pinning, c).unwrap();
     end(&mut core, pinning, 3);
-    let exposing = lease(&mut core, d, Shared, 3);
-    core.expose(exposing, d, PointerScope::Opaque).unwrap();
-    end(&mut core, exposing, 3);
     let choice = core.choose(&short(16), 100);
     assert_eq!(choice.victims, []);
     let short = choice.short.unwrap();
-    assert_eq!((short.leased, short.pinned, short.exposed), (b(16), b(16), b(16)));
-    assert!(short.to_string().contains("16 B are leased, 16 B pinned, 16 B exposed"), "{short}");
+    assert_eq!((short.leased, short.pinned), (b(16), b(16)));
+    assert!(short.to_string().contains("16 B are leased, 16 B pinned"), "{short}");
     core.audit().unwrap();
 }
 

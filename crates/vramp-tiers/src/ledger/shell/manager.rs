@@ -74,11 +74,6 @@ impl ReservationManager {
         self.handle.shared.spaces.iter().map(space)
     }
 
-    /// The spaces of one tier, by index.
-    pub fn spaces_in(&self, tier: Tier) -> impl Iterator<Item = MemorySpace> {
-        self.spaces().filter(move |space| space.id().tier == tier)
-    }
-
     /// Returns the bytes that can be reserved now, in all spaces or in one tier.
     pub fn available(&self, tier: Option<Tier>) -> Bytes {
         self.available_to(tier, Bound::Limit)

@@ -85,12 +85,6 @@ impl Profile {
             (LinkKey { from, to }, Rate { bytes_per_s })
         })
     }
-
-    /// Returns the nanoseconds that the smallest size takes. `None` if the link was not measured.
-    pub fn latency_ns(&self, from: SpaceId, to: SpaceId) -> Option<u64> {
-        let of_way = self.links.iter().filter(|link| (link.from, link.to) == (from, to));
-        of_way.min_by_key(|link| link.size_bytes).map(|link| link.took_ns)
-    }
 }
 
 /// Returns bytes per second.
@@ -168,7 +162,5 @@ mod tests {
         let profile = Profile { links, ..Profile::default() };
         let rates: Vec<_> = profile.rates().map(|(_, rate)| rate.bytes_per_s).collect();
         assert_eq!(rates, [32]);
-        assert_eq!(profile.latency_ns(from, to), Some(1));
-        assert_eq!(profile.latency_ns(to, from), None);
     }
 }

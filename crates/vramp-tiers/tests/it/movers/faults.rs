@@ -18,7 +18,7 @@ fn everything(
     let side = near.to_host(memory[0], pool.allocate(memory[0].len)?);
     let side = side.start()?;
     down.poll()?;
-    while down.wait_part()?.is_some() {}
+    down.wait()?;
     // It reads what the next transfer writes.
     drop(side);
     let up = near.to_device(memory[0], down.into_host());

@@ -3,8 +3,8 @@
 use smallvec::SmallVec;
 
 use super::{
-    Bound, ChargeError, Charged, Ledger, LimitPolicy, Overrun, OverrunAction, OverrunOutcome,
-    ReservationId, ReservationRecord, StaleReservation, Tag, UnchargeError, UnreservedError,
+    Bound, ChargeError, Charged, Ledger, Overrun, OverrunAction, OverrunOutcome, ReservationId,
+    ReservationRecord, StaleReservation, Tag, UnchargeError, UnreservedError,
 };
 use crate::ledger::core::SpaceId;
 use vramp_core::Bytes;
@@ -77,22 +77,6 @@ impl Ledger {
             self.records.remove(id);
         }
         Ok(bytes)
-    }
-
-    /// Charges an allocation; [`LimitPolicy`] decides about an overrun.
-    ///
-    /// # Errors
-    /// As [`charge_overrun`](Ledger::charge_overrun).
-    pub fn charge_by(
-        &mut self,
-        id: ReservationId,
-        bytes: Bytes,
-        policy: LimitPolicy,
-    ) -> Result<OverrunOutcome, ChargeError> {
-        match self.charge(id, bytes)? {
-            Charged::Within => Ok(OverrunOutcome::Within),
-            Charged::Overrun(overrun) => self.charge_overrun(id, bytes, policy.decide(&overrun)),
-        }
     }
 
     /// Charges an allocation that exceeds its reservation, as `action` says. Exact: the bytes by

@@ -84,11 +84,6 @@ impl WaitQueue {
         self.order.iter().map(|rank| (rank.id, &self.waiters[&rank.id].request))
     }
 
-    /// The earliest deadline, in nanoseconds. O(waiters).
-    pub fn next_deadline(&self) -> Option<u64> {
-        self.waiters.values().filter_map(|waiter| waiter.request.deadline).min()
-    }
-
     /// Serves the request in the first candidate with room where no waiter is overtaken too far, or
     /// queues it. After a shutdown it is served at once or refused. O(waiters); without waiters
     /// O(candidates) and without heap memory.

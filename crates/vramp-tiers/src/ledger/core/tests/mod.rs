@@ -38,6 +38,21 @@ fn ledger() -> Ledger {
     Ledger::new(spaces).unwrap()
 }
 
+impl Ledger {
+    /// Charges an allocation; a policy decides about an overrun.
+    fn charge_by(
+        &mut self,
+        id: ReservationId,
+        bytes: Bytes,
+        policy: LimitPolicy,
+    ) -> Result<OverrunOutcome, ChargeError> {
+        match self.charge(id, bytes)? {
+            Charged::Within => Ok(OverrunOutcome::Within),
+            Charged::Overrun(overrun) => self.charge_overrun(id, bytes, policy.decide(&overrun)),
+        }
+    }
+}
+
 fn reserve(ledger: &mut Ledger, space: SpaceId, bytes: u64, owner: u64) -> ReservationId {
     ledger.reserve(space, b(bytes), Owner(owner), Tag::NONE).unwrap()
 }

@@ -4,7 +4,6 @@
 //! counter an allocation costs one atomic load more.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::{self, ThreadId};
 
 use vramp_core::Bytes;
 
@@ -44,8 +43,6 @@ pub struct Counts {
 
 struct Open {
     number: u64,
-    /// Thread whose calls are counted; `None` for all threads.
-    thread: Option<ThreadId>,
     counts: Counts,
 }
 
@@ -64,12 +61,11 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Returns a counter of all threads or of one.
-    pub(super) fn begin(&self, thread: Option<ThreadId>) -> Counter<'_> {
+    pub(super) fn begin(&self) -> Counter<'_> {
         let mut list = lock(&self.list);
         let number = list.next;
         list.next += 1;
-        list.open.push(Open { number, thread, counts: Counts::default() });
+        list.open.push(Open { number, counts: Counts::default() });
         self.open.store(list.open.len(), Ordering::Relaxed);
         Counter { counters: self, number }
     }
@@ -102,11 +98,8 @@ impl Counters {
 
     #[cold]
     fn count(&self, count: impl Fn(&mut Counts)) {
-        let this = thread::current().id();
         for open in &mut lock(&self.list).open {
-            if open.thread.is_none_or(|thread| thread == this) {
-                count(&mut open.counts);
-            }
+            count(&mut open.counts);
         }
     }
 }

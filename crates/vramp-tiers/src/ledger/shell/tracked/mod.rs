@@ -475,12 +475,7 @@ impl TrackedAllocator {
     /// Counts allocations and frees of all threads from now on. Each costs one lock more while
     /// there is a counter.
     pub fn count(&self) -> Counter<'_> {
-        self.counters.begin(None)
-    }
-
-    /// Counts allocations and frees by the calling thread from now on.
-    pub fn count_this_thread(&self) -> Counter<'_> {
-        self.counters.begin(Some(thread::current().id()))
+        self.counters.begin()
     }
 
     #[inline]
