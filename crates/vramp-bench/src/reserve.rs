@@ -261,19 +261,18 @@ fn serving(waiters: u64, share: Duration) -> Result<Vec<Row>> {
         priority: Priority::default(),
         owner: Owner(owner),
         tag,
-        deadline: None,
     };
     ledger.reserve(GPU, ledger.levels(GPU)?.limit - Bytes::mib(1), Owner(0), tag)?;
     let mut held = ledger.reserve(GPU, Bytes::mib(1), Owner(0), tag)?;
     for owner in 0..waiters {
-        let _waits = queue.submit(&mut ledger, &request(owner), 0)?;
+        let _waits = queue.submit(&mut ledger, &request(owner))?;
     }
     let serve = move |calls| {
         for _ in 0..calls {
             let _bytes = ledger.release(held)?;
             let grants = queue.serve_waiters(&mut ledger, GPU);
             held = grants.first().context("the first one fits now")?.reservation;
-            let _waits = queue.submit(&mut ledger, &request(1), 0)?;
+            let _waits = queue.submit(&mut ledger, &request(1))?;
         }
         Ok(())
     };

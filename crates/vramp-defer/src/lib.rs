@@ -75,7 +75,7 @@
 //!
 //! | question | `core/` decides | `shell/` acts |
 //! |---|---|---|
-//! | Which request gets a lease, and when? | `lease`, `grant`, `wait_queue`, `overtake`, `uses` | `pool_request`, `acquire`, `queued_request`, `hand_over`, `wait_slot`, `watcher`, `watch`, `lease_builder`, `lease_owner`, `lease_set`, `lease_ending`, `stream_locks`, `lock_buffers` |
+//! | Which request gets a lease, and when? | `lease`, `grant`, `wait_queue`, `overtake`, `uses` | `pool_request`, `acquire`, `queued_request`, `hand_over`, `watch`, `lease_builder`, `lease_owner`, `lease_set`, `lease_ending`, `stream_locks`, `lock_buffers` |
 //! | What is overwritten? | `overwrite` | `queued_request` |
 //! | What is read in place? | `in_place` | `acquire`, `mapped_memory`, `mapped_copy`, `map_copies` |
 //! | Which pieces are evicted? | `bucket`, `lists`, `listing`, `victims`, `policy`, `cost`, `cover`, `rates`, `spill_rounds` | `spill`, `eviction_policy`, `choose`, `copy_out`, `staging` |

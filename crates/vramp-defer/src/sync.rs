@@ -1,10 +1,7 @@
-//! The lock of the manager and its condition variables; under `cfg(loom)` those of the model checker.
+//! The lock of the manager and its condition variables. What waits in threads or tasks has its slots from
+//! [`vramp_tiers::wait`], whose loom models are there.
 
-#[cfg(not(loom))]
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
-
-#[cfg(loom)]
-pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 
 use std::sync::PoisonError;
 

@@ -65,6 +65,7 @@
 //! | [`reserve`] | requests, reservations, charges, and their errors |
 //! | [`space`] | levels, pressure and statistics of a space |
 //! | [`spill`] | spillers |
+//! | [`wait`] | what waits are made of, in threads and in tasks |
 //! | [`reclaim`] | memory that a reservation paid for and needs back |
 //! | [`tracked`] | an allocator whose memory is charged to reservations |
 //! | [`streams`], [`links`], [`notify`] | stream pools, transfer rates, notification channels |
@@ -92,6 +93,7 @@ pub mod movers;
 pub mod peer;
 pub mod regions;
 mod sync;
+pub mod wait;
 
 pub use disk::DiskStore;
 pub use host::HostPool;
@@ -102,11 +104,12 @@ pub use ledger::shell::manager_config::ManagerConfig;
 pub use ledger::shell::reservation::Reservation;
 pub use ledger::shell::space::MemorySpace;
 pub use ledger::shell::tracked::TrackedAllocator;
-pub use ledger::shell::wait::{CancelToken, Deadline, RequestBuilder};
+pub use ledger::shell::wait::{CancelToken, RequestBuilder};
 pub use ledger::shell::{notify, reclaim, spill, streams, tracked};
 pub use movers::Mover;
 pub use peer::PeerStore;
 pub use vramp_core::Bytes;
+pub use wait::Deadline;
 
 /// Requests for memory, the reservations they become, and why a request failed.
 pub mod reserve {
@@ -124,8 +127,9 @@ pub mod reserve {
     pub use crate::ledger::shell::reservation::{MergeRejected, MergeRejection, Reservation};
     pub use crate::ledger::shell::retry::RetryPolicy;
     pub use crate::ledger::shell::wait::{
-        CancelToken, Deadline, Enqueued, QueuedReservation, RequestBuilder, ReservationPoll,
+        CancelToken, Enqueued, QueuedReservation, RequestBuilder,
     };
+    pub use crate::wait::Deadline;
     pub use vramp_core::Inconsistency;
 }
 

@@ -33,6 +33,7 @@ use super::queued_request::{QueuedRequest, Wanted};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
 use vramp_tiers::Deadline;
+use vramp_tiers::wait::block_on;
 
 impl Shared {
     /// Leases all of the buffers, or none, for the calling thread. With `in_place`, what can be read in
@@ -47,8 +48,8 @@ impl Shared {
     ) -> Result<LeaseSet, SpillError> {
         let holder = LeaseOwner::of_this_thread().key;
         let holding = SmallVec::new();
-        let wanted = Wanted { buffers, streams, in_place, holder, holding };
-        QueuedRequest::new(self, wanted)?.wait(deadline)
+        let wanted = Wanted { buffers, streams, in_place, holder, holding, deadline };
+        block_on(QueuedRequest::new(self, wanted)?)
     }
 
     /// Returns the driver's streams. One driver call each, which queries whether it captures.

@@ -25,7 +25,7 @@ use std::sync::{Arc, Weak};
 use vramp_core::Bytes;
 use vramp_tiers::reserve::CancelToken;
 
-use super::endless_wait::{EndlessWait, SeenRoom};
+use super::hand_over::{EndlessWait, SeenRoom};
 use super::state::{Shared, SpilledCopies, State};
 use crate::planner::HolderKey;
 

@@ -31,7 +31,7 @@ impl SpillManager {
     /// Lets requests wait again.
     pub fn allow_waits(&self) {
         *lock(&self.shared.budget_waits) = CancelToken::new();
-        self.shared.lock().waiting.allow();
+        self.shared.lock().waiting.is_cancelled = false;
     }
 }
 

@@ -8,18 +8,23 @@
 //! 4. A waiter that gives up takes the lock: it is in the queue and leaves it, or its outcome is in its
 //!    slot ([`Waiting::leave`]).
 //!
-//! Growth: an entry for each waiter, O(log waiters) to add or remove one. A look at the deadlines sees those
-//! that have passed and one more. A wake-up is counted, one for each waiter that was served, refused
-//! for good, cancelled, or timed out here.
+//! A wake-up is counted, one for each waiter that was served, refused for good, cancelled, or timed out
+//! here. Growth: as [`Waiters`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use super::wait_slot::WaitSlot;
-use crate::planner::{BufferId, BufferLeaseId, Deferrables, GrantedLease, LeaseRefused, Ticket};
+use crate::planner::{
+    BufferId, BufferLeaseId, Deferrables, GrantedLease, HolderKey, LeaseRefused, Ticket,
+};
+use crate::sync::{Condvar, Mutex, lock};
+use vramp_core::Bytes;
+use vramp_tiers::CancelToken;
+use vramp_tiers::wait::{WaitSlot, Waiters};
 
 pub(super) type LeaseSlot = WaitSlot<Outcome>;
 
@@ -28,20 +33,10 @@ pub(super) enum Outcome {
     Granted(GrantedLease),
     /// The request can never be granted.
     Refused(LeaseRefused),
-    /// The deadline of a waiter that does not watch the clock itself. Without a refusal, memory was
-    /// lacking.
+    /// The deadline has passed. Without a refusal, memory was lacking.
     TimedOut(Option<LeaseRefused>),
     /// The wait was cancelled.
     Cancelled,
-}
-
-/// A waiter: its slot, and how it waits.
-pub(super) struct Entry {
-    pub slot: Arc<LeaseSlot>,
-    /// Buffers that may be read in place while all that is spilled of them is mapped.
-    pub in_place: SmallVec<[BufferId; 2]>,
-    /// Deadline of a future.
-    pub until: Option<Instant>,
 }
 
 /// What the manager does for the hand-over.
@@ -52,66 +47,41 @@ pub(super) struct Hooks<'a> {
     pub on_grant: &'a mut dyn FnMut(&Deferrables, BufferLeaseId),
 }
 
-/// The waiters' slots.
+/// The requests in the planner's queue.
 #[derive(Default)]
 pub(super) struct Waiting {
-    entries: BTreeMap<Ticket, Entry>,
-    /// Slots with an outcome. Their waiters are woken after unlocking.
-    pub to_wake: Vec<Arc<LeaseSlot>>,
-    /// Number of waiters woken.
-    pub woken: u64,
-    /// Entries with a deadline, the earliest first.
-    by_deadline: BTreeSet<(Instant, Ticket)>,
-    /// Deadlines looked at.
-    pub deadline_steps: u64,
+    /// Their slots, and the deadlines of tasks.
+    pub slots: Waiters<Ticket, Outcome>,
+    /// Buffers that they may read in place while all that is spilled of them is mapped.
+    in_place: BTreeMap<Ticket, SmallVec<[BufferId; 2]>>,
     /// No request may wait.
     pub is_cancelled: bool,
 }
 
 impl Waiting {
-    /// Adds a waiter that is in the planner's queue.
-    pub fn add(&mut self, ticket: Ticket, entry: Entry) {
-        self.by_deadline.extend(entry.until.map(|until| (until, ticket)));
-        let before = self.entries.insert(ticket, entry);
-        debug_assert!(before.is_none(), "{ticket} has one slot");
-    }
-
-    fn remove(&mut self, ticket: Ticket) -> Option<Entry> {
-        let entry = self.entries.remove(&ticket)?;
-        if let Some(until) = entry.until {
-            self.by_deadline.remove(&(until, ticket));
+    /// Adds a waiter that is in the planner's queue, and ends its wait at `until`.
+    pub fn add(
+        &mut self,
+        ticket: Ticket,
+        in_place: SmallVec<[BufferId; 2]>,
+        until: Option<Instant>,
+    ) -> Arc<LeaseSlot> {
+        if !in_place.is_empty() {
+            self.in_place.insert(ticket, in_place);
         }
-        Some(entry)
-    }
-
-    /// Returns the number of waiters.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Returns true if there is no waiter.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
-    /// Returns true if a waiter's deadline has to be watched.
-    pub fn has_deadlines(&self) -> bool {
-        !self.by_deadline.is_empty()
+        self.slots.add(ticket, until)
     }
 
     fn complete(&mut self, ticket: Ticket, outcome: Outcome) {
-        let entry = self.remove(ticket).expect("a waiter in the queue has a slot");
-        entry.slot.put(outcome);
-        self.to_wake.push(entry.slot);
-        self.woken += 1;
+        self.in_place.remove(&ticket);
+        self.slots.complete(ticket, outcome);
     }
 
     /// Serves all waiters that can be served.
     pub fn hand_over(&mut self, core: &mut Deferrables, hooks: Hooks<'_>, now_ns: u64) {
         let Hooks { is_mapped, on_grant } = hooks;
         while let Some(ticket) = core.next_to_check() {
-            let in_place = self.entries.get(&ticket).map(|entry| entry.in_place.clone());
-            let mut allowed = in_place.unwrap_or_default();
+            let mut allowed = self.in_place.get(&ticket).cloned().unwrap_or_default();
             allowed.retain(|buffer| is_mapped(core, *buffer));
             match core.recheck(ticket, &allowed, now_ns) {
                 Ok(Some(granted)) => {
@@ -132,42 +102,72 @@ impl Waiting {
         slot: &LeaseSlot,
     ) -> Option<Outcome> {
         if core.dequeue(ticket) {
-            self.remove(ticket);
+            self.in_place.remove(&ticket);
+            self.slots.remove(ticket);
             return None;
         }
         slot.take()
     }
 
-    /// Ends all waits, and refuses others until [`Waiting::allow`].
+    /// Ends all waits, and refuses others until they are allowed again.
     pub fn cancel(&mut self, core: &mut Deferrables) {
         self.is_cancelled = true;
-        for ticket in self.entries.keys().copied().collect::<Vec<_>>() {
+        for ticket in self.slots.ids() {
             core.dequeue(ticket);
             self.complete(ticket, Outcome::Cancelled);
         }
     }
 
-    /// Lets requests wait again.
-    pub fn allow(&mut self) {
-        self.is_cancelled = false;
-    }
-
-    /// Ends the waits whose deadlines have passed, the earliest first. Looks at these and one more.
+    /// Ends the waits whose deadlines have passed, the earliest first.
     pub fn expire(&mut self, core: &mut Deferrables, now: Instant) {
-        while let Some(&(until, ticket)) = self.by_deadline.first() {
-            self.deadline_steps += 1;
-            if until > now {
-                break;
-            }
+        let Waiting { slots, in_place, .. } = self;
+        slots.expire(now, |ticket| {
             let refused = core.refusal_of(ticket);
             core.dequeue(ticket);
-            self.complete(ticket, Outcome::TimedOut(refused));
-        }
+            in_place.remove(&ticket);
+            Outcome::TimedOut(refused)
+        });
     }
 }
 
-#[cfg(all(test, loom))]
-mod models;
+/// A request without a deadline in the queue of the card's space (`at_rest.rs`).
+pub(super) struct EndlessWait {
+    pub token: CancelToken,
+    pub holders: SmallVec<[HolderKey; 2]>,
+}
 
-#[cfg(all(test, not(loom)))]
-mod tests;
+/// The free bytes of host and disk when they were looked at last.
+#[derive(Clone, Copy, Default)]
+pub(super) struct SeenRoom {
+    pub host: Bytes,
+    pub disk: Bytes,
+}
+
+/// The thread that watches for waiters (`watch.rs`), once it was needed.
+#[derive(Default)]
+pub(super) struct Watcher {
+    pub inner: Arc<(Mutex<Bell>, Condvar)>,
+}
+
+#[derive(Default)]
+pub(super) struct Bell {
+    /// There are waiters to watch for.
+    pub is_needed: bool,
+    pub is_over: bool,
+    pub thread: Option<JoinHandle<()>>,
+}
+
+impl Watcher {
+    /// Ends the thread and waits for it.
+    pub fn end(&self) {
+        let mut bell = lock(&self.inner.0);
+        bell.is_over = true;
+        let thread = bell.thread.take();
+        drop(bell);
+        self.inner.1.notify_one();
+        // A waker that it calls may drop the last buffer.
+        if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+}

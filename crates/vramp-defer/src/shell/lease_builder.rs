@@ -3,7 +3,7 @@
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -11,13 +11,12 @@ use smallvec::SmallVec;
 use super::buffer_handle::DeferrableBuffer;
 use super::lease_owner::LeaseOwner;
 use super::lease_set::LeaseSet;
-use super::pay::PaymentPoll;
-use super::queued_request::{QueuedRequest, Submitted, Wanted};
+use super::queued_request::{QueuedRequest, Wanted};
 use super::spill_error::SpillError;
 use super::state::Shared;
-use super::wait_slot::WaitSlot;
 use crate::planner::{Access, HolderKey};
 use vramp_alloc::StreamId;
+use vramp_tiers::wait::{Step, WaitSlot, Waits, block_on};
 use vramp_tiers::{Deadline, Reservation};
 
 /// A job that restores a lease's buffers, see [`LeaseBuilder::restore_on`].
@@ -125,7 +124,7 @@ impl<'a> LeaseBuilder<'a> {
     /// As [`SpillManager::lease`](super::SpillManager::lease).
     pub fn wait(self) -> Result<LeaseSet, SpillError> {
         let deadline = self.deadline.unwrap_or_else(|| self.shared.config.patience.into());
-        self.request()?.wait(deadline)
+        block_on(self.request(deadline)?)
     }
 
     /// Leases without waiting for other leases. Restoring may wait for the evictions that make room, and
@@ -134,10 +133,10 @@ impl<'a> LeaseBuilder<'a> {
     /// # Errors
     /// As [`SpillManager::lease`](super::SpillManager::lease).
     pub fn now(self) -> Result<LeaseSet, SpillError> {
-        self.request()?.wait(Deadline::from(Instant::now()))
+        block_on(self.request(Deadline::from(Instant::now()))?)
     }
 
-    fn request(&self) -> Result<QueuedRequest, SpillError> {
+    fn request(&self, deadline: Deadline) -> Result<QueuedRequest, SpillError> {
         let owner = self.owner.unwrap_or_else(LeaseOwner::new);
         let mut request = QueuedRequest::new(
             self.shared,
@@ -147,6 +146,7 @@ impl<'a> LeaseBuilder<'a> {
                 in_place: self.in_place,
                 holder: owner.key,
                 holding: self.holding.clone(),
+                deadline,
             },
         )?;
         if let Some(reservation) = &self.reservation {
@@ -161,9 +161,14 @@ impl IntoFuture for LeaseBuilder<'_> {
     type IntoFuture = LeaseFuture;
 
     fn into_future(self) -> LeaseFuture {
-        let request = self.request();
-        let deadline = self.deadline.unwrap_or(Deadline::NEVER);
-        LeaseFuture { stage: Stage::New(request), deadline, spawn: self.spawn }
+        let stage = match self.request(self.deadline.unwrap_or(Deadline::NEVER)) {
+            Ok(mut request) => {
+                request.is_task = true;
+                Stage::Here(Box::new(request))
+            }
+            Err(error) => Stage::Failed(error),
+        };
+        LeaseFuture { stage, spawn: self.spawn }
     }
 }
 
@@ -174,69 +179,38 @@ impl IntoFuture for LeaseBuilder<'_> {
 #[must_use = "a future requests nothing before it is polled"]
 pub struct LeaseFuture {
     stage: Stage,
-    deadline: Deadline,
     spawn: Option<Spawn>,
 }
 
 enum Stage {
-    New(Result<QueuedRequest, SpillError>),
-    /// In the queue of the budget's space, or out of it.
-    Paying(QueuedRequest),
-    /// In the queue of leases.
-    Waiting(QueuedRequest),
-    /// A job restores it, or spills for it.
-    InJob(Arc<WaitSlot<JobEnd>>),
+    Here(Box<QueuedRequest>),
+    /// A job does its work. The slot gets it back, or nothing if the job did not do it.
+    InJob(Arc<JobSlot>),
+    Failed(SpillError),
     Done,
 }
 
-/// What a job has done.
-enum JobEnd {
-    Leased(LeaseSet),
-    Failed(Box<QueuedRequest>, SpillError),
-    /// It has spilled for a request in the budget's queue.
-    Spilled(Box<QueuedRequest>),
-    /// The job was dropped before it ran.
-    Dropped,
-}
+type JobSlot = WaitSlot<Option<Box<QueuedRequest>>>;
 
 /// A request on its way to the thread that does blocking work for it.
 struct Job {
-    request: Option<QueuedRequest>,
-    task: JobTask,
-    slot: Arc<WaitSlot<JobEnd>>,
-}
-
-#[derive(Clone, Copy)]
-enum JobTask {
-    /// The request is granted.
-    Restore,
-    /// It is in the budget's queue.
-    Spill,
+    request: Option<Box<QueuedRequest>>,
+    slot: Arc<JobSlot>,
 }
 
 impl Job {
     fn run(mut self) {
-        let mut request = self.request.take().expect("a job runs once");
-        let end = match self.task {
-            JobTask::Restore => match request.restore() {
-                Ok(lease) => JobEnd::Leased(lease),
-                Err(error) => JobEnd::Failed(Box::new(request), error),
-            },
-            JobTask::Spill => {
-                request.spill_for_budget();
-                JobEnd::Spilled(Box::new(request))
-            }
-        };
-        self.slot.put(end);
-        self.slot.wake();
+        if let Some(request) = &mut self.request {
+            request.work();
+        }
+        self.slot.complete(self.request.take());
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
         if self.request.take().is_some() {
-            self.slot.put(JobEnd::Dropped);
-            self.slot.wake();
+            self.slot.complete(None);
         }
     }
 }
@@ -245,106 +219,42 @@ impl Future for LeaseFuture {
     type Output = Result<LeaseSet, SpillError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
+        let waker = context.waker();
         loop {
-            let step = match std::mem::replace(&mut this.stage, Stage::Done) {
-                Stage::New(request) => request.and_then(|request| this.begin(request)),
-                Stage::Paying(request) => this.pay(request, context.waker()),
-                Stage::Waiting(mut request) => {
-                    let slot = request.slot().expect("a queued request has a slot");
-                    match slot.poll(context.waker()) {
-                        None => Ok(Step::Sleep(Stage::Waiting(request))),
-                        Some(outcome) => {
-                            request.accept(outcome).and_then(|()| this.restore(request))
+            match std::mem::replace(&mut self.stage, Stage::Done) {
+                Stage::Here(mut request) => match request.step(waker) {
+                    Step::Ready(leased) => return Poll::Ready(leased),
+                    Step::Work => match self.spawn.as_ref().filter(|_| request.may_block()) {
+                        Some(spawn) => self.stage = start(spawn, request),
+                        None => {
+                            request.work();
+                            self.stage = Stage::Here(request);
                         }
+                    },
+                    Step::Pending(until) => {
+                        request.wake_at(until, waker);
+                        self.stage = Stage::Here(request);
+                        return Poll::Pending;
                     }
-                }
-                Stage::InJob(slot) => match slot.poll(context.waker()) {
-                    None => Ok(Step::Sleep(Stage::InJob(slot))),
-                    Some(JobEnd::Leased(lease)) => Ok(Step::Leased(lease)),
-                    Some(JobEnd::Dropped) => Err(SpillError::JobDropped),
-                    Some(JobEnd::Failed(request, error)) => this.retry_after(*request, error),
-                    Some(JobEnd::Spilled(request)) => Ok(Step::Go(Stage::Paying(*request))),
                 },
+                Stage::InJob(slot) => match slot.poll(waker) {
+                    Some(Some(request)) => self.stage = Stage::Here(request),
+                    Some(None) => return Poll::Ready(Err(SpillError::JobDropped)),
+                    None => {
+                        self.stage = Stage::InJob(slot);
+                        return Poll::Pending;
+                    }
+                },
+                Stage::Failed(error) => return Poll::Ready(Err(error)),
                 Stage::Done => panic!("the future of a lease was polled after it was ready"),
-            };
-            match step {
-                Ok(Step::Go(stage)) => this.stage = stage,
-                Ok(Step::Sleep(stage)) => {
-                    this.stage = stage;
-                    return Poll::Pending;
-                }
-                Ok(Step::Leased(lease)) => return Poll::Ready(Ok(lease)),
-                Err(error) => return Poll::Ready(Err(error)),
             }
         }
     }
 }
 
-/// What follows a stage.
-enum Step {
-    Go(Stage),
-    /// The stage has stored the waker.
-    Sleep(Stage),
-    Leased(LeaseSet),
-}
-
-impl LeaseFuture {
-    fn begin(&mut self, mut request: QueuedRequest) -> Result<Step, SpillError> {
-        if let Some(promoted) = request.promote() {
-            return promoted.map(Step::Leased);
-        }
-        request.queue_behind_starving(self.deadline)?;
-        Ok(Step::Go(Stage::Paying(request)))
-    }
-
-    /// Requests the lease once the budget's queue has served the request.
-    fn pay(&mut self, mut request: QueuedRequest, waker: &Waker) -> Result<Step, SpillError> {
-        match request.poll_budget(waker)? {
-            PaymentPoll::Pending => Ok(Step::Sleep(Stage::Paying(request))),
-            PaymentPoll::Spill => match &self.spawn {
-                Some(spawn) => Ok(start(spawn, request, JobTask::Spill)),
-                None => {
-                    request.spill_for_budget();
-                    Ok(Step::Go(Stage::Paying(request)))
-                }
-            },
-            PaymentPoll::Ready => match request.submit(self.deadline, self.deadline.instant())? {
-                Submitted::Granted => self.restore(request),
-                Submitted::Queued => Ok(Step::Go(Stage::Waiting(request))),
-            },
-        }
-    }
-
-    /// Restores a granted lease, here or in a job.
-    fn restore(&mut self, mut request: QueuedRequest) -> Result<Step, SpillError> {
-        if let Some(spawn) = self.spawn.as_ref().filter(|_| request.has_to_restore()) {
-            return Ok(start(spawn, request, JobTask::Restore));
-        }
-        match request.restore() {
-            Ok(lease) => Ok(Step::Leased(lease)),
-            Err(error) => self.retry_after(request, error),
-        }
-    }
-
-    fn retry_after(
-        &mut self,
-        mut request: QueuedRequest,
-        error: SpillError,
-    ) -> Result<Step, SpillError> {
-        let error = request.refuse_if_stuck(error, self.deadline)?;
-        if request.waits_for_budget(&error, self.deadline) {
-            request.queue_for_budget(self.deadline)?;
-            return Ok(Step::Go(Stage::Paying(request)));
-        }
-        let _queued = request.retry_after(error, self.deadline, self.deadline.instant())?;
-        Ok(Step::Go(Stage::Waiting(request)))
-    }
-}
-
-fn start(spawn: &Spawn, request: QueuedRequest, task: JobTask) -> Step {
-    let slot = Arc::new(WaitSlot::default());
-    let job = Job { request: Some(request), task, slot: Arc::clone(&slot) };
+fn start(spawn: &Spawn, request: Box<QueuedRequest>) -> Stage {
+    let slot = Arc::new(JobSlot::default());
+    let job = Job { request: Some(request), slot: Arc::clone(&slot) };
     spawn(Box::new(move || job.run()));
-    Step::Go(Stage::InJob(slot))
+    Stage::InJob(slot)
 }

@@ -387,7 +387,7 @@ impl SpillManager {
     /// Returns the statistics of transfers and waits since the start.
     pub fn stats(&self) -> SpillStats {
         let state = self.shared.lock();
-        SpillStats { woken: state.waiting.woken, ..state.stats }
+        SpillStats { woken: state.waiting.slots.completed(), ..state.stats }
     }
 
     /// Returns the transfer rates measured on the manager's own copies.

@@ -44,7 +44,6 @@ mod cleaner;
 mod closed_disk;
 mod copy_out;
 mod emit;
-mod endless_wait;
 mod events;
 mod guests;
 mod hand_over;
@@ -81,10 +80,7 @@ mod staging;
 mod state;
 mod stream_locks;
 mod tiers;
-mod timers;
-mod wait_slot;
 mod watch;
-mod watcher;
 
 pub use adopted_memory::AdoptFailed;
 pub use buffer_events::{BufferChange, BufferEvent, EventStream, EventsError};

@@ -39,16 +39,16 @@ use smallvec::SmallVec;
 use crate::planner::{Access, BufferId, BufferLeaseId, HolderKey};
 use vramp_core::Bytes;
 use vramp_tiers::reserve::{
-    CancelToken, Charge, Enqueued, QueuedReservation, ReservationId, ReservationPoll, ReserveError,
+    CancelToken, Charge, Enqueued, QueuedReservation, ReservationId, ReserveError,
 };
 use vramp_tiers::spill::Spilling;
+use vramp_tiers::wait::{Step, Waits};
 use vramp_tiers::{Deadline, MemorySpace, Reservation};
 
-use super::endless_wait::EndlessWait;
 use super::events::LeaseStream;
+use super::hand_over::EndlessWait;
 use super::spill_error::SpillError;
 use super::state::Shared;
-use super::timers::TimerKey;
 
 /// What pays for one request: a reservation, and bytes that the space's queue handed over.
 #[derive(Default)]
@@ -65,19 +65,6 @@ pub(super) struct Payment {
     endless: Option<Arc<EndlessWait>>,
     /// Cancelled once all waits are to end.
     waits: Option<CancelToken>,
-    /// When its task is to be polled without an event of the queue.
-    timer: Option<TimerKey>,
-}
-
-/// Where a payment in the space's queue is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PaymentPoll {
-    /// It is not in the queue, or not any more.
-    Ready,
-    /// [`Payment::spill`] is to be called, which may block.
-    Spill,
-    /// The waker will be called.
-    Pending,
 }
 
 impl Payment {
@@ -92,50 +79,27 @@ impl Payment {
         Ok(())
     }
 
-    /// Waits for its turn, if it is in the space's queue.
+    /// Returns what its turn in the space's queue needs; ready if it is not there, or not any more.
     ///
     /// # Errors
     /// The deadline passed, or the space's manager was shut down.
-    pub fn wait(&mut self, shared: &Shared) -> Result<(), SpillError> {
-        let Some(queued) = self.queued.take() else { return Ok(()) };
-        let paid = self.prepay(queued.wait());
-        paid.map_err(|error| error.after(shared.disk_gate.failure()))
+    pub fn step(&mut self, shared: &Shared, waker: &Waker) -> Result<Step<()>, SpillError> {
+        let Some(queued) = &mut self.queued else { return Ok(Step::Ready(())) };
+        Ok(match queued.step(waker) {
+            Step::Work => Step::Work,
+            Step::Pending(until) => Step::Pending(until),
+            Step::Ready(reserved) => {
+                self.queued = None;
+                let paid = self.prepay(reserved);
+                Step::Ready(paid.map_err(|error| error.after(shared.disk_gate.failure()))?)
+            }
+        })
     }
 
     /// Calls spillers for its turn in the space's queue.
     pub fn spill(&mut self) {
         if let Some(queued) = &mut self.queued {
-            queued.spill();
-        }
-    }
-
-    /// Returns how it is with its turn in the space's queue.
-    ///
-    /// # Errors
-    /// The deadline passed, or the space's manager was shut down.
-    pub fn poll(&mut self, shared: &Shared, waker: &Waker) -> Result<PaymentPoll, SpillError> {
-        self.stop_timer(shared);
-        let Some(queued) = &mut self.queued else { return Ok(PaymentPoll::Ready) };
-        match queued.poll(waker) {
-            ReservationPoll::Spill => Ok(PaymentPoll::Spill),
-            ReservationPoll::Pending(until) => {
-                self.timer = until.map(|at| shared.lock().timers.set(at, waker.clone()));
-                Ok(PaymentPoll::Pending)
-            }
-            ReservationPoll::Ready(reserved) => {
-                self.queued = None;
-                let paid = self.prepay(reserved);
-                paid.map_err(|error| error.after(shared.disk_gate.failure()))?;
-                Ok(PaymentPoll::Ready)
-            }
-        }
-    }
-
-    /// Removes the timer of a task that is polled or dropped.
-    pub fn stop_timer(&mut self, shared: &Shared) {
-        if let Some(key) = self.timer.take() {
-            let stopped = shared.lock().timers.remove(key);
-            drop(stopped);
+            queued.work();
         }
     }
 }

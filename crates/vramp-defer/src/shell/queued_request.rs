@@ -1,4 +1,10 @@
-//! A lease request: tried, queued, granted, and restored.
+//! A lease request: tried, queued, granted, and restored, by a thread or a task.
+//!
+//! 1. Buffers that should be promoted are leased at once, if that takes no waiting.
+//! 2. Where an older request of the card's space would starve, the request first waits there.
+//! 3. It is granted, or waits in the queue of leases.
+//! 4. The granted lease is restored: the request's work. If something is full, the lease ends, and the
+//!    request goes back to step 3, or to the queue of the card's space for the bytes that it lacked.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -8,9 +14,9 @@ use smallvec::SmallVec;
 
 use super::buffer_handle::DeferrableBuffer;
 use super::events::{LeaseStream, key};
-use super::hand_over::{Entry, LeaseSlot, Outcome};
+use super::hand_over::{LeaseSlot, Outcome};
 use super::lease_set::{LeaseSet, Named};
-use super::pay::{Payment, PaymentPoll};
+use super::pay::Payment;
 use super::report::WaitRecord;
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
@@ -19,6 +25,7 @@ use crate::planner::{
     Ticket, overwritten,
 };
 use vramp_alloc::StreamId;
+use vramp_tiers::wait::{Step, WaitSlot, Waits};
 use vramp_tiers::{Deadline, Reservation};
 
 /// What a lease is requested for.
@@ -30,6 +37,7 @@ pub(super) struct Wanted<'a> {
     pub holder: HolderKey,
     /// Other holders whose leases the caller keeps while it waits.
     pub holding: SmallVec<[HolderKey; 1]>,
+    pub deadline: Deadline,
 }
 
 /// A lease request. Dropping it, also in a panic, takes it out of the queue and ends a lease that it was
@@ -46,6 +54,12 @@ pub(super) struct QueuedRequest {
     hot: Vec<BufferId>,
     holder: HolderKey,
     holding: SmallVec<[HolderKey; 1]>,
+    deadline: Deadline,
+    /// A task waits: the watching thread ends the wait at the deadline.
+    pub is_task: bool,
+    stage: Stage,
+    /// Wakes the task at an instant.
+    timer: Option<(u64, Arc<WaitSlot<()>>)>,
     /// Place in the queue, kept until the request ends.
     ticket: Option<Ticket>,
     /// Where the outcome comes while it is in the queue.
@@ -57,6 +71,20 @@ pub(super) struct QueuedRequest {
     lacked: Option<SpillError>,
     /// The number of changes by then, if the manager was at rest.
     was_at_rest: Option<u64>,
+    result: Option<Result<LeaseSet, SpillError>>,
+}
+
+/// Where a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    New,
+    /// In the queue of the card's space, or out of it and about to request the lease.
+    Paying,
+    /// In the queue of leases.
+    Queued,
+    /// It has its lease, which is to be restored.
+    Granted,
+    Over,
 }
 
 /// A wait in progress: its start, and what the request waits for.
@@ -66,20 +94,13 @@ struct Wait {
     refused: LeaseRefused,
 }
 
-/// Whether the request of a call is granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Submitted {
-    Granted,
-    Queued,
-}
-
 impl QueuedRequest {
     /// Returns a request that was not tried yet. A driver call for each stream.
     ///
     /// # Errors
     /// A buffer is another manager's, or a stream is unknown or captures.
     pub fn new(shared: &Arc<Shared>, wanted: Wanted<'_>) -> Result<QueuedRequest, SpillError> {
-        let Wanted { buffers, streams, in_place, holder, holding } = wanted;
+        let Wanted { buffers, streams, in_place, holder, holding, deadline } = wanted;
         if buffers.iter().any(|(buffer, _)| !Arc::ptr_eq(&buffer.owner.shared, shared)) {
             return Err(SpillError::OtherManager);
         }
@@ -97,6 +118,10 @@ impl QueuedRequest {
             hot: Vec::new(),
             holder,
             holding,
+            deadline,
+            is_task: false,
+            stage: Stage::New,
+            timer: None,
             ticket: None,
             slot: None,
             granted: None,
@@ -104,48 +129,94 @@ impl QueuedRequest {
             wait: None,
             lacked: None,
             was_at_rest: None,
+            result: None,
         })
     }
 
-    /// Leases, waiting until the deadline. A request that waits holds its place in the queue and nothing
-    /// else.
-    ///
-    /// # Errors
-    /// The request was refused, or memory or contents could not be restored.
-    pub fn wait(mut self, deadline: Deadline) -> Result<LeaseSet, SpillError> {
-        if let Some(promoted) = self.promote() {
-            return promoted;
-        }
-        self.queue_behind_starving(deadline)?;
-        self.payment.wait(&self.shared)?;
-        let mut submitted = self.submit(deadline, None)?;
+    /// Goes on until something takes time.
+    fn go_on(&mut self, waker: &Waker) -> Result<Step<LeaseSet>, SpillError> {
         loop {
-            if submitted == Submitted::Queued {
-                self.sleep(deadline)?;
-            }
-            let error = match self.restore() {
-                Ok(lease) => return Ok(lease),
-                Err(error) => self.refuse_if_stuck(error, deadline)?,
-            };
-            submitted = match self.waits_for_budget(&error, deadline) {
-                true => {
-                    self.queue_for_budget(deadline)?;
-                    self.payment.wait(&self.shared)?;
-                    self.submit(deadline, None)?
+            match self.stage {
+                Stage::New => {
+                    if let Some(promoted) = self.promote() {
+                        return Ok(Step::Ready(promoted?));
+                    }
+                    let holders = self.holders();
+                    let Self { shared, buffers, payment, deadline, .. } = self;
+                    shared.queue_behind_starving(buffers, &holders, payment, *deadline)?;
+                    self.stage = Stage::Paying;
                 }
-                false => self.retry_after(error, deadline, None)?,
-            };
+                Stage::Paying => match self.payment.step(&self.shared, waker)? {
+                    Step::Ready(()) => self.submit()?,
+                    Step::Work => return Ok(Step::Work),
+                    Step::Pending(until) => return Ok(Step::Pending(until)),
+                },
+                Stage::Queued => {
+                    let slot = self.slot.as_ref().expect("a queued request has a slot");
+                    let outcome = match slot.poll(waker) {
+                        Some(outcome) => outcome,
+                        None if self.is_task => return Ok(Step::Pending(None)),
+                        None if self.deadline.has_passed() => self.give_up(),
+                        None => return Ok(Step::Pending(self.deadline.instant())),
+                    };
+                    self.accept(outcome)?;
+                }
+                Stage::Granted => return Ok(Step::Work),
+                Stage::Over => {
+                    let result = self.result.take().expect("a request ends once");
+                    return Ok(Step::Ready(result?));
+                }
+            }
         }
     }
 
-    /// Enters the space's queue if an older request there would starve.
+    /// Decides what follows a restore that failed.
     ///
     /// # Errors
-    /// As [`queue_for_budget`](QueuedRequest::queue_for_budget).
-    pub fn queue_behind_starving(&mut self, deadline: Deadline) -> Result<(), SpillError> {
+    /// Waiting does not help, the deadline has passed, or no memory can become free.
+    fn try_again(&mut self, error: SpillError) -> Result<(), SpillError> {
+        let error = self.refuse_if_stuck(error)?;
+        // One that may have to be refused is tried once more first.
+        let is_of_budget = matches!(error, SpillError::NoBudget { .. });
+        if !is_of_budget || self.was_at_rest.is_some() || self.deadline.has_passed() {
+            return self.retry_after(error);
+        }
+        // It keeps neither a lease nor a place in the queue of leases.
+        self.ticket = None;
         let holders = self.holders();
-        let Self { shared, buffers, payment, .. } = self;
-        shared.queue_behind_starving(buffers, &holders, payment, deadline)
+        self.shared.queue_for_budget(&mut self.payment, &holders, self.deadline)?;
+        self.stage = Stage::Paying;
+        Ok(())
+    }
+
+    /// Returns true if the work may block: a lease without missing contents or memory does not.
+    pub fn may_block(&self) -> bool {
+        let Some(granted) = &self.granted else { return true };
+        let state = self.shared.lock();
+        let is_backed = |range| state.homes.get(range).is_some_and(|home| home.fully_backed);
+        !granted.restores.is_empty() || !granted.ranges.iter().all(is_backed)
+    }
+
+    /// Has a task polled at an instant, until the next step.
+    pub fn wake_at(&mut self, until: Option<Instant>, waker: &Waker) {
+        let Some(until) = until else { return };
+        let mut state = self.shared.lock();
+        state.next_timer += 1;
+        let number = state.next_timer;
+        let slot = state.timers.add(number, Some(until));
+        drop(state);
+        if slot.poll(waker).is_some() {
+            // It was due by then.
+            waker.wake_by_ref();
+        }
+        self.timer = Some((number, slot));
+    }
+
+    fn stop_timer(&mut self) {
+        // The waker is dropped after unlocking.
+        if let Some((number, _slot)) = self.timer.take() {
+            self.shared.lock().timers.remove(number);
+        }
     }
 
     /// Sets the reservation that pays.
@@ -163,24 +234,12 @@ impl QueuedRequest {
         Ok(())
     }
 
-    /// Returns true if a request whose restore failed should wait in the space's queue. One that may
-    /// have to be refused is tried once more first.
-    pub fn waits_for_budget(&self, error: &SpillError, deadline: Deadline) -> bool {
-        matches!(error, SpillError::NoBudget { .. })
-            && self.was_at_rest.is_none()
-            && !has_passed(deadline)
-    }
-
     /// Returns the error of a failed restore, after which the request may wait.
     ///
     /// # Errors
     /// It has no deadline, and no memory can become free: nothing changed since the last attempt.
-    pub fn refuse_if_stuck(
-        &mut self,
-        error: SpillError,
-        deadline: Deadline,
-    ) -> Result<SpillError, SpillError> {
-        if deadline.instant().is_some() || !error.failure().restore_retry().waits {
+    fn refuse_if_stuck(&mut self, error: SpillError) -> Result<SpillError, SpillError> {
+        if self.deadline.instant().is_some() || !error.failure().restore_retry().waits {
             return Ok(error);
         }
         let at_rest = self.shared.at_rest(&self.holders());
@@ -200,33 +259,9 @@ impl QueuedRequest {
         holders
     }
 
-    /// Enters the space's queue for what the failed restore lacked, and keeps neither a lease nor a place
-    /// in the queue of leases.
-    ///
-    /// # Errors
-    /// The bytes never fit, or the deadline passed.
-    pub fn queue_for_budget(&mut self, deadline: Deadline) -> Result<(), SpillError> {
-        self.ticket = None;
-        let holders = self.holders();
-        self.shared.queue_for_budget(&mut self.payment, &holders, deadline)
-    }
-
-    /// Returns how it is with the request's turn in the space's queue.
-    ///
-    /// # Errors
-    /// The deadline passed.
-    pub fn poll_budget(&mut self, waker: &Waker) -> Result<PaymentPoll, SpillError> {
-        self.payment.poll(&self.shared, waker)
-    }
-
-    /// Spills for the request's turn in the space's queue.
-    pub fn spill_for_budget(&mut self) {
-        self.payment.spill();
-    }
-
     /// Leases with the buffers that should be promoted on the card, if that takes no waiting. `None` if
     /// there are none, or they are to be read in place after all.
-    pub fn promote(&mut self) -> Option<Result<LeaseSet, SpillError>> {
+    fn promote(&mut self) -> Option<Result<LeaseSet, SpillError>> {
         if !self.in_place {
             return None;
         }
@@ -238,8 +273,9 @@ impl QueuedRequest {
         if self.hot.is_empty() {
             return None;
         }
-        let now = Deadline::from(Instant::now());
-        let promoted = self.submit(now, None).and_then(|_| self.restore());
+        let deadline = std::mem::replace(&mut self.deadline, Deadline::from(Instant::now()));
+        let promoted = self.submit().and_then(|()| self.restore());
+        self.deadline = deadline;
         self.hot.clear();
         match promoted {
             Err(error) if error.failure().reads_in_place_instead() => None,
@@ -247,16 +283,11 @@ impl QueuedRequest {
         }
     }
 
-    /// Requests the lease once. If it has to wait and the deadline has not passed, it enters the queue;
-    /// `until` is the deadline of a waiter that does not watch the clock itself.
+    /// Requests the lease once. If it has to wait and the deadline has not passed, it enters the queue.
     ///
     /// # Errors
     /// It can never be granted, or the deadline has passed.
-    pub fn submit(
-        &mut self,
-        deadline: Deadline,
-        until: Option<Instant>,
-    ) -> Result<Submitted, SpillError> {
+    fn submit(&mut self) -> Result<(), SpillError> {
         let shared = Arc::clone(&self.shared);
         let mut guard = shared.lock();
         guard.prepare(&shared)?;
@@ -268,25 +299,20 @@ impl QueuedRequest {
             Ok(granted) => {
                 state.account.begin(granted.lease, state.core.occupied());
                 state.emit_locked(granted.lease);
-                self.granted = Some(granted);
-                return Ok(Submitted::Granted);
+                (self.granted, self.stage) = (Some(granted), Stage::Granted);
+                return Ok(());
             }
             Err(refused) => refused,
         };
-        if !refused.is_transient() || has_passed(deadline) {
+        if !refused.is_transient() || self.deadline.has_passed() {
             return Err(refused.into());
         }
         self.wait = Some(Wait { since: Instant::now(), began_ns: now_ns, refused });
-        self.enqueue(state, &allowed, until)?;
-        Ok(Submitted::Queued)
+        self.enqueue(state, &allowed)?;
+        Ok(())
     }
 
-    fn enqueue(
-        &mut self,
-        state: &mut State,
-        allowed: &[BufferId],
-        until: Option<Instant>,
-    ) -> Result<Ticket, SpillError> {
+    fn enqueue(&mut self, state: &mut State, allowed: &[BufferId]) -> Result<Ticket, SpillError> {
         if state.waiting.is_cancelled {
             return Err(SpillError::Cancelled);
         }
@@ -295,31 +321,25 @@ impl QueuedRequest {
             state.to_drop.push(Box::new(prepaid));
         }
         let ticket = state.core.enqueue(&self.request(), allowed, self.ticket)?;
-        let slot = Arc::new(LeaseSlot::default());
-        (self.ticket, self.slot) = (Some(ticket), Some(Arc::clone(&slot)));
-        state.waiting.add(ticket, Entry { slot, in_place: self.readable_if_mapped(), until });
+        let until = self.deadline.instant().filter(|_| self.is_task);
+        self.slot = Some(state.waiting.add(ticket, self.readable_if_mapped(), until));
+        (self.ticket, self.stage) = (Some(ticket), Stage::Queued);
         Ok(ticket)
     }
 
-    /// Sleeps until the request has its outcome, or leaves the queue at the deadline.
-    fn sleep(&mut self, deadline: Deadline) -> Result<(), SpillError> {
-        let slot = Arc::clone(self.slot.as_ref().expect("a queued request has a slot"));
-        if let Some(outcome) = slot.wait(deadline.instant()) {
-            return self.accept(outcome);
-        }
-        let shared = Arc::clone(&self.shared);
-        let mut guard = shared.lock();
-        let state = &mut *guard;
+    /// Leaves the queue at the deadline. Returns the outcome, which may have come a moment ago.
+    fn give_up(&mut self) -> Outcome {
+        let slot = self.slot.as_ref().expect("a queued request has a slot");
         let ticket = self.ticket.expect("a queued request has a ticket");
+        let mut guard = self.shared.lock();
+        let state = &mut *guard;
         let refused = state.core.refusal_of(ticket);
-        let left = state.waiting.leave(&mut state.core, ticket, &slot);
-        drop(guard);
-        // It may have been served a moment ago.
-        self.accept(left.unwrap_or(Outcome::TimedOut(refused)))
+        let left = state.waiting.leave(&mut state.core, ticket, slot);
+        left.unwrap_or(Outcome::TimedOut(refused))
     }
 
     /// Takes the outcome of a wait over.
-    pub fn accept(&mut self, outcome: Outcome) -> Result<(), SpillError> {
+    fn accept(&mut self, outcome: Outcome) -> Result<(), SpillError> {
         self.slot = None;
         let (granted, refused) = match outcome {
             Outcome::Granted(granted) => (Some(granted), None),
@@ -334,35 +354,21 @@ impl QueuedRequest {
         self.granted = granted;
         self.note_wait(served, refused.clone());
         match (served, refused) {
-            (true, _) => Ok(()),
+            (true, _) => {
+                self.stage = Stage::Granted;
+                Ok(())
+            }
             (false, Some(refused)) => Err(refused.into()),
             // It was stalled.
             (false, None) => Err(self.lacked.take().expect("only a stalled waiter has no refusal")),
         }
     }
 
-    /// Returns the slot in which the outcome comes.
-    pub fn slot(&self) -> Option<&LeaseSlot> {
-        self.slot.as_deref()
-    }
-
-    /// Returns true if the granted lease moves contents or memory: the thread that restores it may wait
-    /// for evictions and the disk.
-    pub fn has_to_restore(&self) -> bool {
-        let Some(granted) = &self.granted else { return false };
-        let state = self.shared.lock();
-        !granted.restores.is_empty()
-            || granted
-                .ranges
-                .iter()
-                .any(|range| state.homes.get(range).is_none_or(|home| !home.fully_backed))
-    }
-
     /// Orders the streams and restores what is missing of the granted lease.
     ///
     /// # Errors
     /// Something was full or failed. The lease has ended.
-    pub fn restore(&mut self) -> Result<LeaseSet, SpillError> {
+    fn restore(&mut self) -> Result<LeaseSet, SpillError> {
         let granted = self.granted.as_mut().expect("the lease was granted");
         let shared = &self.shared;
         {
@@ -401,16 +407,11 @@ impl QueuedRequest {
     ///
     /// # Errors
     /// Waiting does not help, or the deadline has passed.
-    pub fn retry_after(
-        &mut self,
-        error: SpillError,
-        deadline: Deadline,
-        until: Option<Instant>,
-    ) -> Result<Submitted, SpillError> {
+    fn retry_after(&mut self, error: SpillError) -> Result<(), SpillError> {
         let RestoreRetry { reclaim_host, waits } = error.failure().restore_retry();
         let freed =
             reclaim_host && !self.shared.relieve_host(self.shared.mover.config().step).is_zero();
-        if !waits || has_passed(deadline) {
+        if !waits || self.deadline.has_passed() {
             return Err(error);
         }
         self.lacked = Some(error);
@@ -420,13 +421,13 @@ impl QueuedRequest {
         let began_ns = shared.driver.now_ns();
         let mut allowed = self.readable_if_mapped();
         allowed.retain(|buffer| state.is_mapped(*buffer));
-        let ticket = self.enqueue(state, &allowed, until)?;
+        let ticket = self.enqueue(state, &allowed)?;
         if !freed {
             state.core.stall(ticket);
         }
         let refused = LeaseRefused::NoMemory;
         self.wait.get_or_insert_with(|| Wait { since: Instant::now(), began_ns, refused });
-        Ok(Submitted::Queued)
+        Ok(())
     }
 
     fn request(&self) -> LeaseRequest<'_> {
@@ -456,9 +457,38 @@ impl QueuedRequest {
     }
 }
 
+impl Waits for QueuedRequest {
+    type Output = Result<LeaseSet, SpillError>;
+
+    fn step(&mut self, waker: &Waker) -> Step<Result<LeaseSet, SpillError>> {
+        self.stop_timer();
+        match self.go_on(waker) {
+            Ok(Step::Work) => Step::Work,
+            Ok(Step::Pending(until)) => Step::Pending(until),
+            Ok(Step::Ready(lease)) => Step::Ready(Ok(lease)),
+            Err(error) => Step::Ready(Err(error)),
+        }
+    }
+
+    /// Restores the lease, or spills for the request's turn in the space's queue.
+    fn work(&mut self) {
+        if self.stage != Stage::Granted {
+            return self.payment.spill();
+        }
+        let ended = match self.restore() {
+            Ok(lease) => Ok(lease),
+            Err(error) => match self.try_again(error) {
+                Ok(()) => return,
+                Err(error) => Err(error),
+            },
+        };
+        (self.result, self.stage) = (Some(ended), Stage::Over);
+    }
+}
+
 impl Drop for QueuedRequest {
     fn drop(&mut self) {
-        self.payment.stop_timer(&self.shared);
+        self.stop_timer();
         if let (Some(ticket), Some(slot)) = (self.ticket, self.slot.take()) {
             let mut guard = self.shared.lock();
             let state = &mut *guard;
@@ -482,8 +512,4 @@ impl Drop for QueuedRequest {
             self.shared.retry_stalled();
         }
     }
-}
-
-pub(super) fn has_passed(deadline: Deadline) -> bool {
-    deadline.instant().is_some_and(|end| Instant::now() >= end)
 }

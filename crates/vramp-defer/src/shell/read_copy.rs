@@ -56,5 +56,5 @@ impl HostCopies {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;

@@ -19,9 +19,8 @@ use vramp_core::{AddrRange, Bytes};
 use super::account::Account;
 use super::buffer_events::Subscribers;
 use super::closed_disk::DiskGate;
-use super::endless_wait::{EndlessWait, SeenRoom};
 use super::events::{Events, LeaseStream, Polled, WorkEvent};
-use super::hand_over::Waiting;
+use super::hand_over::{EndlessWait, SeenRoom, Waiting, Watcher};
 use super::homes::Homes;
 use super::lease_ending::LeaseEnding;
 use super::mapped_memory::{InPlacePool, MappedCopy};
@@ -29,8 +28,6 @@ use super::peer_stores::Peers;
 use super::report::{History, SpillStats};
 use super::spill_config::SpillConfig;
 use super::spill_error::SpillError;
-use super::timers::Timers;
-use super::watcher::Watcher;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use vramp_tiers::CancelToken;
 use vramp_tiers::DiskStore;
@@ -39,6 +36,7 @@ use vramp_tiers::Mover;
 use vramp_tiers::host::HostAllocation;
 use vramp_tiers::movers::DiskCopy;
 use vramp_tiers::peer::{PeerAllocation, PeerStore};
+use vramp_tiers::wait::Waiters;
 
 /// Copies of a piece below the card.
 #[derive(Default)]
@@ -74,8 +72,9 @@ pub(super) struct State {
     pub core: Deferrables,
     /// Slots of the requests in the planner's queue.
     pub waiting: Waiting,
-    /// For tasks in the budget's queue.
-    pub timers: Timers,
+    /// Wake tasks in the budget's queue at an instant.
+    pub timers: Waiters<u64, ()>,
+    pub next_timer: u64,
     pub events: Events,
     pub copies: BTreeMap<PieceId, SpilledCopies>,
     pub homes: Homes,
@@ -155,10 +154,11 @@ impl Drop for Locked<'_> {
                 state.hand_over(self.shared.driver.now_ns());
             }
             let gone = std::mem::take(&mut state.to_drop);
-            let woken = std::mem::take(&mut state.waiting.to_wake);
+            let (ended, due) = (state.waiting.slots.take_ended(), state.timers.take_ended());
             let has_to_watch = state.has_to_watch();
             drop(state);
-            woken.iter().for_each(|slot| slot.wake());
+            ended.iter().for_each(|slot| slot.wake());
+            due.iter().for_each(|slot| slot.wake());
             if has_to_watch || self.shared.has_starving_waiters() {
                 self.shared.ring_watcher();
             }
@@ -235,7 +235,8 @@ impl Shared {
         let state = State {
             core,
             waiting: Waiting::default(),
-            timers: Timers::default(),
+            timers: Waiters::default(),
+            next_timer: 0,
             events: Events::new(allocator, &mover),
             copies: BTreeMap::new(),
             homes: Homes::default(),
@@ -391,19 +392,20 @@ impl State {
     /// Returns true if unlocking does more than to unlock.
     fn has_duties(&self) -> bool {
         !self.to_drop.is_empty()
-            || !self.waiting.to_wake.is_empty()
+            || self.waiting.slots.has_ended()
+            || self.timers.has_ended()
             || self.core.has_to_check()
             || self.has_pending_maps()
     }
 
     /// Returns true if a waiter may be served, or has to end, without a call of the manager.
     fn has_to_watch(&self) -> bool {
-        let has_waiters = !self.waiting.is_empty();
-        self.timers.len() > 0
+        let has_waiters = !self.waiting.slots.is_empty();
+        !self.timers.is_empty()
             || !self.endless_waits.is_empty()
             || has_waiters
                 && (self.core.lacks_memory()
-                    || self.waiting.has_deadlines()
+                    || self.waiting.slots.has_deadlines()
                     || !self.deferred_ends.is_empty())
     }
 
@@ -560,7 +562,7 @@ impl State {
         let [streams, uses] = self.events.counts();
         let endless = self.endless_waits.iter().filter(|wait| wait.strong_count() > 0).count();
         vec![
-            ("slots of waiters", self.waiting.len()),
+            ("slots of waiters", self.waiting.slots.len()),
             ("endless waits for the budget", endless),
             ("timers of tasks", self.timers.len()),
             ("copies of pieces", self.copies.len()),

@@ -3,18 +3,18 @@
 //! A waiter may lack room or memory that becomes free outside the manager: a free of the allocator, a
 //! reservation that ends, memory of the host. Or it waits for a lease that ends when a capture does. None
 //! of these calls the manager. The same holds for a request in the queue of the card's space whose
-//! bytes cannot leave the card for lack of room below (`at_rest.rs`). While there is such a waiter this one thread looks again, after a pause
-//! that doubles from [`SHORTEST`] to [`LONGEST`], and retries the oldest stalled waiter. It also ends the
-//! waits of futures at their deadlines, and wakes those in the budget's queue after their pauses. All other waiters are served by the thread that makes the change.
+//! bytes cannot leave the card for lack of room below (`at_rest.rs`). While there is such a waiter this one
+//! thread looks again, after a pause that doubles from [`SHORTEST`] to [`LONGEST`], and retries the oldest
+//! stalled waiter. It also ends the waits of tasks at their deadlines, and wakes those in the budget's
+//! queue after their pauses. All other waiters are served by the thread that makes the change.
 //!
 //! The thread starts with the first such waiter, sleeps while there is none, and ends with the manager.
 
 use std::sync::{Arc, PoisonError, Weak};
-use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use super::hand_over::Bell;
 use super::state::Shared;
-use super::watcher::Bell;
 use crate::sync::{Condvar, Mutex, lock};
 
 const SHORTEST: Duration = Duration::from_micros(200);
@@ -84,8 +84,6 @@ impl Shared {
         state.core.retry_stalled();
         let now = Instant::now();
         state.waiting.expire(&mut state.core, now);
-        let due = state.timers.take_due(now);
-        drop(guard);
-        due.into_iter().for_each(Waker::wake);
+        state.timers.expire(now, |_| ());
     }
 }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use crate::common::reserving::{GPU, ask, ends_empty, reserve, space, until};
 use vramp_tiers::notify::{NotificationChannel, WaitStatus};
 use vramp_tiers::reserve::{
-    DeadlockCheck, Enqueued, Overtaking, QueueConfig, QueuedReservation, ReservationPoll,
-    RetryPolicy,
+    DeadlockCheck, Enqueued, Overtaking, QueueConfig, QueuedReservation, RetryPolicy,
 };
+use vramp_tiers::wait::{Step, Waits};
 use vramp_tiers::{
     Bytes, CancelToken, ManagerConfig, Owner, Reservation, ReservationManager, ReserveError,
     SpaceId, Strategy, Tier,
@@ -501,10 +501,10 @@ impl Polled {
     /// Takes the steps that need no time.
     fn poll(&mut self) -> Result<Result<Reservation, ReserveError>, Option<Instant>> {
         loop {
-            match self.queued.poll(&Waker::from(Arc::clone(&self.woken))) {
-                ReservationPoll::Ready(reserved) => return Ok(reserved),
-                ReservationPoll::Pending(until) => return Err(until),
-                ReservationPoll::Spill => self.queued.spill(),
+            match self.queued.step(&Waker::from(Arc::clone(&self.woken))) {
+                Step::Ready(reserved) => return Ok(reserved),
+                Step::Pending(until) => return Err(until),
+                Step::Work => self.queued.work(),
             }
         }
     }

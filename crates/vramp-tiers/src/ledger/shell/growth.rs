@@ -6,7 +6,8 @@ use vramp_core::Bytes;
 use crate::ledger::shell::error::ReserveError;
 use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::spill::Spilling;
-use crate::ledger::shell::wait::{CancelToken, Deadline, RequestBuilder};
+use crate::ledger::shell::wait::{CancelToken, RequestBuilder};
+use crate::wait::Deadline;
 
 impl Reservation {
     /// Waits until the reservation has grown, with its own priority, as

@@ -158,7 +158,6 @@ impl Reservation {
             priority: self.priority,
             owner: record.owner,
             tag: record.tag,
-            deadline: None,
         }
     }
 

@@ -1,9 +1,9 @@
 //! The state that the lock protects, and what is delivered after unlocking.
 //!
-//! 1. [`Shared::update`] takes the lock and changes the ledger and the queue. Completions of waits,
-//!    level crossings and notifications that follow are collected meanwhile.
-//! 2. Once the lock is free they are delivered: slots are completed, channels notified, and
-//!    subscribers called. No callback runs while the lock is held.
+//! 1. [`Shared::update`] takes the lock and changes the ledger and the queue. Waits that end, level
+//!    crossings and notifications that follow are collected meanwhile.
+//! 2. Once the lock is free they are delivered: waiters are woken, channels notified, and subscribers
+//!    called. No callback runs while the lock is held.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,10 +25,11 @@ use crate::ledger::shell::retry::RetryPolicy;
 use crate::ledger::shell::spill::Registered;
 use crate::ledger::shell::subscriber::Subscriber;
 use crate::ledger::shell::tracked::{Attachments, Payers};
-use crate::ledger::shell::wait::WaitSlot;
 use crate::sync::{Mutex, MutexGuard, lock};
+use crate::wait::{WaitSlot, Waiters};
 
 /// How a wait ended.
+#[derive(Debug)]
 pub(crate) enum Outcome {
     Granted(Granted),
     TimedOut,
@@ -37,8 +38,8 @@ pub(crate) enum Outcome {
     Deadlock(Box<StuckOwner>),
 }
 
-/// The slot of a wait that ended, and how.
-type Completion = (Arc<WaitSlot<Outcome>>, Outcome);
+/// Where the outcome of a wait comes.
+pub(crate) type ReservationSlot = WaitSlot<Outcome>;
 
 /// First owner of requests without a named owner, above the numbers that programs use.
 const FIRST_ANONYMOUS: u64 = 1 << 63;
@@ -49,7 +50,8 @@ const REST_PER_CHECK: u32 = 20;
 pub(crate) struct State {
     pub ledger: Ledger,
     pub queue: WaitQueue,
-    slots: BTreeMap<WaiterId, Arc<WaitSlot<Outcome>>>,
+    /// The slots and deadlines of the requests in the queue.
+    pub waiters: Waiters<WaiterId, Outcome>,
     pub subscribers: Vec<Arc<Subscriber>>,
     /// The highest priority first.
     pub spillers: Vec<Arc<Registered>>,
@@ -61,8 +63,6 @@ pub(crate) struct State {
     next_owner: u64,
     /// `None` for never.
     next_check: Option<Instant>,
-    /// To deliver once the lock is free.
-    completions: Vec<Completion>,
     /// Spaces to which memory came back, for their channels.
     returned: Vec<SpaceId>,
 }
@@ -71,7 +71,6 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Sorted.
     pub spaces: Box<[SpaceId]>,
-    start: Instant,
     check: DeadlockCheck,
     /// Retries of spilling.
     pub spill_retries: RetryPolicy,
@@ -92,13 +91,7 @@ impl State {
     #[inline]
     pub fn complete_granted(&mut self, grants: impl IntoIterator<Item = Granted>) {
         for granted in grants {
-            self.complete(granted.waiter, Outcome::Granted(granted));
-        }
-    }
-
-    fn complete(&mut self, waiter: WaiterId, outcome: Outcome) {
-        if let Some(slot) = self.slots.remove(&waiter) {
-            self.completions.push((slot, outcome));
+            self.waiters.complete(granted.waiter, Outcome::Granted(granted));
         }
     }
 
@@ -117,22 +110,15 @@ impl State {
         }
     }
 
-    /// Returns a slot for a new waiter.
-    pub fn add_slot(&mut self, waiter: WaiterId) -> Arc<WaitSlot<Outcome>> {
-        let slot = Arc::new(WaitSlot::default());
-        self.slots.insert(waiter, Arc::clone(&slot));
-        slot
-    }
-
     /// Returns the slots of the waiters that wait for a space.
-    pub fn slots_waiting_for(&self, space: SpaceId) -> Vec<Arc<WaitSlot<Outcome>>> {
+    pub fn slots_waiting_for(&self, space: SpaceId) -> Vec<Arc<ReservationSlot>> {
         let waiting = self.queue.waiting();
         let here = waiting.filter(|(_, request)| request.candidates.contains(&space));
-        here.filter_map(|(waiter, _)| self.slots.get(&waiter).map(Arc::clone)).collect()
+        here.filter_map(|(waiter, _)| self.waiters.slot(waiter).map(Arc::clone)).collect()
     }
 
     /// Returns the slots of the first waiters for a space that together lack `bytes`, at least one.
-    pub fn slots_lacking(&self, space: SpaceId, bytes: Bytes) -> Vec<Arc<WaitSlot<Outcome>>> {
+    pub fn slots_lacking(&self, space: SpaceId, bytes: Bytes) -> Vec<Arc<ReservationSlot>> {
         let mut left = bytes;
         let mut slots = Vec::new();
         for (waiter, request) in self.queue.waiting() {
@@ -141,7 +127,7 @@ impl State {
             }
             if request.candidates.contains(&space) {
                 left = left.saturating_sub(request.bytes);
-                slots.extend(self.slots.get(&waiter).map(Arc::clone));
+                slots.extend(self.waiters.slot(waiter).map(Arc::clone));
             }
         }
         slots
@@ -157,8 +143,8 @@ impl State {
     fn audit(&self) -> Result<(), Inconsistency> {
         self.ledger.audit()?;
         self.queue.audit()?;
-        if self.slots.len() != self.queue.len() {
-            let what = format!("{} slots for {} waiters", self.slots.len(), self.queue.len());
+        if self.waiters.len() != self.queue.len() {
+            let what = format!("{} slots for {} waiters", self.waiters.len(), self.queue.len());
             return Err(Inconsistency { what });
         }
         Ok(())
@@ -168,26 +154,23 @@ impl State {
 impl Shared {
     pub fn new(ledger: Ledger, config: ManagerConfig) -> Shared {
         let ManagerConfig { queue, deadlock: check, spill_retries } = config;
-        let start = Instant::now();
         let spaces = ledger.spaces().collect();
         let state = State {
             ledger,
             queue: WaitQueue::new(queue),
-            slots: BTreeMap::new(),
+            waiters: Waiters::default(),
             subscribers: Vec::new(),
             spillers: Vec::new(),
             payers: Payers::default(),
             reclaimers: Vec::new(),
             channels: Vec::new(),
             next_owner: FIRST_ANONYMOUS,
-            next_check: Some(start),
-            completions: Vec::new(),
+            next_check: Some(Instant::now()),
             returned: Vec::new(),
         };
         Shared {
             state: Mutex::new(state),
             spaces,
-            start,
             check,
             spill_retries,
             links: RwLock::default(),
@@ -224,8 +207,7 @@ impl Shared {
     pub fn update<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
         let mut state = lock(&self.state);
         let result = change(&mut state);
-        if state.completions.is_empty() && state.subscribers.is_empty() && state.returned.is_empty()
-        {
+        if !state.waiters.has_ended() && state.subscribers.is_empty() && state.returned.is_empty() {
             return result;
         }
         self.deliver(state);
@@ -235,7 +217,7 @@ impl Shared {
     #[cold]
     fn deliver(&self, mut guard: MutexGuard<'_, State>) {
         let state = &mut *guard;
-        let completions = std::mem::take(&mut state.completions);
+        let ended = state.waiters.take_ended();
         let returned = std::mem::take(&mut state.returned);
         let crossed: Vec<Arc<Subscriber>> = state
             .subscribers
@@ -246,31 +228,21 @@ impl Shared {
         let channels = state.channels.iter().filter(|(space, ..)| returned.contains(space));
         let channels: Vec<_> = channels.map(|(_, channel, _)| channel.clone()).collect();
         drop(guard);
-        completions.into_iter().for_each(|(slot, outcome)| slot.complete(outcome));
+        ended.iter().for_each(|slot| slot.wake());
         channels.iter().for_each(NotificationChannel::notify);
         crossed.iter().for_each(|subscriber| subscriber.call(&self.panics));
     }
 
-    /// Returns the time of the queue's clock: nanoseconds since the manager was created.
-    pub fn now_ns(&self) -> u64 {
-        self.clock_ns(Instant::now())
-    }
-
-    /// Returns an instant on the queue's clock.
-    pub fn clock_ns(&self, instant: Instant) -> u64 {
-        let since = instant.saturating_duration_since(self.start).as_nanos();
-        u64::try_from(since).unwrap_or(u64::MAX)
-    }
-
     /// Ends the waits whose deadline has passed.
     pub fn expire(&self) {
-        let now = self.now_ns();
         self.update(|state| {
-            let expired = state.queue.expire(&mut state.ledger, now);
-            for waiter in expired.timed_out {
-                state.complete(waiter, Outcome::TimedOut);
-            }
-            state.complete_granted(expired.granted);
+            let mut late = Vec::new();
+            state.waiters.expire(Instant::now(), |waiter| {
+                late.push(waiter);
+                Outcome::TimedOut
+            });
+            let grants = state.queue.leave(&mut state.ledger, &late);
+            state.complete_granted(grants);
         });
     }
 
@@ -278,16 +250,27 @@ impl Shared {
     pub fn cancel(&self, waiter: WaiterId) {
         self.update(|state| {
             if let Ok(grants) = state.queue.cancel(&mut state.ledger, waiter) {
-                state.complete(waiter, Outcome::Cancelled);
+                state.waiters.complete(waiter, Outcome::Cancelled);
                 state.complete_granted(grants);
             }
         });
     }
 
+    /// Takes a waiter out of the queue, without an outcome. Returns the one that it has already.
+    pub fn leave(&self, waiter: WaiterId, slot: &ReservationSlot) -> Option<Outcome> {
+        self.update(|state| {
+            if let Ok(grants) = state.queue.cancel(&mut state.ledger, waiter) {
+                state.waiters.remove(waiter);
+                state.complete_granted(grants);
+            }
+        });
+        slot.take()
+    }
+
     pub fn shutdown(&self) {
         self.update(|state| {
             for waiter in state.queue.shutdown() {
-                state.complete(waiter, Outcome::ShutDown);
+                state.waiters.complete(waiter, Outcome::ShutDown);
             }
         });
         let channels = std::mem::take(&mut self.read().channels);
@@ -359,7 +342,7 @@ pub(crate) fn break_deadlocks(state: &mut State) -> usize {
                 let others = deadlock.cycle.iter().map(|member| member.owner);
                 let others = others.filter(|&other| other != owner).collect();
                 let stuck = StuckOwner { owner, reservations, others };
-                state.complete(waiter, Outcome::Deadlock(Box::new(stuck)));
+                state.waiters.complete(waiter, Outcome::Deadlock(Box::new(stuck)));
                 state.complete_granted(grants);
             }
             Resolution::GrantOutOfOrder(waiter) => {

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use vramp_alloc::{Allocator, DriverError, StreamId};
 
 use crate::ledger::core::SpaceId;
-use crate::ledger::shell::wait::Deadline;
-use crate::ledger::shell::wait::WaitSlot;
 use crate::sync::{Mutex, lock};
+use crate::wait::{Deadline, WaitSlot};
 
 /// What [`StreamPool::acquire`] does when all streams are lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

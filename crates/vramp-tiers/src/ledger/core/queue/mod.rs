@@ -10,7 +10,7 @@ mod wait_queue;
 
 pub use deadlock::{CycleMember, Deadlock, Resolution};
 pub use request::{
-    Expired, Granted, Grants, Overtaking, Priority, QueueConfig, Request, SubmitError, Submitted,
+    Granted, Grants, Overtaking, Priority, QueueConfig, Request, SubmitError, Submitted,
     UnknownWaiter, WaiterId,
 };
 pub use spill_rounds::{SpillResult, SpillRounds};

@@ -26,8 +26,6 @@ pub struct Request {
     pub owner: Owner,
     /// Tag for statistics.
     pub tag: Tag,
-    /// End of the wait, in nanoseconds of the caller's clock. `None` for no deadline.
-    pub deadline: Option<u64>,
 }
 
 /// How far requests behind a waiter may overtake it.
@@ -106,18 +104,8 @@ pub enum Submitted {
         /// Waiters that became urgent by this grant and were served too. Nearly always empty.
         others: Grants,
     },
-    /// The request waits for a grant, its deadline, or the shutdown.
+    /// The request waits for a grant, or until its caller gives up.
     Waiting(WaiterId),
-}
-
-/// Result of [`WaitQueue::expire`](super::WaitQueue::expire).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[must_use = "these waiters have to be woken"]
-pub struct Expired {
-    /// Waiters whose deadline has passed, the earliest deadline first. They have no reservation.
-    pub timed_out: Vec<WaiterId>,
-    /// Waiters that could be served once those were gone.
-    pub granted: Grants,
 }
 
 /// Why a request was neither served nor queued.
@@ -152,16 +140,6 @@ pub enum SubmitError {
         available: Vec<(SpaceId, Bytes)>,
         /// Number of waiters.
         waiting: usize,
-    },
-    /// There is no room now and the deadline has passed.
-    #[error("there was no room for {bytes} by the deadline {deadline} ns; now it is {now} ns")]
-    TooLate {
-        /// Requested bytes.
-        bytes: Bytes,
-        /// Deadline in nanoseconds.
-        deadline: u64,
-        /// Time of the request in nanoseconds.
-        now: u64,
     },
     /// There is no room now, and the queue accepts no waiter after its shutdown.
     #[error("there is no room for {bytes}, and the queue is shut down: no request may wait")]

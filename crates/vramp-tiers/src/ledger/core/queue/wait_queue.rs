@@ -15,6 +15,8 @@
 //! queue, within a reservation or beyond it: their owner would keep what it holds while it waits.
 //! [`Ledger::reserve`] and [`Ledger::grow`] bypass the queue. [`WaitQueue::submit_now`] is for a
 //! request that may not wait.
+//!
+//! Deliberately absent: deadlines. A request whose caller gives up leaves the queue.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,8 +24,8 @@ use std::ops::Bound::{Excluded, Unbounded};
 
 use super::order::{Allowances, Rank, Waiter};
 use super::{
-    Expired, Granted, Grants, Priority, QueueConfig, Request, SubmitError, Submitted,
-    UnknownWaiter, WaiterId,
+    Granted, Grants, Priority, QueueConfig, Request, SubmitError, Submitted, UnknownWaiter,
+    WaiterId,
 };
 use crate::ledger::core::{
     Bound, Candidates, GrowError, Ledger, LedgerReserveError, ReservationId, SpaceId, UnknownSpace,
@@ -95,11 +97,10 @@ impl WaitQueue {
         &mut self,
         ledger: &mut Ledger,
         request: &Request,
-        now: u64,
     ) -> Result<Submitted, SubmitError> {
         match self.serve_uncontended(ledger, request) {
             Some(granted) => Ok(granted),
-            None => self.submit_contended(ledger, request, now),
+            None => self.submit_contended(ledger, request),
         }
     }
 
@@ -107,19 +108,14 @@ impl WaitQueue {
         &mut self,
         ledger: &mut Ledger,
         request: &Request,
-        now: u64,
     ) -> Result<Submitted, SubmitError> {
         let candidates = large_enough(ledger, request)?;
         let request = Request { candidates, ..request.clone() };
         if let Some(granted) = self.serve_in_order(ledger, &request) {
             return Ok(granted);
         }
-        let bytes = request.bytes;
         if self.closed {
-            return Err(SubmitError::ShutDown { bytes });
-        }
-        if let Some(deadline) = request.deadline.filter(|&deadline| deadline <= now) {
-            return Err(SubmitError::TooLate { bytes, deadline, now });
+            return Err(SubmitError::ShutDown { bytes: request.bytes });
         }
         let id = WaiterId(self.next);
         self.next += 1;
@@ -250,23 +246,6 @@ impl WaitQueue {
         Ok(if promoted { self.settle(ledger) } else { Grants::new() })
     }
 
-    /// Ends the waits whose deadline is `now` or earlier.
-    pub fn expire(&mut self, ledger: &mut Ledger, now: u64) -> Expired {
-        let mut late: Vec<(u64, WaiterId)> = self
-            .waiters
-            .iter()
-            .filter_map(|(&id, waiter)| Some((waiter.request.deadline?, id)))
-            .filter(|&(deadline, _)| deadline <= now)
-            .collect();
-        late.sort_unstable();
-        if late.is_empty() {
-            return Expired::default();
-        }
-        let timed_out: Vec<WaiterId> = late.into_iter().map(|(_, id)| id).collect();
-        timed_out.iter().for_each(|&id| drop(self.remove(id)));
-        Expired { timed_out, granted: self.settle(ledger) }
-    }
-
     /// Ends one wait, and serves the waiters that were behind it and fit.
     ///
     /// # Errors
@@ -278,6 +257,15 @@ impl WaitQueue {
     ) -> Result<Grants, UnknownWaiter> {
         self.remove(waiter).ok_or(UnknownWaiter { waiter })?;
         Ok(self.settle(ledger))
+    }
+
+    /// Ends several waits, and then serves the waiters that were behind these and fit.
+    #[must_use = "these waiters have to be woken"]
+    pub fn leave(&mut self, ledger: &mut Ledger, waiters: &[WaiterId]) -> Grants {
+        match waiters.iter().filter(|&&waiter| self.remove(waiter).is_some()).count() {
+            0 => Grants::new(),
+            _ => self.settle(ledger),
+        }
     }
 
     /// Ends every wait and accepts no waiter from now on. Returns all waiters in their order: each

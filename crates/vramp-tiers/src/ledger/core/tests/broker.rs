@@ -111,17 +111,15 @@ fn small_ones_overtake_only_by_so_many_bytes() {
 
 #[test]
 fn whoever_was_kept_back_is_served_when_the_one_ahead_leaves() {
-    for leaves_late in [false, true] {
+    for leaves_with_others in [false, true] {
         let (mut ledger, mut queue) = (ledger(), strict(0, 0));
         reserve(&mut ledger, GPU, 50, 1);
-        let request = Request { deadline: Some(10), ..ask(&[GPU], 60, 2) };
-        let big = wait(&mut queue, &mut ledger, request);
+        let big = wait(&mut queue, &mut ledger, ask(&[GPU], 60, 2));
         let small = wait(&mut queue, &mut ledger, ask(&[GPU], 1, 3));
-        let grants = if leaves_late {
-            assert_eq!(queue.expire(&mut ledger, 9), Expired::default());
-            let expired = queue.expire(&mut ledger, 10);
-            assert_eq!(expired.timed_out, [big]);
-            expired.granted
+        let grants = if leaves_with_others {
+            let other = wait(&mut queue, &mut ledger, ask(&[GPU], 60, 4));
+            assert!(queue.leave(&mut ledger, &[]).is_empty());
+            queue.leave(&mut ledger, &[big, other])
         } else {
             queue.cancel(&mut ledger, big).unwrap()
         };
@@ -170,8 +168,7 @@ fn a_grant_that_makes_a_waiter_urgent_serves_it_at_once_if_it_fits() {
         "kept out of the first GPU by the order"
     );
     let request = Request { priority: high(2), ..ask(&[GPU1], 40, 4) };
-    let Ok(Submitted::Granted { space, others, .. }) = queue.submit(&mut ledger, &request, 0)
-    else {
+    let Ok(Submitted::Granted { space, others, .. }) = queue.submit(&mut ledger, &request) else {
         panic!("no waiter of its priority waits for the second GPU")
     };
     assert_eq!((space, who(&others), others[0].space), (GPU1, vec![low], GPU));
@@ -182,25 +179,15 @@ fn a_grant_that_makes_a_waiter_urgent_serves_it_at_once_if_it_fits() {
 #[test]
 fn what_can_never_fit_is_refused_at_once_with_the_limits() {
     let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
-    let error = queue.submit(&mut ledger, &ask(&[GPU, HOST], 1001, 1), 0).unwrap_err();
+    let error = queue.submit(&mut ledger, &ask(&[GPU, HOST], 1001, 1)).unwrap_err();
     assert!(error.to_string().contains("gpu0 100 B, host0 1000 B"), "{error}");
-    let error = queue.submit(&mut ledger, &ask(&[], 1, 1), 0).unwrap_err();
+    let error = queue.submit(&mut ledger, &ask(&[], 1, 1)).unwrap_err();
     assert_eq!(error, SubmitError::NoCandidates);
-    let error = queue.submit(&mut ledger, &ask(&[GPU, DISK], 1, 1), 0).unwrap_err();
+    let error = queue.submit(&mut ledger, &ask(&[GPU, DISK], 1, 1)).unwrap_err();
     assert_eq!(error, UnknownSpace { space: DISK }.into());
     let bad_tag = Request { tag: Tag(7), ..ask(&[GPU], 1, 1) };
-    assert!(matches!(queue.submit(&mut ledger, &bad_tag, 0), Err(SubmitError::UnknownTag(_))));
+    assert!(matches!(queue.submit(&mut ledger, &bad_tag), Err(SubmitError::UnknownTag(_))));
     assert!(queue.is_empty());
-}
-
-#[test]
-fn a_request_that_is_late_already_is_served_or_refused_but_does_not_wait() {
-    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
-    let late = |bytes| Request { deadline: Some(5), ..ask(&[GPU], bytes, 1) };
-    let submitted = queue.submit(&mut ledger, &late(60), 5).unwrap();
-    assert!(matches!(submitted, Submitted::Granted { .. }));
-    let error = queue.submit(&mut ledger, &late(60), 5).unwrap_err();
-    assert_eq!(error, SubmitError::TooLate { bytes: b(60), deadline: 5, now: 5 });
 }
 
 #[test]
@@ -211,7 +198,7 @@ fn shutdown_ends_every_wait_and_afterwards_nobody_waits() {
         (0..1000).map(|_| wait(&mut queue, &mut ledger, ask(&[GPU], 10, 2))).collect();
     assert_eq!(queue.shutdown(), waiters);
     assert!(queue.shutdown().is_empty() && queue.is_shut_down());
-    let error = queue.submit(&mut ledger, &ask(&[GPU], 1, 2), 0).unwrap_err();
+    let error = queue.submit(&mut ledger, &ask(&[GPU], 1, 2)).unwrap_err();
     assert_eq!(error, SubmitError::ShutDown { bytes: b(1) });
     ledger.release(all).unwrap();
     assert!(queue.serve_waiters(&mut ledger, GPU).is_empty());

@@ -160,7 +160,7 @@ proptest! {
         let mut waiting = Vec::new();
         for (owner, bits, bytes) in wishes {
             let spaces = spaces_of(bits);
-            match queue.submit(&mut ledger, &ask(&spaces, bytes, owner), 0).unwrap() {
+            match queue.submit(&mut ledger, &ask(&spaces, bytes, owner)).unwrap() {
                 Submitted::Waiting(id) => waiting.push((id, owner, spaces, bytes)),
                 Submitted::Granted { space, .. } => held.push((owner, space, bytes)),
             }
@@ -240,7 +240,7 @@ proptest! {
                 if let Some((bits, bytes, priority)) = plans[n].pop() {
                     let priority = Priority(priority);
                     let request = Request { priority, ..ask(&spaces_of(bits), bytes, n as u64) };
-                    match queue.submit(&mut ledger, &request, 0).unwrap() {
+                    match queue.submit(&mut ledger, &request).unwrap() {
                         Submitted::Waiting(id) => waits[n] = Some(id),
                         Submitted::Granted { reservation, others, .. } => {
                             held[n].push(reservation);

@@ -69,13 +69,12 @@ fn ask(spaces: &[SpaceId], bytes: u64, owner: u64) -> Request {
         priority: Priority(0),
         owner: Owner(owner),
         tag: Tag::NONE,
-        deadline: None,
     }
 }
 
 /// Returns the waiter of a request that has to wait.
 fn wait(queue: &mut WaitQueue, ledger: &mut Ledger, request: Request) -> WaiterId {
-    match queue.submit(ledger, &request, 0) {
+    match queue.submit(ledger, &request) {
         Ok(Submitted::Waiting(waiter)) => waiter,
         other => panic!("it should wait: {other:?}"),
     }
@@ -83,7 +82,7 @@ fn wait(queue: &mut WaitQueue, ledger: &mut Ledger, request: Request) -> WaiterI
 
 /// Returns the reservation of a request that is served at once.
 fn serve(queue: &mut WaitQueue, ledger: &mut Ledger, request: Request) -> (ReservationId, SpaceId) {
-    match queue.submit(ledger, &request, 0) {
+    match queue.submit(ledger, &request) {
         Ok(Submitted::Granted { reservation, space, .. }) => (reservation, space),
         other => panic!("it should be served: {other:?}"),
     }

@@ -206,9 +206,9 @@ impl Model {
         let twin = Twin::new(self.age, spaces.clone(), bytes, priority, deadline);
         let place = self.naive.place_for(&twin);
         let priority = Priority(priority);
-        let request = Request { priority, deadline, ..ask(&spaces, bytes, self.age) };
+        let request = Request { priority, ..ask(&spaces, bytes, self.age) };
         self.age += 1;
-        match self.queue.submit(&mut self.ledger, &request, self.now).unwrap() {
+        match self.queue.submit(&mut self.ledger, &request).unwrap() {
             Submitted::Waiting(id) => {
                 prop_assert_eq!((id.number(), place), (twin.age, None));
                 self.naive.waiting.push(twin);
@@ -261,13 +261,11 @@ impl Model {
         self.now += after;
         let now = self.now;
         let late = |twin: &Twin| twin.deadline.is_some_and(|deadline| deadline <= now);
-        let mut gone: Vec<_> = self.naive.waiting.iter().filter(|t| late(t)).cloned().collect();
-        gone.sort_by_key(|twin| (twin.deadline, twin.age));
+        let gone: Vec<u64> = self.naive.waiting.iter().filter(|t| late(t)).map(|t| t.age).collect();
         self.naive.waiting.retain(|twin| !late(twin));
-        let expired = self.queue.expire(&mut self.ledger, now);
-        let out: Vec<u64> = expired.timed_out.iter().map(|id| id.number()).collect();
-        prop_assert_eq!(out, gone.iter().map(|twin| twin.age).collect::<Vec<_>>());
-        Ok(expired.granted)
+        let waiting = self.queue.waiting().map(|(id, _)| id);
+        let gone: Vec<WaiterId> = waiting.filter(|id| gone.contains(&id.number())).collect();
+        Ok(self.queue.leave(&mut self.ledger, &gone))
     }
 
     /// Compares the grants with the twin's, and both states.
@@ -320,7 +318,7 @@ proptest! {
         let mut queued = Vec::new();
         for (owner, bytes) in wishes.into_iter().enumerate() {
             let request = ask(&[GPU], bytes, owner as u64);
-            match queue.submit(&mut ledger, &request, 0).unwrap() {
+            match queue.submit(&mut ledger, &request).unwrap() {
                 Submitted::Waiting(id) => queued.push((id, bytes)),
                 Submitted::Granted { .. } => {}
             }

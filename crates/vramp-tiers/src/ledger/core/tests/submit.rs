@@ -36,7 +36,7 @@ fn without_waiters_the_first_candidate_with_room_serves_the_request() {
             let (mut ledger, mut queue) = (with_taken(taken), WaitQueue::default());
             let request = ask(candidates, bytes, 2);
             let submitted = match may_wait {
-                true => queue.submit(&mut ledger, &request, 0),
+                true => queue.submit(&mut ledger, &request),
                 false => queue.submit_now(&mut ledger, &request),
             };
             let expected = expected.map(|space| (space, bytes));

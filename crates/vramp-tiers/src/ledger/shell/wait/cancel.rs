@@ -1,5 +1,6 @@
 //! Cancellation of waits from another thread.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use crate::ledger::core::WaiterId;
@@ -17,7 +18,8 @@ pub struct CancelToken {
 #[derive(Default)]
 struct Inner {
     cancelled: bool,
-    waits: Vec<(Weak<Shared>, WaiterId)>,
+    /// By the address of the manager, and the waiter.
+    waits: BTreeMap<(usize, WaiterId), Weak<Shared>>,
 }
 
 impl CancelToken {
@@ -35,7 +37,7 @@ impl CancelToken {
             inner.cancelled = true;
             std::mem::take(&mut inner.waits)
         };
-        for (shared, waiter) in waits {
+        for ((_, waiter), shared) in waits {
             if let Some(shared) = shared.upgrade() {
                 shared.cancel(waiter);
             }
@@ -47,21 +49,24 @@ impl CancelToken {
         lock(&self.inner).cancelled
     }
 
-    /// Adds a waiter to cancel. False if the token is cancelled already.
+    /// Adds a waiter to cancel. Returns false if the token is cancelled already. O(log waiters).
     pub(crate) fn watch(&self, shared: &Arc<Shared>, waiter: WaiterId) -> bool {
         let mut inner = lock(&self.inner);
         if !inner.cancelled {
-            inner.waits.push((Arc::downgrade(shared), waiter));
+            inner.waits.insert(key(shared, waiter), Arc::downgrade(shared));
         }
         !inner.cancelled
     }
 
-    /// Removes a waiter whose wait is over.
+    /// Removes a waiter whose wait is over. O(log waiters).
     pub(crate) fn forget(&self, shared: &Arc<Shared>, waiter: WaiterId) {
-        let mut inner = lock(&self.inner);
-        let is_it = |known: &Weak<Shared>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(shared));
-        inner.waits.retain(|(known, id)| !(is_it(known) && *id == waiter));
+        lock(&self.inner).waits.remove(&key(shared, waiter));
     }
+}
+
+/// A manager keeps its address while one of its waiters is here.
+fn key(shared: &Arc<Shared>, waiter: WaiterId) -> (usize, WaiterId) {
+    (Arc::as_ptr(shared).addr(), waiter)
 }
 
 impl std::fmt::Debug for CancelToken {

@@ -1,6 +1,6 @@
-//! A request in the queue: a thread waits for it, or a task polls it. Both take the same steps.
+//! A request in the queue: a thread waits for it, or a task polls it.
 //!
-//! 1. Missing bytes are spilled ([`QueuedReservation::spill`]).
+//! 1. Missing bytes are spilled: the request's work.
 //! 2. The waiter sleeps until its wait is completed, until a spiller notifies it, or until a pause or the
 //!    deadline is over.
 //! 3. A notification or a pause leads back to step 1. A completion ends the wait.
@@ -14,11 +14,11 @@ use std::time::Instant;
 use crate::ledger::core::{Granted, Request, WaiterId};
 
 use super::CancelToken;
-use super::slot::{WaitEnd, WaitSlot};
 use crate::ledger::shell::error::ReserveError;
 use crate::ledger::shell::reservation::Reservation;
-use crate::ledger::shell::shared::{Outcome, Shared};
+use crate::ledger::shell::shared::{Outcome, ReservationSlot, Shared};
 use crate::ledger::shell::spill::{SpillAttempts, Spilling};
+use crate::wait::{Deadline, Step, Waits, block_on};
 
 /// Result of [`RequestBuilder::enqueue`](super::RequestBuilder::enqueue).
 #[derive(Debug)]
@@ -29,24 +29,13 @@ pub enum Enqueued {
     Waiting(Box<QueuedReservation>),
 }
 
-/// What the owner of a [`QueuedReservation`] has to do next.
-#[derive(Debug)]
-#[must_use = "a request that waits needs its next step"]
-pub enum ReservationPoll {
-    /// The wait is over.
-    Ready(Result<Reservation, ReserveError>),
-    /// Call [`QueuedReservation::spill`], then poll again.
-    Spill,
-    /// Poll again when the waker is called, and at the instant if there is one.
-    Pending(Option<Instant>),
-}
-
-/// A request in the queue of its spaces, which needs no thread. Dropping it leaves the queue.
+/// A request in the queue of its spaces, which needs no thread: its owner takes the [steps](Waits) of the
+/// wait. Dropping it leaves the queue.
 pub struct QueuedReservation {
     shared: Arc<Shared>,
     request: Request,
     waiter: WaiterId,
-    slot: Arc<WaitSlot<Outcome>>,
+    slot: Arc<ReservationSlot>,
     attempts: SpillAttempts,
     limits: WaitLimits,
     token: Option<CancelToken>,
@@ -60,14 +49,14 @@ pub struct QueuedReservation {
 /// When a wait ends, and when spillers are called for it.
 #[derive(Clone, Copy)]
 pub(super) struct WaitLimits {
-    pub deadline: Option<Instant>,
+    pub deadline: Deadline,
     pub spilling: Spilling,
 }
 
 /// A waiter that was queued.
 pub(super) struct QueueEntry {
     pub waiter: WaiterId,
-    pub slot: Arc<WaitSlot<Outcome>>,
+    pub slot: Arc<ReservationSlot>,
     pub deadlock_checked: bool,
 }
 
@@ -80,7 +69,8 @@ impl QueuedReservation {
         limits: WaitLimits,
     ) -> QueuedReservation {
         let QueueEntry { waiter, slot, deadlock_checked } = entry;
-        let attempts = SpillAttempts::new(shared, waiter, &request.candidates, limits.deadline);
+        let until = limits.deadline.instant();
+        let attempts = SpillAttempts::new(shared, waiter, &request.candidates, until);
         QueuedReservation {
             shared: Arc::clone(shared),
             request: request.clone(),
@@ -108,71 +98,27 @@ impl QueuedReservation {
     ///
     /// # Errors
     /// As [`RequestBuilder::wait`](super::RequestBuilder::wait).
-    pub fn wait(mut self) -> Result<Reservation, ReserveError> {
-        loop {
-            self.spill();
-            let end = self.slot.wait_or_notified(self.until);
-            if let Some(outcome) = self.after(end) {
-                return self.end(outcome);
-            }
-        }
+    pub fn wait(self) -> Result<Reservation, ReserveError> {
+        block_on(self)
     }
 
-    /// Returns the result of the wait, or what has to be done for it. Never blocks. To be called no more
-    /// once it has returned [`Ready`](ReservationPoll::Ready).
-    pub fn poll(&mut self, waker: &Waker) -> ReservationPoll {
-        if self.has_to_spill {
-            return ReservationPoll::Spill;
-        }
-        let is_due = self.until.is_some_and(|until| until <= Instant::now());
-        let end = match self.slot.poll(waker) {
-            Some(end) => end,
-            None if is_due => WaitEnd::TimedOut,
-            None => return ReservationPoll::Pending(self.until),
-        };
-        match self.after(end) {
-            Some(outcome) => ReservationPoll::Ready(self.end(outcome)),
-            None => ReservationPoll::Spill,
-        }
-    }
-
-    /// Calls the spillers for missing bytes, if there is something to try. May block as long as they do.
-    pub fn spill(&mut self) {
-        if !std::mem::take(&mut self.has_to_spill) {
-            return;
-        }
-        if self.limits.spilling == Spilling::Never {
-            self.attempts.end();
-        }
-        let retry_pause = self.attempts.try_candidates();
-        let check_delay = self
-            .shared
-            .deadlock_check_delay()
-            .filter(|_| self.attempts.are_over() && !self.deadlock_checked);
-        let pause = retry_pause.or(check_delay);
-        let later = pause.and_then(|pause| Instant::now().checked_add(pause));
-        self.until = [self.limits.deadline, later].into_iter().flatten().min();
-    }
-
-    /// Returns the outcome, or notes that there may be something to spill.
-    fn after(&mut self, end: WaitEnd<Outcome>) -> Option<Outcome> {
-        self.has_to_spill = true;
-        match end {
-            WaitEnd::Completed(outcome) => return Some(outcome),
-            WaitEnd::Notified if self.limits.spilling == Spilling::Never => {}
-            WaitEnd::Notified => {
+    /// Returns the outcome, if there is one by now. Notes what is to be tried again.
+    fn look(&mut self) -> Option<Outcome> {
+        if self.slot.take_notified() {
+            if self.limits.spilling != Spilling::Never {
                 self.attempts.restart();
                 self.deadlock_checked = false;
             }
-            WaitEnd::TimedOut if self.limits.deadline.is_some_and(|at| at <= Instant::now()) => {
-                // Another thread may have ended the wait a moment ago. In both cases the slot gets its
-                // completion.
-                self.shared.expire();
-                return Some(self.slot.wait(None).expect("it is completed"));
-            }
-            WaitEnd::TimedOut if self.attempts.are_over() => self.shared.check_deadlock_late(),
-            WaitEnd::TimedOut => {}
+        } else if !Deadline::from(self.until?).has_passed() {
+            return None;
+        } else if self.limits.deadline.has_passed() {
+            self.shared.expire();
+            // Another thread may have ended the wait a moment ago. In both cases it has an outcome.
+            return Some(self.slot.take().expect("its wait has ended"));
+        } else if self.attempts.are_over() {
+            self.shared.check_deadlock_late();
         }
+        self.has_to_spill = true;
         None
     }
 
@@ -203,9 +149,41 @@ impl QueuedReservation {
         if self.is_over {
             return None;
         }
-        self.shared.cancel(self.waiter);
-        let outcome = self.slot.wait(None).expect("it is completed");
-        self.end(outcome).ok()
+        let outcome = self.shared.leave(self.waiter, &self.slot);
+        self.end(outcome.unwrap_or(Outcome::Cancelled)).ok()
+    }
+}
+
+impl Waits for QueuedReservation {
+    type Output = Result<Reservation, ReserveError>;
+
+    fn step(&mut self, waker: &Waker) -> Step<Result<Reservation, ReserveError>> {
+        if self.has_to_spill {
+            return Step::Work;
+        }
+        match self.slot.poll(waker).or_else(|| self.look()) {
+            Some(outcome) => Step::Ready(self.end(outcome)),
+            None if self.has_to_spill => Step::Work,
+            None => Step::Pending(self.until),
+        }
+    }
+
+    /// Calls the spillers for missing bytes, if there is something to try. May block as long as they do.
+    fn work(&mut self) {
+        if !std::mem::take(&mut self.has_to_spill) {
+            return;
+        }
+        if self.limits.spilling == Spilling::Never {
+            self.attempts.end();
+        }
+        let retry_pause = self.attempts.try_candidates();
+        let check_delay = self
+            .shared
+            .deadlock_check_delay()
+            .filter(|_| self.attempts.are_over() && !self.deadlock_checked);
+        let pause = retry_pause.or(check_delay);
+        let later = pause.and_then(|pause| Instant::now().checked_add(pause));
+        self.until = [self.limits.deadline.instant(), later].into_iter().flatten().min();
     }
 }
 

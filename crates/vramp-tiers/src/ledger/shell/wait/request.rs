@@ -8,13 +8,13 @@ use crate::ledger::core::{
 };
 use vramp_core::Bytes;
 
-use super::deadline::Deadline;
 use super::queued::{Enqueued, QueueEntry, QueuedReservation, WaitLimits};
 use crate::ledger::shell::error::ReserveError;
 use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::shared::{Shared, State};
 use crate::ledger::shell::spill::{Spilling, is_spilling_all};
 use crate::ledger::shell::wait::CancelToken;
+use crate::wait::{Deadline, Waits};
 
 /// Reservation request builder. Finish with [`now`](RequestBuilder::now),
 /// [`wait`](RequestBuilder::wait), [`enqueue`](RequestBuilder::enqueue) or
@@ -171,7 +171,11 @@ impl<'a> RequestBuilder<'a> {
                 other => other,
             });
         }
-        let mut begun = self.begin(&mut request).map_err(|error| self.error(error, &request))?;
+        let mut begun = self.begin(&mut request).map_err(|error| match error {
+            // Its deadline has passed.
+            SubmitError::NotNow { .. } => ReserveError::TimedOut(self.shared.refusal(&request)),
+            error => self.error(error, &request),
+        })?;
         if let (Enqueued::Waiting(queued), Some(token)) = (&mut begun, self.token) {
             queued.cancel_by(token);
         }
@@ -204,7 +208,6 @@ impl<'a> RequestBuilder<'a> {
             priority: self.priority,
             owner: self.owner.unwrap_or(Owner(0)),
             tag: self.tag,
-            deadline: self.deadline.instant().map(|at| self.shared.clock_ns(at)),
         })
     }
 
@@ -237,20 +240,21 @@ impl<'a> RequestBuilder<'a> {
     fn begin(&self, request: &mut Request) -> Result<Enqueued, SubmitError> {
         self.shared.update(|state| {
             request.owner = self.owner_in(state);
-            // The queue reads the clock for a deadline alone.
-            let now = request.deadline.map_or(0, |_| self.shared.now_ns());
-            Ok(match state.queue.submit(&mut state.ledger, request, now)? {
+            let submitted = match self.deadline.has_passed() && !state.queue.is_shut_down() {
+                true => state.queue.submit_now(&mut state.ledger, request),
+                false => state.queue.submit(&mut state.ledger, request),
+            };
+            Ok(match submitted? {
                 Submitted::Granted { reservation, space, others } => {
                     Enqueued::Served(self.granted(state, (reservation, space), others))
                 }
                 Submitted::Waiting(waiter) => {
-                    let slot = state.add_slot(waiter);
+                    let slot = state.waiters.add(waiter, self.deadline.instant());
                     // A waiter with a claim is in no deadlock before spilling has failed.
                     let spills = self.spilling != Spilling::Never
                         && state.claim_first_spillable(waiter, &request.candidates);
                     let deadlock_checked = !spills && self.shared.check_deadlock_now(state);
-                    let limits =
-                        WaitLimits { deadline: self.deadline.instant(), spilling: self.spilling };
+                    let limits = WaitLimits { deadline: self.deadline, spilling: self.spilling };
                     let entry = QueueEntry { waiter, slot, deadlock_checked };
                     let queued = QueuedReservation::new(self.shared, request, entry, limits);
                     Enqueued::Waiting(Box::new(queued))
@@ -261,12 +265,12 @@ impl<'a> RequestBuilder<'a> {
 
     /// Calls each spiller once, then takes what is available.
     fn spill_now(mut self, mut request: Request) -> Result<Reservation, ReserveError> {
-        (request.deadline, self.deadline) = (None, Deadline::NEVER);
+        self.deadline = Deadline::NEVER;
         let not_now = |request: &Request| ReserveError::NotNow(self.shared.refusal(request));
         match self.begin(&mut request) {
             Ok(Enqueued::Served(reservation)) => Ok(reservation),
             Ok(Enqueued::Waiting(mut queued)) => {
-                queued.spill();
+                queued.work();
                 queued.leave().ok_or_else(|| not_now(&request))
             }
             Err(SubmitError::ShutDown { .. }) => Err(not_now(&request)),
@@ -280,7 +284,6 @@ impl<'a> RequestBuilder<'a> {
             SubmitError::UnknownTag(unknown) => ReserveError::UnknownTag(unknown),
             SubmitError::NeverFits { .. } => ReserveError::NeverFits(refusal()),
             SubmitError::NotNow { .. } => ReserveError::NotNow(refusal()),
-            SubmitError::TooLate { .. } => ReserveError::TimedOut(refusal()),
             SubmitError::ShutDown { .. } => ReserveError::ShutDown(refusal()),
             SubmitError::NoCandidates | SubmitError::UnknownSpace(_) => {
                 unreachable!("candidates are spaces of the manager, at least one: {error}")

@@ -1,0 +1,64 @@
+//! The cost and the order of deadlines.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
+
+use super::*;
+
+/// Waiters numbered from zero, with their deadlines.
+fn queue(deadlines: impl IntoIterator<Item = Option<Instant>>) -> Waiters<usize, &'static str> {
+    let mut waiters = Waiters::default();
+    for (id, until) in deadlines.into_iter().enumerate() {
+        waiters.add(id, until);
+    }
+    waiters
+}
+
+#[test]
+fn a_look_at_deadlines_takes_as_many_steps_with_10_000_waiters_as_with_10() {
+    let start = Instant::now();
+    let steps = [10, 10_000].map(|count| {
+        // Two are due, one much later, and the others have none.
+        let late = start + Duration::from_secs(3_600);
+        let some = [None, Some(start), Some(late), Some(start)].into_iter();
+        let mut waiters = queue(some.chain(std::iter::repeat(None)).take(count));
+        waiters.expire(start, |_| "late");
+        assert_eq!((waiters.len(), waiters.completed()), (count - 2, 2));
+        let of_two = waiters.deadline_steps;
+        waiters.expire(start, |_| "late");
+        [of_two, waiters.deadline_steps - of_two]
+    });
+    assert_eq!(steps, [[3, 1], [3, 1]]);
+}
+
+#[test]
+fn deadlines_end_in_their_order_and_leave_with_their_waiters() {
+    let start = Instant::now();
+    let at = |ms| start + Duration::from_millis(ms);
+    let mut waiters = queue([Some(at(3)), Some(at(1)), Some(at(2)), Some(at(2))]);
+    // One gives up by itself, and one is served.
+    assert!(waiters.remove(3) && !waiters.remove(3));
+    let served = Arc::clone(waiters.slot(0).unwrap());
+    waiters.complete(0, "served");
+    let mut ended = Vec::new();
+    waiters.expire(at(2), |id| {
+        ended.push(id);
+        "late"
+    });
+    assert_eq!(ended, [1, 2]);
+    assert!(waiters.is_empty() && !waiters.has_deadlines());
+    let outcomes: Vec<_> = waiters.take_ended().iter().map(|slot| slot.take()).collect();
+    assert_eq!(outcomes, [Some("served"), Some("late"), Some("late")]);
+    assert_eq!((waiters.completed(), waiters.has_ended(), served.take()), (3, false, None));
+}
+
+#[test]
+fn notifications_before_a_look_are_one_and_an_outcome_is_kept() {
+    let slot = WaitSlot::default();
+    slot.notify();
+    slot.notify();
+    assert_eq!(slot.poll(Waker::noop()), None);
+    assert!(slot.take_notified() && !slot.take_notified());
+    assert_eq!(slot.wait(Some(Instant::now())), None);
+    slot.complete(7);
+    assert_eq!(slot.wait(None), Some(7));
+}
