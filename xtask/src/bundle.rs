@@ -11,22 +11,12 @@ use crate::python::{self, Kind};
 use crate::shell;
 
 /// The crates whose tests say something on another machine: those that meet a real driver. What is
-/// tested on the simulator is so anywhere, and `torture` tests the allocator on the card.
+/// tested on the simulator is so anywhere, and `vramp-check` tests the allocator on the card.
 const TESTED: [&str; 2] = ["vramp-driver", "vramp-cuda"];
 /// The crates whose examples say something on a card.
-const WITH_EXAMPLES: [&str; 5] =
-    ["vramp-cuda", "vramp-alloc", "vramp-tiers", "vramp-defer", "vramp-capi"];
+const WITH_EXAMPLES: [&str; 3] = ["vramp-check", "vramp-defer", "vramp-capi"];
 /// The examples of theirs that `run.sh` runs.
-const EXAMPLES: [&str; 8] = [
-    "conformance",
-    "facts",
-    "torture",
-    "larger_than_the_card",
-    "spill_soak",
-    "sleep_soak",
-    "overhead",
-    "read_in_place",
-];
+const EXAMPLES: [&str; 4] = ["facts", "larger_than_the_card", "overhead", "read_in_place"];
 /// What runs on the Python package, or beside it, by its path in the project and in the folder.
 const PYTHON: [&str; 9] = [
     "bench/check-arrays.py",
@@ -148,7 +138,7 @@ fn executables(root: &Path) -> Result<Vec<Built>> {
     let tested = TESTED.iter().flat_map(|name| ["-p", name]);
     let mut tests: Vec<&str> = vec!["test", "--no-run", "--lib", "--tests"];
     tests.extend(tested);
-    let programs = ["build", "-p", "vramp-cli", "-p", "vramp-bench", "--bins"];
+    let programs = ["build", "-p", "vramp-cli", "-p", "vramp-check", "--bins"];
     let with_examples = WITH_EXAMPLES.iter().flat_map(|name| ["-p", name]);
     let mut examples: Vec<&str> = vec!["build"];
     examples.extend(EXAMPLES.iter().flat_map(|name| ["--example", name]));

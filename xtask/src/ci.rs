@@ -12,7 +12,7 @@ use crate::suite::{self, Built, Suite};
 use crate::{models, page, python, shell, site, tidy, torch};
 
 /// Examples that need no card. Each runs to its end and must succeed.
-const EXAMPLES: [&str; 10] = [
+const EXAMPLES: [&str; 8] = [
     "hello",
     "allocator",
     "reservations",
@@ -21,8 +21,6 @@ const EXAMPLES: [&str; 10] = [
     "three_lines",
     "larger_than_the_card",
     "read_in_place",
-    "spill_soak",
-    "sleep_soak",
 ];
 
 /// The longest that a test may take in CI, on a machine as fast as that of the budgets. Far above what

@@ -32,14 +32,14 @@ tests() {
 }
 
 part_card() {
-    note conformance timeout 300 bin/conformance
+    note conformance timeout 300 bin/vramp-check conformance cuda:0
     note facts timeout 300 bin/facts
-    note torture timeout 300 bin/torture cuda --seconds "${TORTURE_SECONDS:-20}"
-    note torture-vpmm timeout 300 bin/torture cuda --preset vpmm --seconds 10 --fill 20
-    note lifecycle timeout 900 bin/vramp-bench lifecycle --device cuda:0 --steps "${LIFECYCLE_STEPS:-20000}"
+    note torture timeout 300 bin/vramp-check torture cuda --seconds "${TORTURE_SECONDS:-20}"
+    note torture-vpmm timeout 300 bin/vramp-check torture cuda --preset vpmm --seconds 10 --fill 20
+    note lifecycle timeout 900 bin/vramp-check lifecycle --device cuda:0 --steps "${LIFECYCLE_STEPS:-20000}"
     note larger-than-the-card timeout 120 bin/larger_than_the_card cuda
-    note spill-soak timeout 900 bin/spill_soak cuda --seconds "${SOAK_SECONDS:-20}"
-    note sleep-soak timeout 900 bin/sleep_soak cuda --moves "${SLEEP_MOVES:-1000}"
+    note spill-soak timeout 900 bin/vramp-check spill-soak cuda --seconds "${SOAK_SECONDS:-20}"
+    note sleep-soak timeout 900 bin/vramp-check sleep-soak cuda --moves "${SLEEP_MOVES:-1000}"
     note overhead timeout 120 bin/overhead cuda:0
     for test in tests/*; do
         note "$(basename "$test")" timeout 300 "$test"

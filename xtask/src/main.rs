@@ -22,6 +22,7 @@ mod quick;
 mod sanitize;
 mod shell;
 mod site;
+mod size;
 mod suite;
 mod tidy;
 mod torch;
@@ -72,6 +73,8 @@ enum Task {
     },
     /// The project rules that no compiler checks.
     Tidy,
+    /// Prints the lines of code and of tests of each crate, and how many files there are.
+    Size,
     /// Explores every order in which threads can meet on the fast path.
     Loom {
         /// Interrupt threads at most this often in one run; without it, as often as can be.
@@ -207,6 +210,7 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Quick { base } => quick::run(root, base),
         Task::Tests { limit, arguments } => ci::tests(root, Duration::from_secs(*limit), arguments),
         Task::Tidy => tidy::run(root),
+        Task::Size => size::run(root),
         Task::Loom { preemptions } => models::run(root, *preemptions),
         Task::Sanitize { length } => sanitize::run(root, *length),
         Task::Plant { number, tests } => {

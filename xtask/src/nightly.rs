@@ -58,10 +58,10 @@ const PARTS: [Part; 17] = [
     ("life cycles through C", |root| lifecycle(root, &["--interface", "c"])),
     ("life cycles with threads", |root| lifecycle(root, &["--threads", "8"])),
     ("sanitizer", |root| sanitize::run(root, u64::from(LENGTH))),
-    ("torture", |root| example(root, "vramp-alloc", "torture", &["sim", "--seconds", "120"])),
+    ("torture", |root| check(root, &["torture", "sim", "--seconds", "120"])),
     ("soaks", |root| {
-        example(root, "vramp-defer", "spill_soak", &["--seconds", "120"])?;
-        example(root, "vramp-tiers", "sleep_soak", &["--moves", "20000"])
+        check(root, &["spill-soak", "sim", "--seconds", "120"])?;
+        check(root, &["sleep-soak", "sim", "--moves", "20000"])
     }),
     ("tests in one process", |root| {
         // Tests of one program run beside each other, as with `cargo test`.
@@ -113,12 +113,12 @@ pub fn run(root: &Path, shard: Shard) -> Result<()> {
 }
 
 fn lifecycle(root: &Path, arguments: &[&str]) -> Result<()> {
-    let run = ["run", "--release", "--locked", "-p", "vramp-bench", "--", "lifecycle"];
-    shell::run(ci::cargo(root).args(run).args(["--steps", STEPS]).args(arguments))
+    check(root, &[&["lifecycle", "--steps", STEPS], arguments].concat())
 }
 
-fn example(root: &Path, package: &str, name: &str, arguments: &[&str]) -> Result<()> {
-    let run = ["run", "--release", "--locked", "-p", package, "--example", name, "--"];
+/// Runs a program of `vramp-check`.
+fn check(root: &Path, arguments: &[&str]) -> Result<()> {
+    let run = ["run", "--release", "--locked", "-p", "vramp-check", "--"];
     shell::run(ci::cargo(root).args(run).args(arguments))
 }
 

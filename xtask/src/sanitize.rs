@@ -23,7 +23,7 @@ use crate::{ci, shell};
 
 /// The crates that may have `unsafe`, but for the Python module, whose tests are in Python; and the program
 /// of the life cycles.
-const CRATES: [&str; 4] = ["vramp-host", "vramp-cuda", "vramp-capi", "vramp-bench"];
+const CRATES: [&str; 4] = ["vramp-host", "vramp-cuda", "vramp-capi", "vramp-check"];
 /// Operations of the life-cycle programs for each preset in a run of length 1.
 const STEPS: u64 = 50_000;
 /// Threads that perform them.
@@ -51,13 +51,13 @@ pub fn run(root: &Path, length: u64) -> Result<()> {
     let mut cargo = ci::cargo(root);
     build.instrument(&mut cargo);
     let built = suite::build_with(cargo, &arguments)?;
-    let unsafe_ones = built.tests.iter().filter(|it| !it.name.starts_with("vramp-bench "));
+    let unsafe_ones = built.tests.iter().filter(|it| !it.name.starts_with("vramp-check "));
     let programs: Vec<_> = unsafe_ones.cloned().collect();
     Suite::with_variables(&programs, build.variables())?.run(root, TEST_LIMIT)?;
     let steps = STEPS.saturating_mul(length).to_string();
-    let bench = built.program("vramp-bench")?;
+    let check = built.program("vramp-check")?;
     for interface in ["c", "python"] {
-        let mut program = Command::new(&bench.file);
+        let mut program = Command::new(&check.file);
         program.args(["lifecycle", "--threads", THREADS, "--bound", "120000", "--steps", &steps]);
         shell::run(program.args(["--interface", interface]).envs(build.variables()))?;
     }

@@ -34,7 +34,6 @@
 //! | [`disk`] | the disk tier beside plain file I/O |
 //! | [`copy`] | the mover beside plain copies |
 //! | [`spill`] | eviction and restore of spillable buffers |
-//! | [`lifecycle`] | nothing: random programs that look for broken promises |
 //! | [`reserve`] | reservations, waits and budgeted mallocs |
 //!
 //! Deliberately absent: arguments, tables, progress, the environment.
@@ -48,7 +47,6 @@ pub mod disk;
 pub mod graphs;
 pub mod grow;
 pub mod hit;
-pub mod lifecycle;
 pub mod remap;
 pub mod reserve;
 pub mod sharing;

@@ -67,7 +67,6 @@
 //! # Modules
 //!
 //! - The root: [`Driver`], its ids and argument types, and [`DriverError`].
-//! - [`conformance`]: a test suite of these rules for any implementation.
 //! - [`meter`]: a device that counts and times calls.
 //! - [`wrapper`]: a device that overrides some calls of another one.
 //! - [`sim`]: the simulated GPU, with feature `sim` (default). Without it this crate depends on
@@ -78,7 +77,6 @@
 
 mod call;
 mod capture;
-pub mod conformance;
 mod driver;
 mod error;
 mod ids;

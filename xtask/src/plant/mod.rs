@@ -30,7 +30,7 @@ pub enum Finder {
 }
 
 /// The crates whose tests are tried, one after the other until one finds the bug.
-const TRIED: [&str; 2] = ["vramp-bench", "vramp-alloc"];
+const TRIED: [&str; 2] = ["vramp-check", "vramp-alloc"];
 
 /// Plants the bug of this number, from 1, or all of them.
 ///
@@ -123,9 +123,9 @@ fn build(copy: &Path) -> Result<Command> {
             .env("CARGO_PROFILE_RELEASE_INCREMENTAL", "true")
             .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
             .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
-            .args(["build", "--quiet", "--release", "--offline", "-p", "vramp-bench"]),
+            .args(["build", "--quiet", "--release", "--offline", "-p", "vramp-check"]),
     )?;
-    let mut program = Command::new(target.join("release/vramp-bench"));
+    let mut program = Command::new(target.join("release/vramp-check"));
     program.args(["lifecycle", "--steps", STEPS, "--bound", "10000"]);
     Ok(program)
 }

@@ -19,7 +19,7 @@ const IMPURE_MACROS: [&str; 5] = ["println!", "print!", "eprintln!", "eprint!", 
 
 /// What talks to a person, and so may read the environment: the programs, and what PyTorch loads.
 const EDGES: [&str; 6] = [
-    "crates/vramp-bench/src/main.rs",
+    "crates/vramp-check/src/main.rs",
     "crates/vramp-cli/",
     "crates/vramp-capi/src/environment.rs",
     "crates/vramp-capi/build.rs",

@@ -20,8 +20,10 @@ use crate::tree::Tree;
 use crate::{charts, header};
 use scan::Sources;
 
+pub use scan::test_modules;
+
 /// The crates, each of which may name only those before it.
-const LAYERS: [&str; 17] = [
+const LAYERS: [&str; 18] = [
     "vramp-testing",
     "vramp-core",
     "vramp-model",
@@ -39,13 +41,14 @@ const LAYERS: [&str; 17] = [
     "vramp-analysis",
     "vramp-cli",
     "vramp-python",
+    "vramp-check",
 ];
 
 /// Crates that may hold `unsafe`.
 const UNSAFE_CRATES: [&str; 4] = ["vramp-host", "vramp-cuda", "vramp-capi", "vramp-python"];
 
 /// Sources that a generator wrote.
-const GENERATED: [&str; 1] = ["crates/vramp-cuda/src/sys.rs"];
+pub const GENERATED: [&str; 1] = ["crates/vramp-cuda/src/sys.rs"];
 
 /// Longer files are printed, because they are often two ideas.
 const LONG_FILE_LINES: usize = 600;

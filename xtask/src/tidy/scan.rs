@@ -99,7 +99,7 @@ fn in_test_folder(path: &str) -> bool {
 }
 
 /// The files of modules that `file` declares for tests only.
-fn test_modules(path: &str, file: &syn::File) -> Vec<String> {
+pub fn test_modules(path: &str, file: &syn::File) -> Vec<String> {
     let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
     let own = match name {
         "lib.rs" | "main.rs" | "mod.rs" => folder.to_owned(),

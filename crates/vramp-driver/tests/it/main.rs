@@ -4,7 +4,6 @@
 
 mod adopted;
 mod captures;
-mod conformance;
 mod faults;
 mod growth;
 mod hazards;

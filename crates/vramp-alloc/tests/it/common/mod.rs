@@ -1,11 +1,9 @@
 //! What the tests of the allocator share: an allocator on a simulator, counted in pages.
 
-pub mod graph_program;
 pub mod graph_rig;
 pub mod random;
 pub mod range_rig;
 pub mod skipping_driver;
-pub mod torture;
 
 use std::sync::Arc;
 

@@ -1,28 +1,24 @@
 //! A device that skips calls of one kind, so that a rule that the pool relies on is broken.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use vramp_alloc::Driver;
 use vramp_driver::sim::Simulator;
 use vramp_driver::wrapper::{Wrapped, Wrapper};
-use vramp_driver::{Call, CaptureInfo, DriverResult, Event, GraphNode, Stream};
+use vramp_driver::{Call, DriverResult, Event, Stream};
 
 /// A simulator that skips calls of one kind and reports success.
 pub struct SkippingDriver {
     sim: Arc<Simulator>,
     skipped: Mutex<Option<Call>>,
-    /// Dependencies that each capture reported, by its number.
-    reported: Mutex<BTreeMap<u64, BTreeSet<GraphNode>>>,
 }
 
 impl SkippingDriver {
     pub fn on(sim: Arc<Simulator>) -> Wrapped<SkippingDriver> {
-        Wrapped(SkippingDriver { sim, skipped: Mutex::new(None), reported: Mutex::default() })
+        Wrapped(SkippingDriver { sim, skipped: Mutex::new(None) })
     }
 
-    /// Skips calls of this kind from now on. A query then returns true, and a stream's capture info
-    /// reports joins that were never made.
+    /// Skips calls of this kind from now on. A query then returns true.
     pub fn skip(&self, call: Call) {
         *self.skipped.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
     }
@@ -53,19 +49,6 @@ impl Wrapper for SkippingDriver {
 
     fn device(&self) -> &Simulator {
         &self.sim
-    }
-
-    fn capture_info(&self, stream: Stream) -> DriverResult<Option<CaptureInfo>> {
-        let mut info = self.sim.capture_info(stream)?;
-        if let Some(CaptureInfo { capture, dependencies }) = &mut info {
-            let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
-            let all = reported.entry(*capture).or_default();
-            all.extend(dependencies.iter().copied());
-            if self.skips(Call::CaptureInfo) {
-                *dependencies = all.iter().copied().collect();
-            }
-        }
-        Ok(info)
     }
 
     skipped! {
