@@ -11,7 +11,7 @@ use vramp_driver::{
 };
 
 use crate::device::CudaDriver;
-use crate::{adopted, copy, graph, host, memory, pool, sharing, stream};
+use crate::{adopted, copy, graph, host, memory, pool, stream};
 
 impl Driver for CudaDriver {
     fn info(&self) -> &DeviceInfo {
@@ -55,15 +55,15 @@ impl Driver for CudaDriver {
     }
 
     fn export(&self, handle: Handle) -> DriverResult<ExportedHandle> {
-        sharing::export(self, handle)
+        memory::export(self, handle)
     }
 
     fn import(&self, exported: &ExportedHandle, len: Bytes) -> DriverResult<Handle> {
-        sharing::import(self, exported, len)
+        memory::import(self, exported, len)
     }
 
     fn export_dma_buf(&self, range: AddrRange) -> DriverResult<OwnedFd> {
-        sharing::export_dma_buf(self, range)
+        memory::export_dma_buf(self, range)
     }
 
     fn alloc_memory(&self, len: Bytes) -> DriverResult<DeviceAddr> {

@@ -50,7 +50,6 @@ mod open;
 mod pinned;
 mod pool;
 mod raw;
-mod sharing;
 mod stream;
 mod sys;
 mod table;

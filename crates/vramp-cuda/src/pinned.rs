@@ -1,8 +1,8 @@
 //! Pinned host memory as the device knows it: its bytes, and the work that uses it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vramp_core::Bytes;
 use vramp_driver::{Call, DriverResult, HostMemory};
@@ -66,9 +66,25 @@ pub(crate) type Captured = HashMap<u64, BTreeMap<usize, Arc<Pinned>>>;
 /// Work in flight of one buffer.
 #[derive(Default)]
 pub(crate) struct Uses {
-    pub(crate) marks: Mutex<Marks>,
+    marks: Mutex<Marks>,
     /// True once work uses the buffer whose end cannot be observed.
-    pub(crate) forever: AtomicBool,
+    forever: AtomicBool,
+}
+
+impl Uses {
+    pub(crate) fn marks(&self) -> MutexGuard<'_, Marks> {
+        // Nothing panics while holding the lock, so the content is consistent.
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true if work may use the buffer until the process ends.
+    pub(crate) fn never_end(&self) -> bool {
+        self.forever.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_forever(&self) {
+        self.forever.store(true, Ordering::Release);
+    }
 }
 
 #[derive(Default)]

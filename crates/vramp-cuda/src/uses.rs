@@ -14,7 +14,6 @@
 //! Grows by one event for each stream that copied. Whenever their number has doubled, those whose
 //! copies are over are destroyed, so streams that are gone leave none behind.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use vramp_driver::{Call, DriverResult};
@@ -33,20 +32,6 @@ use crate::turns::Turn;
 const FEW: usize = 8;
 
 impl Uses {
-    fn marks(&self) -> MutexGuard<'_, Marks> {
-        // Nothing panics while holding the lock, so the content is consistent.
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns true if work may use the buffer until the process ends.
-    pub(crate) fn never_end(&self) -> bool {
-        self.forever.load(Ordering::Acquire)
-    }
-
-    fn set_forever(&self) {
-        self.forever.store(true, Ordering::Release);
-    }
-
     /// Waits for the work that uses the buffer. The caller has claimed the buffer, so no call adds
     /// work meanwhile.
     pub(crate) fn finish(&self, driver: &CudaDriver, call: Call) -> DriverResult<()> {

@@ -76,24 +76,24 @@
 #![forbid(unsafe_code)]
 
 mod call;
-mod capture;
 mod driver;
 mod error;
 mod ids;
 mod info;
-mod memory;
 pub mod meter;
 #[cfg(feature = "sim")]
 pub mod sim;
-mod thread;
 pub mod wrapper;
 
 pub use call::Call;
-pub use capture::{CaptureInfo, CaptureMode};
 pub use driver::{DeviceCopy, Driver, HostSlice};
 pub use error::{DriverError, DriverResult, ErrorKind};
-pub use ids::{Event, Graph, GraphExec, GraphNode, Handle, HostBuffer, Stream};
-pub use info::{Capabilities, DeviceInfo, Limits, MemoryInfo, PoolUsage};
-pub use memory::{ExportedHandle, HandleType, MemoryLocation, MemoryProperties};
-pub use thread::{StreamThread, ThreadNumber};
+pub use ids::{
+    CaptureInfo, CaptureMode, Event, Graph, GraphExec, GraphNode, Handle, HostBuffer, Stream,
+    StreamThread, ThreadNumber,
+};
+pub use info::{
+    Capabilities, DeviceInfo, ExportedHandle, HandleType, Limits, MemoryInfo, MemoryLocation,
+    MemoryProperties, PoolUsage,
+};
 pub use vramp_host::HostMemory;

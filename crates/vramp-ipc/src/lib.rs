@@ -111,7 +111,6 @@
 mod client;
 mod core;
 mod error;
-mod pidfd;
 mod server;
 mod system;
 mod ticket;
@@ -119,9 +118,9 @@ pub mod turns;
 
 pub use client::{Batch, Connections, OpenOptions, Opened};
 pub use error::{FetchError, OpenError, Refusal, ServeError, Side, TicketError};
-pub use pidfd::fetch_descriptor;
 pub use server::{
     MAX_CONNECTIONS, MAX_DESCRIPTION, MAX_DESCRIPTORS, MAX_OPENS, Offer, Published, Server, Source,
     Withdrawn,
 };
+pub use system::fetch_descriptor;
 pub use ticket::Ticket;

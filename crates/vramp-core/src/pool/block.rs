@@ -1,7 +1,9 @@
 //! What the pool hands out: blocks, and slabs for the heaps.
+//!
+//! What a pin returns: the pinned chunks, or why there are none.
 
 use crate::Bytes;
-use crate::ids::{BlockId, PoolAddr};
+use crate::ids::{BlockId, ChunkId, PoolAddr};
 use crate::pool::index::RegionKey;
 
 /// An allocated block.
@@ -31,3 +33,19 @@ pub struct Slab {
     pub(crate) at: PoolAddr,
     pub(crate) len: Bytes,
 }
+
+/// A chunk at its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkAt {
+    /// Id of the chunk.
+    pub chunk: ChunkId,
+    /// Address of its first byte.
+    pub at: PoolAddr,
+    /// Length in bytes.
+    pub len: Bytes,
+}
+
+/// A range that cannot be pinned: not all of it is memory of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not all of the range is memory of the pool: pin what was allocated and not freed")]
+pub struct NotPoolMemory;

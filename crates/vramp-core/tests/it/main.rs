@@ -2,13 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod growth;
-mod idle;
 mod order;
 mod paper;
 mod pins;
 mod random;
-mod shortage;
 mod streams;
 mod trim;
 mod vpmm;

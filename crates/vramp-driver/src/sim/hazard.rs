@@ -23,7 +23,7 @@ use vramp_core::AddrRange;
 
 use super::clock::{Actor, Body, Clock, Part, Stamp, Touch};
 use super::history::History;
-use super::registered::Holder;
+use super::host::Holder;
 use crate::Stream;
 
 /// Number of hazards kept in full; further ones are only counted.

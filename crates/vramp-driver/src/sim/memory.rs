@@ -13,9 +13,6 @@
 //! Deliberately absent: time, streams and costs.
 
 mod access;
-mod adopted;
-mod adoptions;
-mod cards;
 mod physical;
 
 use std::collections::{BTreeMap, HashMap};
@@ -30,7 +27,7 @@ use super::exports::Exports;
 use super::refusal::{Outcome, Refusal};
 use crate::{Handle, HandleType, MemoryLocation, MemoryProperties};
 pub(super) use access::{By, Inaccessible};
-use adoptions::Adoptions;
+use physical::Adoptions;
 pub(super) use physical::{Allocator, Imported, Physical};
 
 /// First address that can be reserved.

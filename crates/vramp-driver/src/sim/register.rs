@@ -1,9 +1,12 @@
 //! Registrations of ranges, and the calls that break them.
+//!
+//! Allocations of other code of the process: no calls of the trait.
 
-use vramp_core::AddrRange;
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
-use super::memory::By;
-use super::registered::{Holder, Registration};
+use super::host::{Holder, Registration};
+use super::memory::{Allocator, By};
+use super::refusal::Outcome;
 use super::state::State;
 use crate::{Call, DriverError, DriverResult, Handle};
 
@@ -63,5 +66,38 @@ impl State {
         if let Some(checker) = &mut self.checker {
             broken.into_iter().for_each(|holder| checker.report_held(label, range, holder));
         }
+    }
+}
+
+impl State {
+    pub fn alloc_elsewhere(&mut self, device: usize, len: Bytes) -> DriverResult<DeviceAddr> {
+        self.elsewhere(device, Call::AllocMemory, |state| {
+            state.memory.alloc(device, len, Allocator::Other)
+        })
+    }
+
+    pub fn free_elsewhere(&mut self, device: usize, at: DeviceAddr) -> DriverResult<()> {
+        self.elsewhere(device, Call::FreeMemory, |state| {
+            state.memory.allocation(device, at, Allocator::Other)?;
+            state.wait_for_everything()?;
+            state.report_unmapped(AddrRange::new(at, Bytes::new(1)));
+            state.memory.free_allocation(device, at, Allocator::Other)?;
+            state.forget_destroyed();
+            Ok(())
+        })
+    }
+
+    /// Runs a call of other code. Its errors name the call of the trait that is most similar.
+    fn elsewhere<T>(
+        &mut self,
+        device: usize,
+        call: Call,
+        body: impl FnOnce(&mut State) -> Outcome<T>,
+    ) -> DriverResult<T> {
+        self.current = device;
+        if let Some(error) = self.lost_error(call) {
+            return Err(error);
+        }
+        body(self).map_err(|refusal| DriverError::from_code(call, refusal.code, refusal.detail))
     }
 }

@@ -4,22 +4,18 @@ use std::collections::{BTreeMap, HashMap};
 
 use vramp_core::{AddrRange, Bytes};
 
-use super::bytes::Content;
-use super::bytes::Contents;
-use super::captures::{Captures, Recorded};
+use super::bytes::{Content, Contents};
+use super::captures::{Captures, Graphs, Recorded};
 use super::clock::Body;
 use super::cost::{CostTable, Rates};
 use super::devices::DeviceSet;
-use super::diagnostics::{DeviceLoss, LiveObjects};
 use super::fault::{FaultPlan, Faults};
-use super::graphs::Graphs;
 use super::hazard::{Checker, Hazard};
-use super::host::HostBuffers;
+use super::host::{HostBuffers, Registered};
 use super::log::{Log, LoggedCall};
 use super::memory::Memory;
 use super::pool::Pool;
-use super::refusal::{Outcome, Refusal};
-use super::registered::Registered;
+use super::refusal::{DeviceLoss, LiveObjects, Outcome, Refusal};
 use super::streams::{Gate, Point, Step, Streams, Work};
 use crate::{Call, Capabilities, DriverError, DriverResult, Stream};
 

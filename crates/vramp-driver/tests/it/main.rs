@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod adopted;
 mod captures;
 mod faults;
 mod growth;
@@ -14,5 +13,4 @@ mod random_machines;
 mod random_programs;
 mod sharing;
 mod stream_ordered_pool;
-mod usable_memory;
 mod virtual_time;

@@ -1,9 +1,14 @@
 //! The simulator keeps each rule of virtual memory.
+//!
+//! The part of a card's memory that the driver, the context and libraries of a process take.
+//!
+//! Memory of other code of the process: refused to fills and copies unless it is adopted.
+
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
-use vramp_driver::sim::{Contents, Kernel, Simulator};
+use vramp_driver::sim::{CardModel, Contents, CostSpec, CostTable, FaultPlan, Kernel, Simulator};
 use vramp_driver::{
-    Capabilities, DeviceCopy, Driver, ErrorKind, Handle, HostSlice, MemoryLocation,
-    MemoryProperties, Stream,
+    Call, Capabilities, DeviceCopy, Driver, DriverError, ErrorKind, Handle, HostSlice, MemoryInfo,
+    MemoryLocation, MemoryProperties, Stream,
 };
 
 const PAGE: Bytes = Bytes::mib(2);
@@ -389,4 +394,159 @@ fn what_a_device_cannot_do_is_not_supported() {
         kind(device.create(PAGE, MemoryProperties::at(MemoryLocation::HostNuma(0)))),
         unsupported
     );
+}
+
+fn info(device: &Simulator) -> MemoryInfo {
+    device.memory_info().expect("a query")
+}
+
+#[test]
+fn an_h200_has_what_a_recorded_process_could_use() {
+    let device = Simulator::card("h200").expect("the card is known");
+    // A PyTorch process ran out of memory with this much free and reserved.
+    let recorded = Bytes::new(133_063_376_896 + 16_317_939_712);
+    let MemoryInfo { free, total } = info(&device);
+    assert_eq!(total, Bytes::mib(143_771));
+    assert!(free.count().abs_diff(recorded.count()) < 1 << 20, "{free} of {recorded}");
+}
+
+#[test]
+fn creation_fails_beyond_what_is_usable() {
+    for card in CardModel::all() {
+        let device = Simulator::builder().card(card).build();
+        assert_eq!(device.info().limits.memory, card.memory);
+        assert_eq!(info(&device), MemoryInfo { free: card.usable(), total: card.memory });
+        let usable = card.usable().round_down(card.page);
+        let handle = device.create(usable, MemoryProperties::DEVICE).expect("it is usable");
+        assert_eq!(info(&device).free, card.usable() - usable);
+        let more = device.create(card.page, MemoryProperties::DEVICE).expect_err("it is full");
+        assert!(more.is_out_of_memory());
+        assert!(device.alloc_memory(card.page).expect_err("it is full").is_out_of_memory());
+        let stream = device.create_stream().expect("a stream");
+        let more = device.malloc_async(stream, card.page).expect_err("it is full");
+        assert!(more.is_out_of_memory());
+        device.release(handle).expect("it is the only use");
+        assert_eq!(info(&device).free, card.usable());
+    }
+}
+
+#[test]
+fn usable_memory_and_context_are_set_by_the_caller() {
+    let card = CardModel::find("rtx4090").expect("the card is known");
+    let builder = || Simulator::builder().card(card);
+    let half = Bytes::gib(12);
+    let device = builder().usable(half).build();
+    assert_eq!(info(&device), MemoryInfo { free: half, total: card.memory });
+    let device = builder().usable(Bytes::gib(30)).build();
+    assert_eq!(info(&device), MemoryInfo { free: Bytes::gib(30), total: Bytes::gib(30) });
+    let device = builder().context(Bytes::gib(2)).build();
+    assert_eq!(info(&device).free, card.memory - Bytes::gib(2));
+    let device = builder().context(Bytes::gib(99)).build();
+    assert_eq!(info(&device).free, Bytes::ZERO);
+    let device = builder().memory(half).build();
+    assert_eq!(info(&device), MemoryInfo { free: half, total: half });
+}
+
+#[test]
+fn a_cost_file_may_describe_a_whole_card() {
+    let h200 = CostTable::h200();
+    let spec = CostSpec {
+        name: "mine".to_owned(),
+        memory_mib: Some(12_288),
+        context_mib: Some(700),
+        ..h200.spec().clone()
+    };
+    let table = CostTable::new(spec).expect("the numbers are those of the H200");
+    let device = Simulator::builder().described_by(table).build();
+    assert_eq!(device.info().id, "sim:mine");
+    assert_eq!(device.info().name, "mine (simulated)");
+    let (free, total) = (Bytes::mib(12_288 - 700), Bytes::mib(12_288));
+    assert_eq!(info(&device), MemoryInfo { free, total });
+    // Without memory it is a table of costs for another card.
+    let device = Simulator::builder().described_by(h200).build();
+    assert_eq!(device.info().id, "sim:h200");
+}
+
+fn elsewhere(device: &Simulator, len: Bytes) -> AddrRange {
+    AddrRange::new(device.alloc_elsewhere(len).unwrap(), len)
+}
+
+fn refused<T: std::fmt::Debug>(result: Result<T, DriverError>) {
+    assert_eq!(result.unwrap_err().kind, ErrorKind::InvalidUse);
+}
+
+#[test]
+fn fills_and_copies_refuse_memory_of_other_code_until_it_is_adopted() {
+    let device = Simulator::builder().contents(Contents::Stored).build();
+    let stream = device.create_stream().unwrap();
+    let theirs = elsewhere(&device, PAGE);
+    let own = device.alloc_memory(PAGE).unwrap();
+    let buffer = device.alloc_host(PAGE).unwrap();
+    let host = HostSlice { buffer, offset: Bytes::ZERO, len: PAGE };
+    let work = || {
+        [
+            device.fill(stream, theirs, 7),
+            device.copy(stream, DeviceCopy { from: theirs.start, to: own, len: PAGE }),
+            device.copy(stream, DeviceCopy { from: own, to: theirs.start, len: PAGE }),
+            device.copy_to_host(stream, theirs.start, host),
+            device.copy_to_device(stream, host, theirs.start),
+        ]
+    };
+    work().into_iter().for_each(refused);
+    assert!(!device.owns(theirs));
+    device.adopt_memory(theirs).unwrap();
+    assert!(device.owns(theirs));
+    for accepted in work() {
+        accepted.unwrap();
+    }
+    device.synchronize_stream(stream).unwrap();
+    assert_eq!(device.peek(theirs).unwrap()[..3], [7; 3]);
+    refused(device.free_memory(theirs.start));
+    assert!(device.forget_memory(theirs) && !device.forget_memory(theirs));
+    work().into_iter().for_each(refused);
+    device.free_elsewhere(theirs.start).unwrap();
+    assert_eq!(device.device_loss(), None);
+}
+
+#[test]
+fn memory_is_adopted_once_and_by_the_device_that_it_is_on() {
+    let machine = Simulator::builder().build_machine(2);
+    let (device, other) = (&machine[0], &machine[1]);
+    let theirs = elsewhere(device, PAGE * 2);
+    refused(other.adopt_memory(theirs));
+    refused(device.adopt_memory(AddrRange::new(theirs.start, Bytes::ZERO)));
+    refused(device.adopt_memory(AddrRange::new(theirs.start + PAGE, PAGE * 2)));
+    refused(device.adopt_memory(AddrRange::new(DeviceAddr::new(64), PAGE)));
+    let first = AddrRange::new(theirs.start, PAGE);
+    device.adopt_memory(first).unwrap();
+    refused(device.adopt_memory(theirs));
+    device.adopt_memory(AddrRange::new(theirs.start + PAGE, PAGE)).unwrap();
+    assert_eq!((device.live().adoptions, other.live().adoptions), (2, 0));
+    assert!(!other.forget_memory(first) && !device.forget_memory(theirs));
+    assert!(!device.owns(theirs), "work is checked in each adopted range alone");
+}
+
+#[test]
+fn own_memory_is_adopted_as_a_whole_and_stays_own() {
+    let device = Simulator::builder().build();
+    let own = AddrRange::new(device.reserve(PAGE * 2, PAGE).unwrap(), PAGE * 2);
+    refused(device.adopt_memory(AddrRange::new(own.start + PAGE, PAGE * 2)));
+    device.adopt_memory(own).unwrap();
+    refused(device.adopt_memory(AddrRange::new(own.start + PAGE, PAGE)));
+    assert!(device.forget_memory(own) && device.owns(own));
+}
+
+#[test]
+fn a_failed_adoption_leaves_nothing_and_an_ended_one_leaves_nothing() {
+    let device = Simulator::builder().build();
+    let theirs = elsewhere(&device, PAGE);
+    device.set_faults(FaultPlan::nth_of(Call::AdoptMemory, 1).with_code(1));
+    refused(device.adopt_memory(theirs));
+    assert!(!device.owns(theirs));
+    for step in 0..100_000 {
+        let part = AddrRange::new(theirs.start + Bytes::new(step % 512 * 4096), Bytes::kib(4));
+        device.adopt_memory(part).unwrap();
+        assert!(device.forget_memory(part));
+    }
+    assert_eq!(device.live().adoptions, 0);
 }

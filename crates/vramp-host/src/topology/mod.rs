@@ -22,27 +22,20 @@
 //! Deliberately absent: environment variables ([`VisibleDevices`] takes the value as an argument),
 //! the driver and NVML (and therefore MIG devices), NVLink, and hotplug.
 
-mod cpus;
+mod cards;
 mod disk;
-mod gpu;
-mod mount;
-mod nic;
 mod node;
-mod path;
 mod pci;
 mod tree;
 mod visible;
 
 use std::path::{Path, PathBuf};
 
-pub use cpus::{CpuSet, ParseCpuSetError};
-pub use disk::{Disk, DiskKind};
-pub use gpu::Gpu;
-pub use mount::{Directory, DirectoryError, Mount};
-pub use nic::{Nic, NicCheck};
-pub use node::NodeInfo;
-pub use path::{PathType, PciPath};
-pub use pci::{LinkState, ParsePciAddressError, PciAddress, PciDevice, PciLink};
+pub use cards::{Gpu, Nic, NicCheck};
+pub use disk::{Directory, DirectoryError, Disk, DiskKind, Mount};
+
+pub use node::{CpuSet, NodeInfo, ParseCpuSetError};
+pub use pci::{LinkState, ParsePciAddressError, PathType, PciAddress, PciDevice, PciLink, PciPath};
 pub use tree::{Problem, Warning};
 pub use visible::{IgnoreReason, Ignored, MigId, ParseMigIdError, VisibleDevice, VisibleDevices};
 
@@ -97,12 +90,12 @@ impl Topology {
     /// Nothing can be read.
     pub fn read(root: &Path) -> Result<Topology, TopologyError> {
         let mut tree = Tree::new(root);
-        let mounts = mount::read(&mut tree);
+        let mounts = disk::read_mounts(&mut tree);
         let topology = Topology {
-            gpus: gpu::read(&mut tree),
+            gpus: cards::read_gpus(&mut tree),
             nodes: node::read(&mut tree),
             disks: disk::read(&mut tree, &mounts),
-            nics: nic::read(&mut tree),
+            nics: cards::read_nics(&mut tree),
             mounts,
             warnings: tree.warnings,
         };
@@ -150,8 +143,8 @@ impl Topology {
     /// The directory does not exist or cannot be accessed.
     pub fn directory(&self, path: &Path) -> Result<Directory, DirectoryError> {
         let fail = |source| DirectoryError { path: path.to_owned(), source };
-        let (path, capacity, free) = mount::space(path).map_err(fail)?;
-        let mount = mount::around(&self.mounts, &path).cloned();
+        let (path, capacity, free) = disk::space(path).map_err(fail)?;
+        let mount = disk::around(&self.mounts, &path).cloned();
         let disk = mount.as_ref().and_then(|mount| {
             let on = |disk: &&Disk| disk.mounts.contains(mount);
             self.disks.iter().find(on).map(|disk| disk.name.clone())

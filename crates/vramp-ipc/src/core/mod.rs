@@ -2,7 +2,6 @@
 //!
 //! No socket, lock, thread or clock.
 
-pub mod bytes;
 pub mod holders;
 pub mod message;
 pub mod ticket;

@@ -1,7 +1,6 @@
 //! The bytes of a ticket.
 
-use super::bytes::Reader;
-use super::message::{Secret, VERSION};
+use super::message::{Reader, Secret, VERSION};
 
 /// Longest path of a socket in bytes, by the kernel's limit.
 pub const MAX_PATH: usize = 107;

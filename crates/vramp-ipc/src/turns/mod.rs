@@ -91,7 +91,6 @@ mod core;
 mod directory;
 mod error;
 mod handler;
-mod own;
 mod status;
 #[cfg(test)]
 mod tests;

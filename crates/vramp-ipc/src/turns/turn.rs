@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::core::entry::Message;
 use super::core::entry::{Entry, Key};
-use super::core::message::Message;
-use super::directory::{self, system_error};
+use super::directory::{self, OwnEntry, system_error};
 use super::error::TurnsError;
-use super::own::OwnEntry;
 use super::status::Participant;
 use super::{Inner, now_ms, reach};
 

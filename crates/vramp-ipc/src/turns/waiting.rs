@@ -6,16 +6,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::Inner;
 use super::core::candidate::{Candidate, Next};
+use super::core::entry::Message;
 use super::core::entry::{Entry, Need};
-use super::core::message::Message;
-use super::directory::{self, Listing, system_error};
+use super::directory::{self, Listing, OwnEntry, system_error};
 use super::error::{AcquireError, TimedOut, TurnsError};
-use super::own::OwnEntry;
-use super::reach;
 use super::status::Participant;
 use super::turn::Turn;
+use super::{Inner, reach};
 
 /// A place in the line of a card. Dropping it leaves the line.
 #[derive(Debug)]

@@ -5,11 +5,9 @@
 mod child;
 mod common;
 mod deaths;
-mod directories;
 mod holders;
 mod hostile;
 mod limits;
-mod numbers;
 mod opens;
 mod stalls;
 mod turns;

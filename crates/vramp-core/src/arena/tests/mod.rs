@@ -1,16 +1,12 @@
 //! The arena's rules, one by one, and random programs against a naive twin.
 
-mod bump;
 mod captures;
-mod leases;
-mod naive;
 mod packing;
 mod random;
 mod reuse;
 
 use super::*;
-use crate::ArenaId;
-use crate::Bytes;
+use crate::{ArenaId, Bytes};
 
 fn kib(count: u64) -> Bytes {
     Bytes::kib(count)

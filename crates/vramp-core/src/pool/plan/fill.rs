@@ -1,9 +1,12 @@
 //! Plans that fill addresses with chunks, and plans that reserve addresses.
+//!
+//! Plans that unmap retired mappings.
 
 use crate::Bytes;
 use crate::ids::{ArenaId, Mark, PoolAddr, SpanId, StreamId};
 use crate::pool::config::Policy;
 use crate::pool::ops::{Change, Fill, Op, Order, Plan, Range};
+use crate::pool::regions::Kind;
 use crate::pool::view::View;
 
 /// Addresses to fill, and the chunks to fill them with.
@@ -147,4 +150,28 @@ pub(in crate::pool) fn ordering_ops(order: &Order) -> Vec<Op> {
     let recording = order.records.iter().map(|&mark| Op::Record(mark));
     let waiting = order.waits.iter().map(|&on| Op::Wait { stream: order.stream, on });
     recording.chain(waiting).collect()
+}
+
+impl View<'_> {
+    /// A plan that unmaps at most `limit` retired mappings whose work is over, neighbours in one
+    /// call. `None` if there are none.
+    pub(in crate::pool) fn unmap_retired(self, limit: Option<usize>) -> Option<Plan> {
+        let mut ranges: Vec<Range> = Vec::new();
+        let mut found = 0;
+        for &key in self.retired.values() {
+            if Some(found) == limit {
+                break;
+            }
+            let region = self.regions.get(key);
+            let Kind::Retired { mark, .. } = region.kind else {
+                panic!("region {key} is indexed as retired");
+            };
+            if !self.streams.is_over(mark) {
+                continue;
+            }
+            found += 1;
+            Range::new(region.at, region.len).append(&mut ranges);
+        }
+        (!ranges.is_empty()).then(|| Plan::unmap(ranges))
+    }
 }

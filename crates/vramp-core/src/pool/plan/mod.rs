@@ -4,7 +4,6 @@
 //! by `state/settle.rs`; a [`Decision`](decision::Decision) is applied by `state/place.rs`.
 
 pub(in crate::pool) mod arena;
-pub(in crate::pool) mod assemble;
 pub(in crate::pool) mod build;
 pub(in crate::pool) mod decision;
 pub(in crate::pool) mod fill;
@@ -15,7 +14,6 @@ pub(in crate::pool) mod order;
 pub(in crate::pool) mod place;
 pub(in crate::pool) mod recut;
 pub(in crate::pool) mod relief;
-pub(in crate::pool) mod retired;
 pub(in crate::pool) mod sites;
 pub(in crate::pool) mod sources;
 pub(in crate::pool) mod vpmm;

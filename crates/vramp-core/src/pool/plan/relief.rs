@@ -1,7 +1,17 @@
 //! What is tried before the pool grows beyond its slack, and before a request fails.
+//!
+//! Free memory moved together ahead of the block that it is for.
+//!
+//! While memory for a request is freed piece by piece, what is free by now is moved to where the
+//! block will lie. Once the last piece is free, only that one is left to move. Nothing is reserved
+//! for the request: what was moved is free like all the rest, and if the block is never requested,
+//! only the driver calls are lost.
+//!
+//! Deliberately absent: growth, and waits.
 
 use crate::Bytes;
 use crate::ids::ChunkId;
+use crate::pool::config::{BLOCK_ALIGN, Policy};
 use crate::pool::index::FreeIndex;
 use crate::pool::ops::Plan;
 use crate::pool::plan::build::Build;
@@ -103,5 +113,22 @@ impl View<'_> {
     pub(in crate::pool) fn longest_free(self) -> Bytes {
         let free = self.streams.free_indexes().filter_map(FreeIndex::longest);
         free.chain(self.arenas.longest_lent()).max().unwrap_or_default()
+    }
+}
+
+impl View<'_> {
+    /// The next plan towards a free region in which `request` fits. See
+    /// [`Pool::assemble`](crate::Pool::assemble).
+    pub(in crate::pool) fn assemble(self, request: Request) -> Option<Plan> {
+        let Request { size, stream } = request;
+        let Policy::Mixed(mixed) = self.config.policy else { return None };
+        let len = size.checked_round_up(BLOCK_ALIGN)?;
+        if self.fit(stream, len).is_some() {
+            return None;
+        }
+        match self.build_of_free(len, stream, &mixed)? {
+            Build::ClearFirst(plan) | Build::Fill { plan, .. } => Some(plan),
+            Build::Short { .. } => None,
+        }
     }
 }

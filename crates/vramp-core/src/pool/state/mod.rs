@@ -21,7 +21,6 @@
 
 mod arenas;
 mod blocks;
-mod fill;
 mod free;
 mod holes;
 mod idle;

@@ -12,9 +12,9 @@
 use super::Pool;
 use crate::Bytes;
 use crate::ids::{ArenaId, PoolAddr};
+use crate::pool::block::{ChunkAt, NotPoolMemory};
 use crate::pool::chunks::Mapped;
 use crate::pool::ops::Range;
-use crate::pool::pinned::{ChunkAt, NotPoolMemory};
 
 impl Pool {
     /// Pins the chunks that a range lies in, and returns them in address order. The first and the last

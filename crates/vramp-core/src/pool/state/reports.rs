@@ -6,13 +6,12 @@ use super::Pool;
 use crate::Bytes;
 use crate::ids::BlockId;
 use crate::pool::audit::Inconsistency;
-use crate::pool::block::Slab;
+use crate::pool::block::{ChunkAt, Slab};
 use crate::pool::census::{Census, Quarantined, Share, Stretch};
 use crate::pool::config::PoolConfig;
 use crate::pool::counters::Counters;
 use crate::pool::free_parts::{FreeParts, PartCount};
 use crate::pool::ops::Range;
-use crate::pool::pinned::ChunkAt;
 
 impl Pool {
     /// The pool's configuration.

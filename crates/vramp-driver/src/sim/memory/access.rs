@@ -1,11 +1,19 @@
 //! What the devices may access: the mappings that a range runs through.
+//!
+//! Memory that a device adopted: of other code, or its own.
+//!
+//! 1. [`Memory::adopt`] refuses what is not one allocation, as a card does.
+//! 2. While it is adopted, [`Memory::owner`] names the device for it.
+//! 3. [`Memory::forget`] ends it. Each step is O(log n).
+//!
+//! What each card has, and the counts of its device's live objects.
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
 use super::{Allocator, Memory};
 use crate::sim::bytes::Content;
 use crate::sim::devices::DeviceSet;
-use crate::sim::refusal::Outcome;
+use crate::sim::refusal::{Outcome, Refusal};
 
 /// Which accesses [`Memory::pieces`] allows.
 #[derive(Clone, Copy, Debug)]
@@ -182,5 +190,107 @@ impl Memory {
     /// Returns the content of live physical memory, to write.
     pub fn content_mut(&mut self, physical: u64) -> &mut Content {
         &mut self.physical.get_mut(&physical).expect("a piece names live memory").content
+    }
+}
+
+impl Memory {
+    /// Adopts a range for a device. `is_own` says that it is the device's already.
+    pub fn adopt(&mut self, device: usize, range: AddrRange, is_own: bool) -> Outcome<()> {
+        let no_range =
+            || Refusal::invalid(format!("{range} is empty or ends beyond the addresses"));
+        let end = range.checked_end().filter(|_| !range.len.is_zero()).ok_or_else(no_range)?;
+        let (start, end) = (range.start.number(), end.number());
+        if self.adopted.overlaps(start, end) {
+            return Err(Refusal::invalid(format!("{range} overlaps adopted memory")));
+        }
+        let other = self.allocations.range(..=start).next_back().filter(|(at, known)| {
+            known.by == Allocator::Other
+                && end <= **at + known.len
+                && self.allocated_by(**at) == Some(device)
+        });
+        if !is_own && other.is_none() {
+            let detail = format!("{range} is not inside one allocation of this device's memory");
+            return Err(Refusal::invalid(detail));
+        }
+        self.adopted.0.insert(start, (range.len.count(), device));
+        Ok(())
+    }
+
+    /// Forgets an adopted range. Returns false if the device did not adopt it.
+    pub fn forget(&mut self, device: usize, range: AddrRange) -> bool {
+        let start = range.start.number();
+        let is_adopted = self.adopted.0.get(&start) == Some(&(range.len.count(), device));
+        if is_adopted {
+            self.adopted.0.remove(&start);
+        }
+        is_adopted
+    }
+
+    /// Returns the number of ranges that a device adopted. O(n).
+    pub fn adoptions(&self, device: usize) -> usize {
+        self.adopted.0.values().filter(|(_, owner)| *owner == device).count()
+    }
+}
+
+impl Memory {
+    /// Allocates `len` bytes of a card, for a handle or for the driver's own pool.
+    pub fn charge(&mut self, card: usize, len: Bytes) -> Outcome<()> {
+        self.drop_closed_exports();
+        let card = &mut self.cards[card];
+        let free = card.capacity - card.used;
+        if len.count() > free {
+            return Err(Refusal::out_of_memory(format!(
+                "{len} requested, {} free",
+                Bytes::new(free)
+            )));
+        }
+        card.used += len.count();
+        card.used_peak = card.used_peak.max(card.used);
+        Ok(())
+    }
+
+    /// Frees `len` bytes of a card.
+    pub fn refund(&mut self, card: usize, len: Bytes) {
+        self.cards[card].used -= len.count();
+    }
+
+    pub fn free(&mut self, card: usize) -> Bytes {
+        self.drop_closed_exports();
+        Bytes::new(self.cards[card].capacity - self.cards[card].used)
+    }
+
+    pub fn used(&mut self, card: usize) -> Bytes {
+        self.drop_closed_exports();
+        Bytes::new(self.cards[card].used)
+    }
+
+    pub fn used_peak(&self, card: usize) -> Bytes {
+        Bytes::new(self.cards[card].used_peak)
+    }
+
+    pub fn reservations(&self, device: usize) -> usize {
+        self.cards[device].reservations
+    }
+
+    pub fn reserved_addresses(&self, device: usize) -> Bytes {
+        let own = self.reservations.values().filter(|reserved| reserved.device == device);
+        own.map(|reserved| Bytes::new(reserved.len)).sum()
+    }
+
+    pub fn mappings(&self, device: usize) -> usize {
+        self.cards[device].mappings
+    }
+
+    pub fn allocations(&self, device: usize) -> usize {
+        self.cards[device].allocations
+    }
+
+    /// Returns the number of handles that are not released.
+    pub fn handles(&self, device: usize) -> usize {
+        self.cards[device].handles
+    }
+
+    pub fn handles_released_but_mapped(&self, device: usize) -> usize {
+        self.cards[device].handles_released_but_mapped
     }
 }

@@ -4,6 +4,5 @@
 
 pub mod candidate;
 pub mod entry;
-pub mod message;
 #[cfg(test)]
 mod model;
