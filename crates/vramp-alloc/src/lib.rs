@@ -112,6 +112,7 @@ mod group;
 #[cfg(feature = "history")]
 pub mod history;
 pub mod inspect;
+pub mod kind;
 mod live_bytes;
 mod local;
 #[cfg(all(test, loom))]

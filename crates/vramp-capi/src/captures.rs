@@ -13,10 +13,9 @@ use vramp_alloc::graph::{
     GraphHold, ReplayLease,
 };
 
-use crate::abi::vramp_status_t::{self, *};
 use crate::abi::{vramp_arena_report_t, vramp_capture_report_t};
 use crate::context::Context;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 
 /// Tables of arenas, active captures, graphs and leases.
 #[derive(Default)]
@@ -51,22 +50,22 @@ fn next_id() -> u64 {
 }
 
 #[cold]
-fn unknown(status: vramp_status_t, what: &str, from: &str, id: u64) -> Failure {
+fn unknown(kind: Kind, what: &str, from: &str, id: u64) -> Failure {
     let text = match id {
         0 => format!("the {what} is zero: use one from {from}"),
         _ => format!(
             "{what} {id:#x} is destroyed, or does not belong to this allocator: use one from {from}"
         ),
     };
-    Failure::new(status, text)
+    Failure::new(kind, text)
 }
 
 fn unknown_arena(id: u64) -> Failure {
-    unknown(VRAMP_ERROR_UNKNOWN_ARENA, "arena", "vramp_arena_create", id)
+    unknown(Kind::UnknownArena, "arena", "vramp_arena_create", id)
 }
 
 fn unknown_graph(id: u64) -> Failure {
-    unknown(VRAMP_ERROR_UNKNOWN_GRAPH, "graph", "vramp_capture_end or vramp_capture_detach", id)
+    unknown(Kind::UnknownGraph, "graph", "vramp_capture_end or vramp_capture_detach", id)
 }
 
 impl Captures {
@@ -110,7 +109,7 @@ impl Captures {
         let taken = found.then(|| tables.active.remove(&id)).flatten();
         taken.ok_or_else(|| {
             let text = format!("the arena has no active capture of this kind: {hint}");
-            Failure::new(VRAMP_ERROR_CAPTURE, text)
+            Failure::new(Kind::Capture, text)
         })
     }
 
@@ -134,7 +133,7 @@ impl Context {
         let mut tables = self.captures.lock();
         if tables.active.contains_key(&id) {
             let text = "the arena has an active capture: end the capture first";
-            return Err(Failure::new(VRAMP_ERROR_BUSY, text));
+            return Err(Failure::new(Kind::Busy, text));
         }
         let arena = tables.arenas.remove(&id).ok_or_else(|| unknown_arena(id))?;
         drop(tables);
@@ -200,7 +199,7 @@ impl Context {
         let Graph::Owned(graph) = &*graph else {
             let text = "the graph was captured by the caller, and vramp holds only its memory: \
                         launch it with the driver";
-            return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
+            return Err(Failure::new(Kind::Capture, text));
         };
         let lease = graph.launch(stream)?;
         if !held {
@@ -215,7 +214,7 @@ impl Context {
         let lease = self.captures.lock().leases.remove(&id);
         drop(lease.ok_or_else(|| {
             let from = "vramp_graph_launch";
-            unknown(VRAMP_ERROR_UNKNOWN_LEASE, "lease", from, id)
+            unknown(Kind::UnknownLease, "lease", from, id)
         })?);
         Ok(())
     }
@@ -251,6 +250,7 @@ mod tests {
     use vramp_driver::CaptureMode;
 
     use super::*;
+    use crate::abi::vramp_status_t::*;
     use crate::handles;
     use crate::options::Options;
 
@@ -266,18 +266,18 @@ mod tests {
         driver.begin_capture(queue, CaptureMode::Global).unwrap();
         context.attach_capture(arena, stream).unwrap();
         let busy = context.attach_capture(arena, stream).unwrap_err();
-        assert_eq!(busy.status, VRAMP_ERROR_BUSY);
+        assert_eq!(busy.status(), VRAMP_ERROR_BUSY);
         let inside = context.malloc(8 << 20, stream).unwrap().number();
         assert!(context.is_of_arena(inside));
         context.free(before, stream).unwrap();
-        assert_eq!(context.end_capture(arena).unwrap_err().status, VRAMP_ERROR_CAPTURE);
-        assert_eq!(context.destroy_arena(arena).unwrap_err().status, VRAMP_ERROR_BUSY);
+        assert_eq!(context.end_capture(arena).unwrap_err().status(), VRAMP_ERROR_CAPTURE);
+        assert_eq!(context.destroy_arena(arena).unwrap_err().status(), VRAMP_ERROR_BUSY);
         let captured = driver.end_capture(queue).unwrap();
         let hold = context.detach_capture(arena).unwrap();
 
         let needed = context.report_graph(hold).unwrap();
         assert_eq!((needed.blocks, needed.taken, needed.kept), (1, 8 << 20, 4 << 20));
-        assert_eq!(context.launch(hold, stream, false).unwrap_err().status, VRAMP_ERROR_CAPTURE);
+        assert_eq!(context.launch(hold, stream, false).unwrap_err().status(), VRAMP_ERROR_CAPTURE);
         assert_eq!(context.stats().unwrap().live, 12 << 20);
         context.trim(0).unwrap();
         assert_eq!(
@@ -290,7 +290,7 @@ mod tests {
         driver.destroy_graph_exec(exec).unwrap();
         driver.destroy_graph(captured).unwrap();
         context.destroy_graph(hold).unwrap();
-        assert_eq!(context.destroy_graph(hold).unwrap_err().status, VRAMP_ERROR_UNKNOWN_GRAPH);
+        assert_eq!(context.destroy_graph(hold).unwrap_err().status(), VRAMP_ERROR_UNKNOWN_GRAPH);
         assert_eq!(context.stats().unwrap().live, 8 << 20);
         context.destroy_arena(arena).unwrap();
         context.free(inside, stream).unwrap();
@@ -309,12 +309,12 @@ mod tests {
 
         driver.begin_capture(queue, CaptureMode::Global).unwrap();
         let refused = handles::close(handle).unwrap_err();
-        assert_eq!(refused.status, VRAMP_ERROR_CAPTURE, "{refused}");
+        assert_eq!(refused.status(), VRAMP_ERROR_CAPTURE, "{refused}");
         handles::with(handle, |context| context.usable(address)).unwrap();
         let graph = driver.end_capture(queue).unwrap();
         driver.destroy_graph(graph).unwrap();
         handles::with(handle, |context| context.forget(stream)).unwrap();
         handles::close(handle).unwrap();
-        assert_eq!(handles::close(handle).unwrap_err().status, VRAMP_ERROR_UNKNOWN_ALLOCATOR);
+        assert_eq!(handles::close(handle).unwrap_err().status(), VRAMP_ERROR_UNKNOWN_ALLOCATOR);
     }
 }

@@ -22,7 +22,6 @@ use vramp_host::barrier::prepare;
 use vramp_tiers::regions::Region;
 use vramp_tiers::reserve::Charge;
 
-use crate::abi::vramp_status_t::*;
 use crate::abi::{vramp_stats_t, vramp_stream_t};
 use crate::addresses::{Addresses, Taken};
 use crate::captures::Captures;
@@ -33,7 +32,7 @@ use crate::print::write_line;
 use crate::process::{Block, StreamName};
 use crate::regions::{RegionTable, sum, sum_of_memory};
 use crate::sharing::tables::Shares;
-use crate::status::{Failure, Result, unknown_stream};
+use crate::status::{Failure, Kind, Result, unknown_stream};
 use crate::tiers::slot::TiersSlot;
 use crate::writing::write_trace;
 
@@ -219,7 +218,7 @@ impl Context {
         let text = "the allocator serves PyTorch, which uses it until the process ends: do not \
                     close it";
         match self.stays_open {
-            true => Err(Failure::new(VRAMP_ERROR_IN_USE, text)),
+            true => Err(Failure::new(Kind::InUse, text)),
             false => Ok(()),
         }
     }
@@ -268,7 +267,7 @@ impl Context {
             None => {
                 let text = "a stream that vramp created on a simulated device has no CUstream: \
                             adopt a value of your own, or ask vramp_device before";
-                Err(Failure::new(VRAMP_ERROR_UNSUPPORTED, text))
+                Err(Failure::new(Kind::Unsupported, text))
             }
         }
     }
@@ -742,7 +741,7 @@ impl Context {
                  another allocator, or lies inside a block"
             ),
         };
-        Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text)
+        Failure::new(Kind::UnknownPointer, text)
     }
 
     /// Sets the limit of reserved bytes. Zero means the memory of the device.
@@ -787,7 +786,7 @@ impl Context {
     pub fn region_table(&self) -> Result<&Arc<RegionTable>> {
         self.regions.as_ref().ok_or_else(|| {
             let text = "a pool for communication libraries has no regions: use the allocator's";
-            Failure::new(VRAMP_ERROR_UNSUPPORTED, text)
+            Failure::new(Kind::Unsupported, text)
         })
     }
 
@@ -962,7 +961,7 @@ impl Context {
             Err(allocator) => return refused(Context { allocator, ..self }, in_use()),
         };
         let Err(error) = allocator.close() else { return Ok(()) };
-        let failure = Failure::from(&error);
+        let failure = Failure::of(&error);
         let context = match error {
             CloseError::Capturing { allocator, .. }
             | CloseError::NotSynchronized { allocator, .. } => {
@@ -978,7 +977,7 @@ impl Context {
 pub(crate) fn in_use() -> Failure {
     let text =
         "tiers, buffers or leases of Python or Rust use the allocator: end them, and then close it";
-    Failure::new(VRAMP_ERROR_IN_USE, text)
+    Failure::new(Kind::InUse, text)
 }
 
 #[cold]
@@ -997,7 +996,7 @@ pub(crate) fn check_events(events: u32) -> Result<()> {
         return Ok(());
     }
     let text = format!("{events} events would take too much memory: use at most {max}");
-    Err(Failure::new(VRAMP_ERROR_RANGE, text))
+    Err(Failure::new(Kind::Range, text))
 }
 
 /// Largest request of PyTorch's small pool, in bytes.
@@ -1024,5 +1023,5 @@ fn foreign_stream(handle: vramp_stream_t) -> Failure {
         0 => "the stream is zero: use one from vramp_stream_create or vramp_stream_adopt",
         _ => "the stream belongs to another allocator or was never made: use one of this allocator",
     };
-    Failure::new(VRAMP_ERROR_UNKNOWN_STREAM, format!("{text} (stream {:#x})", handle.id))
+    Failure::new(Kind::UnknownStream, format!("{text} (stream {:#x})", handle.id))
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use vramp_alloc::kind::{Classify, Kind};
 use vramp_cuda::{CudaDriver, OpenError};
 use vramp_driver::Driver;
 
@@ -14,6 +15,12 @@ pub(crate) enum DeviceError {
     Open(#[from] vramp_alloc::device::OpenError),
     #[error("the simulated machine '{name}' has {cards} cards and no number {ordinal}")]
     NoSuchCard { name: String, cards: usize, ordinal: usize },
+}
+
+impl Classify for DeviceError {
+    fn kind(&self) -> Kind {
+        Kind::Device
+    }
 }
 
 /// Cards of simulated machines, by the name of the machine and whether its cards are mapped.

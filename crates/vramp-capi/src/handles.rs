@@ -29,10 +29,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use vramp_alloc::observe::is_in_callback;
 
 use crate::abi::vramp_allocator_t;
-use crate::abi::vramp_status_t::*;
 use crate::context::{CloseRefused, Context};
 use crate::slot::{Behind, NotTaken, Slot};
-use crate::status::{Failure, Result, check_fork};
+use crate::status::{Failure, Kind, Result, check_fork};
 use crate::threads;
 use crate::tiers::dispatch::check_not_dispatcher;
 
@@ -57,7 +56,7 @@ fn unknown(handle: vramp_allocator_t) -> Failure {
         0 => "the allocator is zero: use one from vramp_open".to_owned(),
         id => format!("allocator {id:#x} is closed or was never opened: use one from vramp_open"),
     };
-    Failure::new(VRAMP_ERROR_UNKNOWN_ALLOCATOR, text)
+    Failure::new(Kind::UnknownAllocator, text)
 }
 
 #[inline]
@@ -76,7 +75,7 @@ pub(crate) fn insert(context: Arc<Context>) -> Result<vramp_allocator_t> {
         }
         None => {
             let text = format!("{SLOTS} allocators are open, which is the maximum: close some");
-            return Err(Failure::new(VRAMP_ERROR_TOO_MANY, text));
+            return Err(Failure::new(Kind::TooMany, text));
         }
     };
     free.uses += 1;
@@ -189,5 +188,5 @@ fn take_at_once(slot: &Slot<Context>, handle: vramp_allocator_t) -> Result<Arc<C
 }
 
 fn busy(text: &str) -> Failure {
-    Failure::new(VRAMP_ERROR_BUSY, text)
+    Failure::new(Kind::Busy, text)
 }

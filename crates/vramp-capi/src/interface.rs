@@ -8,14 +8,14 @@ use vramp_alloc::observe::Event;
 use vramp_alloc::{Bytes, DeviceAddr, StreamId};
 
 use crate::abi::vramp_event_kind_t::*;
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::abi::{
     vramp_allocator_t, vramp_event_t, vramp_observer_t, vramp_stats_t, vramp_stream_t,
 };
 use crate::context::Context;
 use crate::environment::variable;
 use crate::options::Options;
-use crate::status::{Failure, check_fork, last_error, status_of};
+use crate::status::{Failure, Kind, check_fork, last_error, status_of};
 use crate::torch::snapshot::{record_history_of_devices, snapshot_of_devices};
 use crate::{handles, pointers};
 
@@ -407,7 +407,7 @@ pub unsafe extern "C" fn vramp_observe(
     status_of(|| {
         pointers::check(registration, "registration")?;
         let Some(observer) = observer else {
-            return Err(Failure::new(VRAMP_ERROR_NULL, "observer is null: pass a function"));
+            return Err(Failure::new(Kind::Null, "observer is null: pass a function"));
         };
         let user = User(user);
         let number = handles::with(allocator, |context| {
@@ -431,7 +431,7 @@ pub extern "C" fn vramp_unobserve(
     status_of(|| {
         let found = handles::with(allocator, |context| Ok(context.unobserve(registration)))?;
         let text = "the registration is unknown or was removed before";
-        if found { Ok(()) } else { Err(Failure::new(VRAMP_ERROR_RANGE, text)) }
+        if found { Ok(()) } else { Err(Failure::new(Kind::Range, text)) }
     })
 }
 

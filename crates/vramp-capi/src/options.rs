@@ -4,6 +4,7 @@ use vramp_alloc::config::{Mixed, TorchConfig, VariableError};
 use vramp_alloc::device::CaptureMode;
 use vramp_alloc::device::HandleType;
 use vramp_alloc::graph::{ArenaConfig, ArenaPolicy, Overlap};
+use vramp_alloc::kind::{Classify, Kind};
 use vramp_alloc::sharing::{Peers, Rdma, SharingConfig};
 use vramp_alloc::{Bytes, Config, Preset};
 
@@ -22,6 +23,12 @@ pub(crate) enum OptionError {
     NotTorch(&'static str),
     #[error(transparent)]
     Variable(#[from] VariableError),
+}
+
+impl Classify for OptionError {
+    fn kind(&self) -> Kind {
+        Kind::Option
+    }
 }
 
 /// Limit of reserved bytes.

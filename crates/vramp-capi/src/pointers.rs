@@ -2,11 +2,10 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use crate::abi::vramp_status_t::*;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 
 fn null(name: &str) -> Failure {
-    Failure::new(VRAMP_ERROR_NULL, format!("{name} is null: pass the address of a variable"))
+    Failure::new(Kind::Null, format!("{name} is null: pass the address of a variable"))
 }
 
 /// Returns an error if `out` is null. Called before any work whose result could not be returned.
@@ -63,7 +62,7 @@ fn check_size<T>(size: u64, name: &str) -> Result<()> {
     }
     let kind = std::any::type_name::<T>().rsplit("::").next().unwrap_or_default();
     let text = format!("{name}->struct_size is {size}: set it to sizeof({kind}) before the call");
-    Err(Failure::new(VRAMP_ERROR_STRUCT_SIZE, text))
+    Err(Failure::new(Kind::StructSize, text))
 }
 
 /// Writes a result that the caller may not want.
@@ -213,7 +212,7 @@ fn check_len(len: usize, name: &str) -> Result<()> {
         return Ok(());
     }
     let text = format!("{name} has {len} bytes, more than memory can have");
-    Err(Failure::new(VRAMP_ERROR_RANGE, text))
+    Err(Failure::new(Kind::Range, text))
 }
 
 /// Returns a string of the caller; empty for null.
@@ -228,6 +227,6 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map_err(|error| {
         let text = format!("{name} is not UTF-8 ({error}): pass it as UTF-8");
-        Failure::new(VRAMP_ERROR_TEXT, text)
+        Failure::new(Kind::Text, text)
     })
 }

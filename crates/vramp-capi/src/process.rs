@@ -17,7 +17,6 @@ mod regions;
 mod sharing;
 
 use std::ffi::c_int;
-use std::fmt;
 use std::sync::Arc;
 
 pub use crate::regions::{HostLoan, PinnedMemory};
@@ -29,87 +28,19 @@ pub use regions::{
 };
 pub use sharing::{AccessChange, ImportedBlock, PinnedRange, SharedBlock, Sharing, SharingState};
 pub use vramp_alloc::device::HandleType;
-use vramp_alloc::error::{Inconsistency, OutOfMemoryReport, Unusable};
 use vramp_alloc::observe::{Registration, Shortage};
 pub use vramp_alloc::stats::{MemoryStats, ScopeId, ScopePeaks, Stats};
-use vramp_defer::{SpillError, TiersError};
 use vramp_driver::{DeviceInfo, MemoryInfo};
-use vramp_tiers::ReserveError;
 
-use crate::abi::vramp_status_t::*;
-use crate::abi::{vramp_allocator_t, vramp_status_t, vramp_stream_t};
+use crate::abi::{vramp_allocator_t, vramp_stream_t};
 use crate::context::Context;
 use crate::device;
 use crate::environment::variable;
 use crate::handles;
 use crate::options::Options;
-use crate::status::{self, Failure, catch_failure, check_fork};
+use crate::status::catch_failure;
+pub use crate::status::{CallResult, Failure, Kind, Room, check_fork};
 use crate::torch::{open, snapshot};
-
-/// Why a call failed.
-#[derive(Clone, Debug)]
-pub struct Error {
-    /// Kind of the failure.
-    pub status: vramp_status_t,
-    /// One or several lines: what happened and what to do.
-    pub text: String,
-    /// State of memory, if a request was too large for what is free.
-    pub report: Option<Arc<OutOfMemoryReport>>,
-    /// Tag of the region that the failure is about.
-    pub region: Option<String>,
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl std::error::Error for Error {}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Error {
-        Error {
-            status: failure.status,
-            text: failure.text.clone(),
-            report: failure.report.clone(),
-            region: failure.region.clone(),
-        }
-    }
-}
-
-impl From<SpillError> for Error {
-    fn from(error: SpillError) -> Error {
-        Failure::from(error).into()
-    }
-}
-
-impl From<ReserveError> for Error {
-    fn from(error: ReserveError) -> Error {
-        Failure::from(error).into()
-    }
-}
-
-impl From<TiersError> for Error {
-    fn from(error: TiersError) -> Error {
-        Failure::from(error).into()
-    }
-}
-
-impl From<Inconsistency> for Error {
-    fn from(error: Inconsistency) -> Error {
-        Failure::from(error).into()
-    }
-}
-
-impl From<Unusable> for Error {
-    fn from(error: Unusable) -> Error {
-        Failure::from(error).into()
-    }
-}
-
-/// Result of a call.
-pub type CallResult<T> = Result<T, Error>;
 
 /// An allocator that was opened in this process. A copy names the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -156,7 +87,7 @@ pub fn missing_card() -> Option<String> {
 /// # Errors
 /// More than 10,000,000 events.
 pub fn record_history_of_devices(events: u32) -> CallResult<()> {
-    Ok(catch_failure(|| snapshot::record_history_of_devices(events))?)
+    catch_failure(|| snapshot::record_history_of_devices(events))
 }
 
 /// Writes blocks, segments and the recorded history of these devices to one file, each under its number: a
@@ -165,7 +96,7 @@ pub fn record_history_of_devices(events: u32) -> CallResult<()> {
 /// # Errors
 /// The file cannot be written.
 pub fn snapshot_of_devices(path: &str) -> CallResult<()> {
-    Ok(catch_failure(|| snapshot::snapshot_of_devices(path))?)
+    catch_failure(|| snapshot::snapshot_of_devices(path))
 }
 
 impl OpenAllocator {
@@ -213,12 +144,12 @@ impl OpenAllocator {
     /// # Errors
     /// It is closed already, serves PyTorch, or a stream captures a graph.
     pub fn close(self) -> CallResult<()> {
-        Ok(catch_failure(|| handles::close(self.0))?)
+        catch_failure(|| handles::close(self.0))
     }
 
     #[inline]
-    fn with<R>(self, call: impl FnOnce(&Context) -> status::Result<R>) -> CallResult<R> {
-        Ok(catch_failure(|| handles::with(self.0, call))?)
+    fn with<R>(self, call: impl FnOnce(&Context) -> CallResult<R>) -> CallResult<R> {
+        catch_failure(|| handles::with(self.0, call))
     }
 
     /// Allocates at least `size` bytes for work on `stream`.
@@ -505,16 +436,10 @@ impl OpenAllocator {
     }
 }
 
-impl Error {
-    /// Returns true if a request failed for want of memory.
-    pub fn is_out_of_memory(&self) -> bool {
-        self.status == VRAMP_ERROR_OUT_OF_MEMORY
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::vramp_status_t::*;
 
     const DEFAULT: StreamName = StreamName::Raw(0);
 
@@ -565,20 +490,20 @@ mod tests {
         assert_eq!(again, first);
         free(allocator, again.addr).unwrap();
         let error = free(allocator, again.addr).unwrap_err();
-        assert_eq!(error.status, VRAMP_ERROR_UNKNOWN_POINTER);
+        assert_eq!(error.status(), VRAMP_ERROR_UNKNOWN_POINTER);
         let stats = allocator.stats().unwrap();
         assert_eq!((stats.live.count(), stats.placed, stats.freed), (0, 2, 2));
         allocator.close().unwrap();
         assert_eq!(allocator.malloc_at_hand(4096, DEFAULT), None);
-        assert_eq!(allocator.close().unwrap_err().status, VRAMP_ERROR_UNKNOWN_ALLOCATOR);
+        assert_eq!(allocator.close().unwrap_err().status(), VRAMP_ERROR_UNKNOWN_ALLOCATOR);
     }
 
     #[test]
     fn a_failure_carries_the_report_and_a_limit_is_a_size_or_a_part() {
         let allocator = OpenAllocator::open("sim:h200", "limit=1GiB").unwrap();
         let error = malloc(allocator, 2 << 30).unwrap_err();
-        assert!(error.is_out_of_memory());
-        assert_eq!(error.report.unwrap().shortage.requested.count(), 2 << 30);
+        assert!(error.kind == Kind::OutOfMemory);
+        assert_eq!(error.report.as_ref().unwrap().shortage.requested.count(), 2 << 30);
         for (text, expected) in [(Some("3GiB"), Some(3 << 30)), (None, None)] {
             allocator.set_limit(text).unwrap();
             assert_eq!(allocator.limit().unwrap(), expected);
@@ -588,7 +513,7 @@ mod tests {
         assert_eq!(allocator.limit().unwrap(), Some(memory / 2));
         for wrong in ["", "0%", "101%", "1KiB", "many"] {
             let error = allocator.set_limit(Some(wrong)).unwrap_err();
-            assert_eq!(error.status, VRAMP_ERROR_OPTION, "{wrong}");
+            assert_eq!(error.status(), VRAMP_ERROR_OPTION, "{wrong}");
         }
         allocator.close().unwrap();
     }
@@ -609,7 +534,7 @@ mod tests {
         allocator.forget_stream(handle).unwrap();
         // SAFETY: as above.
         let error = unsafe { allocator.order(raw, created) }.unwrap_err();
-        assert_eq!(error.status, VRAMP_ERROR_UNKNOWN_STREAM);
+        assert_eq!(error.status(), VRAMP_ERROR_UNKNOWN_STREAM);
         allocator.close().unwrap();
     }
 }

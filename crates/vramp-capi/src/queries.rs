@@ -5,14 +5,14 @@ use std::ffi::{CString, c_char, c_int, c_void};
 
 use vramp_alloc::observe::Shortage;
 
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::abi::{
     vramp_allocator_t, vramp_device_t, vramp_shortage_handler_t, vramp_shortage_t,
     vramp_stat_visitor_t, vramp_stream_t,
 };
 use crate::context::Context;
 use crate::interface::User;
-use crate::status::{Failure, status_of};
+use crate::status::{Failure, Kind, status_of};
 use crate::{handles, pointers};
 
 /// Versions as numbers: major, minor and patch in units of these.
@@ -48,7 +48,7 @@ pub extern "C" fn vramp_check_version(header: u32) -> vramp_status_t {
             version_text(library),
             required(header),
         );
-        Err(Failure::new(VRAMP_ERROR_VERSION, text))
+        Err(Failure::new(Kind::Version, text))
     })
 }
 
@@ -200,7 +200,7 @@ pub unsafe extern "C" fn vramp_memory_stats(
 ) -> vramp_status_t {
     status_of(|| {
         let Some(visitor) = visitor else {
-            return Err(Failure::new(VRAMP_ERROR_NULL, "visitor is null: pass a function"));
+            return Err(Failure::new(Kind::Null, "visitor is null: pass a function"));
         };
         let stats = handles::with(allocator, |context| context.memory_stats())?;
         for (name, value) in stats.by_name() {
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn vramp_on_shortage(
     status_of(|| {
         pointers::check(registration, "registration")?;
         let Some(handler) = handler else {
-            return Err(Failure::new(VRAMP_ERROR_NULL, "handler is null: pass a function"));
+            return Err(Failure::new(Kind::Null, "handler is null: pass a function"));
         };
         let user = User(user);
         let number = handles::with(allocator, |context| {

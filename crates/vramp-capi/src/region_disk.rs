@@ -18,9 +18,8 @@ use vramp_host::topology::{Directory, Topology};
 use vramp_tiers::disk::DiskConfig;
 use vramp_tiers::{DiskStore, ReservationManager, SpaceConfig, SpaceId};
 
-use crate::abi::vramp_status_t::*;
 use crate::regions::RegionTable;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 
 /// Filesystems that keep files in memory.
 const IN_MEMORY: [&str; 2] = ["tmpfs", "ramfs"];
@@ -75,7 +74,7 @@ pub(crate) fn open_default() -> Result<()> {
     let Some(directory) = directory else {
         let text = "regions have no disk for their backups: open tiers with a disk, or choose a directory by \
                     vramp.set_region_disk in Python or vramp_region_set_disk in C";
-        return Err(Failure::new(VRAMP_ERROR_OPTION, text));
+        return Err(Failure::new(Kind::Option, text));
     };
     let found = look_at(&directory)?;
     if let Some(mount) = &found.mount
@@ -86,7 +85,7 @@ pub(crate) fn open_default() -> Result<()> {
              vramp.set_region_disk in Python or vramp_region_set_disk in C",
             directory.display()
         );
-        return Err(Failure::new(VRAMP_ERROR_OPTION, text));
+        return Err(Failure::new(Kind::Option, text));
     }
     set(open(&directory, found.free)?);
     Ok(())
@@ -113,7 +112,7 @@ fn set(store: DiskStore) {
 fn look_at(directory: &Path) -> Result<Directory> {
     let failed = |error: String| {
         let text = format!("{}: {error}: choose another directory", directory.display());
-        Failure::new(VRAMP_ERROR_FILE, text)
+        Failure::new(Kind::File, text)
     };
     let topology = Topology::discover().map_err(|error| failed(error.to_string()))?;
     topology.directory(directory).map_err(|error| failed(error.to_string()))
@@ -122,7 +121,7 @@ fn look_at(directory: &Path) -> Result<Directory> {
 fn open(directory: &Path, capacity: Bytes) -> Result<DiskStore> {
     let id = SpaceId::disk(0);
     let spaces = ReservationManager::new([(id, SpaceConfig::disk(capacity))])
-        .map_err(|error| Failure::new(VRAMP_ERROR_OPTION, error.to_string()))?;
+        .map_err(|error| Failure::new(Kind::Option, error.to_string()))?;
     let space = spaces.space(id).expect("it was configured");
     let config = DiskConfig { file_size: FILE_SIZE, ..DiskConfig::default() };
     Ok(DiskStore::open(directory, config, &space)?)

@@ -32,10 +32,9 @@ use vramp_tiers::movers::{Mover, MoverConfig};
 use vramp_tiers::regions::{Backup, Region, RegionError, RegionOptions, Regions};
 use vramp_tiers::{DiskStore, ReservationManager, SpaceConfig, SpaceId};
 
-use crate::abi::vramp_status_t::*;
 use crate::context::Context;
 use crate::region_disk;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 
 /// Allocators that a scope is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +97,7 @@ pub(crate) fn begin(target: Target, tagged: Option<Tagged>) -> Result<u64> {
     let begun = SCOPES.try_with(|scopes| scopes.borrow_mut().push(scope));
     begun.map_err(|_| {
         let text = "the thread is ending, and is in no region any more: allocate on another thread";
-        Failure::new(VRAMP_ERROR_REGION, text)
+        Failure::new(Kind::Region, text)
     })?;
     Ok(number)
 }
@@ -116,7 +115,7 @@ pub(crate) fn end(number: Option<u64>) -> Result<()> {
     if ended != Ok(true) {
         let text =
             "this thread is not in that region: end a region on the thread that began it, once";
-        return Err(Failure::new(VRAMP_ERROR_REGION, text));
+        return Err(Failure::new(Kind::Region, text));
     }
     Ok(())
 }
@@ -331,7 +330,7 @@ impl Owner<'_> {
 
 /// Returns host memory without a budget, pinned as it is needed, with a mover.
 fn own_mover(context: &Context, keep: Bytes) -> Result<Mover> {
-    let failed = |error: String| Failure::new(VRAMP_ERROR_OPTION, error);
+    let failed = |error: String| Failure::new(Kind::Option, error);
     let host = SpaceId::host(0);
     let spaces = ReservationManager::new([(host, SpaceConfig::host(Bytes::tib(1 << 10)))])
         .map_err(|error| failed(error.to_string()))?;
@@ -449,7 +448,7 @@ impl Context {
         let regions = self.regions_if_any().ok_or_else(|| no_region(tag))?;
         if self.allocator().any_captures()? {
             let text = "a stream captures a graph, which may use a region: end the capture first";
-            return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
+            return Err(Failure::new(Kind::Capture, text));
         }
         {
             let region = regions.get(tag)?;
@@ -566,7 +565,7 @@ impl Context {
         let mut table = table.table.write().unwrap_or_else(PoisonError::into_inner);
         if table.regions.is_some() && self.allocator().any_captures()? {
             let text = "a stream captures a graph, which may use a region: end the capture first";
-            return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
+            return Err(Failure::new(Kind::Capture, text));
         }
         *table = Table::default();
         Ok(())
@@ -588,30 +587,6 @@ pub(crate) fn not_allocated(tag: &str, error: AllocError) -> Failure {
             Failure::of_region(tag, text)
         }
         error => error.into(),
-    }
-}
-
-impl From<RegionError> for Failure {
-    fn from(error: RegionError) -> Failure {
-        let text = error.to_string();
-        let tag = match &error {
-            RegionError::OtherOptions { .. } => return Failure::new(VRAMP_ERROR_OPTION, text),
-            RegionError::Unknown { tag, .. }
-            | RegionError::HasMemory { tag, .. }
-            | RegionError::InUse { tag }
-            | RegionError::NotNow { tag, .. }
-            | RegionError::HostFull { tag, .. }
-            | RegionError::NoDisk { tag }
-            | RegionError::NoRoomToPrefetch { tag, .. }
-            | RegionError::Awake { tag }
-            | RegionError::NoBackup { tag, .. }
-            | RegionError::Copy { tag, .. }
-            | RegionError::Memory { tag, .. }
-            | RegionError::Stuck { tag, .. }
-            | RegionError::Closed { tag } => tag.clone(),
-            _ => return Failure::new(VRAMP_ERROR_REGION, text),
-        };
-        Failure::of_region(&tag, text)
     }
 }
 

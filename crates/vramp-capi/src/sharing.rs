@@ -2,7 +2,6 @@
 //!
 //! `docs/sharing.md` says who may end first, and what each call costs.
 
-pub(crate) mod failures;
 pub(crate) mod tables;
 
 use std::ffi::{c_char, c_int, c_void};
@@ -14,14 +13,14 @@ use vramp_alloc::device::HandleType;
 use vramp_alloc::sharing::{AccessChange, Ticket};
 
 use crate::abi::vramp_handle_type_t::*;
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::abi::{
     vramp_allocator_t, vramp_export_t, vramp_pin_t, vramp_sharing_t, vramp_stream_t, vramp_ticket_t,
 };
 use crate::context::Context;
 use crate::queries::chars;
 use crate::sharing::tables::ticket_of;
-use crate::status::{Failure, Result, check_fork, status_of};
+use crate::status::{Failure, Kind, Result, check_fork, status_of};
 use crate::{device, handles, pointers};
 
 /// Maps the host's memory to the simulated cards that are opened in this process from now on. Then a
@@ -100,7 +99,7 @@ pub unsafe extern "C" fn vramp_export_revoke(
         // SAFETY: required by this function's contract.
         let ticket = unsafe { pointers::read(ticket, "ticket") }?;
         let ticket = Ticket::from_bytes(ticket_bytes(&ticket)?);
-        let ticket = ticket.map_err(|error| Failure::new(VRAMP_ERROR_TICKET, error.to_string()))?;
+        let ticket = ticket.map_err(|error| Failure::new(Kind::Ticket, error.to_string()))?;
         let done = handles::with(allocator, |context| {
             Ok(context.shares.export(exported.id)?.revoke(&ticket))
         })?;
@@ -414,7 +413,7 @@ fn ticket_to_c(ticket: &Ticket) -> Result<vramp_ticket_t> {
     let mut bytes = [0; 252];
     let Some(part) = bytes.get_mut(..made.len()) else {
         let text = format!("a ticket of {} bytes is too long", made.len());
-        return Err(Failure::new(VRAMP_ERROR_INTERNAL, text));
+        return Err(Failure::new(Kind::Internal, text));
     };
     part.copy_from_slice(&made);
     Ok(vramp_ticket_t { length: made.len() as u32, bytes })
@@ -427,6 +426,6 @@ fn ticket_bytes(ticket: &vramp_ticket_t) -> Result<&[u8]> {
             ticket.length,
             ticket.bytes.len()
         );
-        Failure::new(VRAMP_ERROR_TICKET, text)
+        Failure::new(Kind::Ticket, text)
     })
 }

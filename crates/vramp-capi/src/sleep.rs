@@ -19,22 +19,20 @@ use std::ffi::{c_char, c_void};
 use std::path::Path;
 
 use vramp_alloc::observe::is_in_callback;
-use vramp_alloc::sleep::SleepError;
 use vramp_alloc::{Bytes, DeviceAddr};
 use vramp_tiers::regions::{
     Backup, PauseOptions, Phase, RegionError, RegionOptions, RegionStatus, Regions,
 };
 
 use crate::abi::vramp_allocator_t;
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::context::Context;
 use crate::queries::chars;
 use crate::region_disk;
 use crate::regions::{self, Tagged, Target};
 use crate::sleep::abi::vramp_region_phase_t::*;
 use crate::sleep::abi::*;
-use crate::status::{Failure, Result, check_fork, status_of};
-use crate::tiers::failures::status_of_move;
+use crate::status::{Failure, Kind, Result, check_fork, status_of};
 use crate::{handles, pointers};
 
 /// Most tags of one call.
@@ -49,7 +47,7 @@ fn backup(number: u32) -> Result<Backup> {
             let text = format!(
                 "{other} is no backup: use VRAMP_BACKUP_HOST, VRAMP_BACKUP_NONE or VRAMP_BACKUP_DISK"
             );
-            Err(Failure::new(VRAMP_ERROR_RANGE, text))
+            Err(Failure::new(Kind::Range, text))
         }
     }
 }
@@ -120,7 +118,7 @@ unsafe fn pause_options(options: *const vramp_pause_options_t) -> Result<PauseOp
 unsafe fn tag_of<'a>(tag: *const c_char, name: &str) -> Result<&'a str> {
     if tag.is_null() {
         let text = format!("{name} is null: pass the tag of a region");
-        return Err(Failure::new(VRAMP_ERROR_NULL, text));
+        return Err(Failure::new(Kind::Null, text));
     }
     // SAFETY: required by this function's contract.
     unsafe { pointers::text(tag, name) }
@@ -137,7 +135,7 @@ unsafe fn tags_of<'a>(tags: *const *const c_char, count: usize) -> Result<Option
     }
     if count > TAGS_MAX {
         let text = format!("{count} tags: use at most {TAGS_MAX}");
-        return Err(Failure::new(VRAMP_ERROR_RANGE, text));
+        return Err(Failure::new(Kind::Range, text));
     }
     // SAFETY: required by this function's contract.
     let tags = unsafe { pointers::read_array(tags, count, "tags") }?;
@@ -171,7 +169,7 @@ fn refuse_in_callback() -> Result<()> {
     if is_in_callback() {
         let text = "a callback runs on this thread, perhaps in the middle of a resume: return from it, and \
                     call then; vramp_region_on_pressure pauses regions for a request";
-        return Err(Failure::new(VRAMP_ERROR_BUSY, text));
+        return Err(Failure::new(Kind::Busy, text));
     }
     Ok(())
 }
@@ -188,31 +186,10 @@ fn move_regions(
     })
 }
 
-/// Returns the status of a move that failed, by its cause.
-fn status_of_cause(error: &RegionError) -> Option<vramp_status_t> {
-    match error {
-        RegionError::NotNow { error: SleepError::Captures { .. }, .. } => Some(VRAMP_ERROR_CAPTURE),
-        RegionError::NotNow { error: SleepError::NotSupported { .. }, .. } => {
-            Some(VRAMP_ERROR_UNSUPPORTED)
-        }
-        RegionError::NotNow { error: SleepError::Driver(_), .. } => Some(VRAMP_ERROR_DRIVER),
-        RegionError::HostFull { .. } | RegionError::NoRoomToPrefetch { .. } => {
-            Some(VRAMP_ERROR_OUT_OF_MEMORY)
-        }
-        RegionError::Memory { error, .. } if error.is_out_of_memory() => {
-            Some(VRAMP_ERROR_OUT_OF_MEMORY)
-        }
-        RegionError::Memory { .. } => Some(VRAMP_ERROR_DRIVER),
-        RegionError::Copy { error, .. } => Some(status_of_move(error)),
-        RegionError::Stuck { error, .. } => status_of_cause(error),
-        _ => None,
-    }
-}
-
 #[cold]
 fn not_moved(error: RegionError) -> Failure {
-    match status_of_cause(&error) {
-        Some(status) => Failure::new(status, error.to_string()),
+    match error.cause() {
+        Some(kind) => Failure::new(kind, error.to_string()),
         None => error.into(),
     }
 }
@@ -259,7 +236,7 @@ pub unsafe extern "C" fn vramp_region_begin(
         let tag = unsafe { tag_of(tag, "tag") }?;
         if tag.len() > VRAMP_TAG_MAX {
             let text = format!("a tag of {} bytes: use at most {VRAMP_TAG_MAX}", tag.len());
-            return Err(Failure::new(VRAMP_ERROR_RANGE, text));
+            return Err(Failure::new(Kind::Range, text));
         }
         // SAFETY: required by this function's contract.
         let options = unsafe { region_options(options) }?;
@@ -475,7 +452,7 @@ pub unsafe extern "C" fn vramp_region_read_backup(
         handles::with(allocator, |context| {
             let Some(regions) = context.regions_if_any() else {
                 let text = "the allocator has no regions: only memory of a region has a backup";
-                return Err(Failure::new(VRAMP_ERROR_REGION, text));
+                return Err(Failure::new(Kind::Region, text));
             };
             regions.read_backup(DeviceAddr::new(address as u64), out).map_err(not_moved)
         })
@@ -509,7 +486,7 @@ pub unsafe extern "C" fn vramp_region_on_pressure(
                 Ok(())
             })?;
             let text = "the allocator has no regions: vramp_region_begin creates one";
-            number.ok_or_else(|| Failure::new(VRAMP_ERROR_REGION, text))
+            number.ok_or_else(|| Failure::new(Kind::Region, text))
         })?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(registration, number, "registration") }

@@ -6,52 +6,130 @@ use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use vramp_alloc::error::{Inconsistency, OutOfMemoryReport, StreamError, Unusable, UseError};
-use vramp_alloc::graph::{ArenaError, ArenaResetError, CaptureError, LaunchError};
-use vramp_alloc::{AllocError, CloseError, CreateError, DriverError, FreeError};
-use vramp_driver::ErrorKind;
+use vramp_alloc::error::{OutOfMemoryReport, Unusable};
+pub use vramp_alloc::kind::{Classify, Kind, Room};
 
 use crate::abi::vramp_status_t::{self, *};
-use crate::device::DeviceError;
-use crate::options::OptionError;
 
 /// Why a call failed. One pointer, so that the result of a call that succeeds stays in a register.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{}", .0.text)]
-pub(crate) struct Failure(Box<Reason>);
+pub struct Failure(Box<Reason>);
 
+/// What a [`Failure`] tells.
 #[derive(Clone, Debug)]
-pub(crate) struct Reason {
-    pub status: vramp_status_t,
+pub struct Reason {
+    /// What it means for the caller.
+    pub kind: Kind,
     /// One or several lines: what happened and what to do.
     pub text: String,
     /// State of memory when a request was too large.
     pub report: Option<Arc<OutOfMemoryReport>>,
     /// Tag of the region that the failure is about.
     pub region: Option<String>,
+    /// What a full tier lacks.
+    pub room: Room,
 }
 
-pub(crate) type Result<T> = std::result::Result<T, Failure>;
+/// Result of a call.
+pub type CallResult<T> = std::result::Result<T, Failure>;
+
+pub(crate) type Result<T> = CallResult<T>;
+
+/// Returns the status of a kind of failure in C, and the name of its class of exceptions in Python.
+const fn interfaces(kind: Kind) -> (vramp_status_t, &'static str) {
+    match kind {
+        Kind::Null => (VRAMP_ERROR_NULL, "RangeError"),
+        Kind::Text => (VRAMP_ERROR_TEXT, "RangeError"),
+        Kind::Option => (VRAMP_ERROR_OPTION, "OptionError"),
+        Kind::Device => (VRAMP_ERROR_DEVICE, "DeviceError"),
+        Kind::UnknownAllocator | Kind::Closed => (VRAMP_ERROR_UNKNOWN_ALLOCATOR, "ClosedError"),
+        Kind::UnknownStream => (VRAMP_ERROR_UNKNOWN_STREAM, "UnknownStreamError"),
+        Kind::UnknownPointer => (VRAMP_ERROR_UNKNOWN_POINTER, "UnknownPointerError"),
+        Kind::OutOfMemory => (VRAMP_ERROR_OUT_OF_MEMORY, "OutOfMemoryError"),
+        Kind::TierFull => (VRAMP_ERROR_OUT_OF_MEMORY, "TierFullError"),
+        Kind::Driver => (VRAMP_ERROR_DRIVER, "DriverError"),
+        Kind::TooMany => (VRAMP_ERROR_TOO_MANY, "RangeError"),
+        Kind::StructSize => (VRAMP_ERROR_STRUCT_SIZE, "VrampError"),
+        Kind::InUse => (VRAMP_ERROR_IN_USE, "InUseError"),
+        Kind::Range => (VRAMP_ERROR_RANGE, "RangeError"),
+        Kind::Inconsistent => (VRAMP_ERROR_INCONSISTENT, "InternalError"),
+        Kind::Internal => (VRAMP_ERROR_INTERNAL, "InternalError"),
+        Kind::File => (VRAMP_ERROR_FILE, "FileError"),
+        Kind::UnknownArena => (VRAMP_ERROR_UNKNOWN_ARENA, "ClosedError"),
+        Kind::UnknownGraph => (VRAMP_ERROR_UNKNOWN_GRAPH, "ClosedError"),
+        Kind::UnknownLease => (VRAMP_ERROR_UNKNOWN_LEASE, "ClosedError"),
+        Kind::Busy => (VRAMP_ERROR_BUSY, "InUseError"),
+        Kind::Capture => (VRAMP_ERROR_CAPTURE, "CaptureError"),
+        Kind::Unsupported => (VRAMP_ERROR_UNSUPPORTED, "UnsupportedError"),
+        Kind::Forked => (VRAMP_ERROR_FORKED, "ForkedError"),
+        Kind::Version => (VRAMP_ERROR_VERSION, "VrampError"),
+        Kind::UnknownExport => (VRAMP_ERROR_UNKNOWN_EXPORT, "ClosedError"),
+        Kind::UnknownPin => (VRAMP_ERROR_UNKNOWN_PIN, "ClosedError"),
+        Kind::Ticket => (VRAMP_ERROR_TICKET, "TicketError"),
+        Kind::ExportEnded => (VRAMP_ERROR_EXPORT_ENDED, "ExportEndedError"),
+        Kind::Exchange => (VRAMP_ERROR_EXCHANGE, "ExchangeError"),
+        Kind::NoTiers => (VRAMP_ERROR_NO_TIERS, "ClosedError"),
+        Kind::UnknownSpace => (VRAMP_ERROR_UNKNOWN_SPACE, "RangeError"),
+        Kind::UnknownReservation => (VRAMP_ERROR_UNKNOWN_RESERVATION, "ClosedError"),
+        Kind::UnknownBuffer => (VRAMP_ERROR_UNKNOWN_BUFFER, "ClosedError"),
+        Kind::Timeout => (VRAMP_ERROR_TIMEOUT, "LeaseTimeoutError"),
+        // In C a request that does not wait has a deadline that is over.
+        Kind::NotNow => (VRAMP_ERROR_TIMEOUT, "TierFullError"),
+        Kind::Cancelled => (VRAMP_ERROR_CANCELLED, "CancelledError"),
+        Kind::Deadlock => (VRAMP_ERROR_DEADLOCK, "DeadlockError"),
+        Kind::Contents => (VRAMP_ERROR_CONTENTS, "ContentsError"),
+        // Only regions sleep.
+        Kind::Region | Kind::Asleep => (VRAMP_ERROR_REGION, "RegionError"),
+        Kind::OverReservation => (VRAMP_ERROR_OVER_RESERVATION, "OutOfMemoryError"),
+    }
+}
 
 impl Failure {
+    /// Returns a failure of this kind.
     #[cold]
-    pub fn new(status: vramp_status_t, text: impl Into<String>) -> Failure {
-        Failure(Box::new(Reason { status, text: text.into(), report: None, region: None }))
+    pub fn new(kind: Kind, text: impl Into<String>) -> Failure {
+        let (report, region) = (None, None);
+        Failure(Box::new(Reason { kind, text: text.into(), report, region, room: Room::default() }))
     }
 
-    /// Returns the failure with another text.
+    /// Returns the failure of an error, in the words of this interface.
     #[cold]
-    pub fn with_text(mut self, text: String) -> Failure {
-        self.0.text = text;
-        self
+    pub fn of(error: &impl Classify) -> Failure {
+        let kind = error.kind();
+        let region = error.region().map(str::to_owned);
+        let text = match (kind, &region) {
+            (Kind::UnknownStream, _) => return unknown_stream(),
+            (Kind::Asleep, Some(tag)) => format!("the region {tag:?} sleeps: resume it first"),
+            _ => error.to_string(),
+        };
+        let report = error.report().map(|report| Arc::new(report.clone()));
+        Failure(Box::new(Reason { kind, text, report, region, room: error.room() }))
     }
 
     /// Returns a failure of the region `tag`.
     #[cold]
-    pub fn of_region(tag: &str, text: impl Into<String>) -> Failure {
-        let mut failure = Failure::new(VRAMP_ERROR_REGION, text);
+    pub(crate) fn of_region(tag: &str, text: impl Into<String>) -> Failure {
+        let mut failure = Failure::new(Kind::Region, text);
         failure.0.region = Some(tag.to_owned());
         failure
+    }
+
+    /// Returns the status in C.
+    pub fn status(&self) -> vramp_status_t {
+        interfaces(self.kind).0
+    }
+
+    /// Returns the name of the class of exceptions in Python.
+    pub fn class(&self) -> &'static str {
+        interfaces(self.kind).1
+    }
+}
+
+impl<E: Classify> From<E> for Failure {
+    #[cold]
+    fn from(error: E) -> Failure {
+        Failure::of(&error)
     }
 }
 
@@ -64,199 +142,19 @@ impl Deref for Failure {
 }
 
 /// Returns an error in a forked child, before any lock that a thread of the parent may hold.
+///
+/// # Errors
+/// The process is a forked child.
 #[inline]
-pub(crate) fn check_fork() -> Result<()> {
+pub fn check_fork() -> Result<()> {
     Ok(Unusable::check_fork()?)
-}
-
-fn status_of_unusable(why: &Unusable) -> vramp_status_t {
-    match why {
-        Unusable::Forked => VRAMP_ERROR_FORKED,
-        _ => VRAMP_ERROR_INCONSISTENT,
-    }
 }
 
 /// Returns the error for a stream that the allocator does not know, in the words of this interface.
 #[cold]
 pub(crate) fn unknown_stream() -> Failure {
     let text = "the stream was forgotten, or is unknown to this allocator: create or adopt one";
-    Failure::new(VRAMP_ERROR_UNKNOWN_STREAM, text)
-}
-
-fn status_of_driver(error: &DriverError) -> vramp_status_t {
-    match error.kind {
-        ErrorKind::Capturing => VRAMP_ERROR_CAPTURE,
-        _ => VRAMP_ERROR_DRIVER,
-    }
-}
-
-impl From<OptionError> for Failure {
-    fn from(error: OptionError) -> Failure {
-        Failure::new(VRAMP_ERROR_OPTION, error.to_string())
-    }
-}
-
-impl From<DeviceError> for Failure {
-    fn from(error: DeviceError) -> Failure {
-        Failure::new(VRAMP_ERROR_DEVICE, error.to_string())
-    }
-}
-
-impl From<CreateError> for Failure {
-    fn from(error: CreateError) -> Failure {
-        let status = match &error {
-            CreateError::Driver(_) => VRAMP_ERROR_DRIVER,
-            CreateError::Unusable(why) => status_of_unusable(why),
-            _ => VRAMP_ERROR_OPTION,
-        };
-        Failure::new(status, error.to_string())
-    }
-}
-
-impl From<DriverError> for Failure {
-    fn from(error: DriverError) -> Failure {
-        Failure::new(status_of_driver(&error), error.to_string())
-    }
-}
-
-impl From<Inconsistency> for Failure {
-    fn from(error: Inconsistency) -> Failure {
-        Failure::new(VRAMP_ERROR_INCONSISTENT, error.to_string())
-    }
-}
-
-impl From<Unusable> for Failure {
-    fn from(why: Unusable) -> Failure {
-        match &why {
-            // Only regions sleep, and their pools have their tags.
-            Unusable::Asleep { pool: tag } => {
-                Failure::of_region(tag, format!("the region {tag:?} sleeps: resume it first"))
-            }
-            _ => Failure::new(status_of_unusable(&why), why.to_string()),
-        }
-    }
-}
-
-impl From<AllocError> for Failure {
-    fn from(error: AllocError) -> Failure {
-        let text = error.to_string();
-        let status = match error {
-            AllocError::OutOfMemory(report) => {
-                let report = Some(Arc::from(report));
-                return Failure(Box::new(Reason {
-                    status: VRAMP_ERROR_OUT_OF_MEMORY,
-                    text,
-                    report,
-                    region: None,
-                }));
-            }
-            AllocError::HostMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
-            AllocError::UnknownStream(_) => return unknown_stream(),
-            AllocError::Driver(error) => return error.into(),
-            AllocError::Unusable(why) => return why.into(),
-            AllocError::Fraction(_) => VRAMP_ERROR_RANGE,
-            AllocError::Arena(_) if error.is_out_of_memory() => VRAMP_ERROR_OUT_OF_MEMORY,
-            AllocError::Arena(_) => VRAMP_ERROR_CAPTURE,
-            _ => VRAMP_ERROR_DRIVER,
-        };
-        Failure::new(status, text)
-    }
-}
-
-impl From<FreeError> for Failure {
-    fn from(error: FreeError) -> Failure {
-        let status = match error {
-            FreeError::Foreign(_) => VRAMP_ERROR_UNKNOWN_POINTER,
-            FreeError::UnknownStream { .. } => return unknown_stream(),
-            FreeError::Driver(error) => return error.into(),
-            FreeError::Unusable(ref why) => status_of_unusable(why),
-            _ => VRAMP_ERROR_DRIVER,
-        };
-        Failure::new(status, error.to_string())
-    }
-}
-
-impl From<StreamError> for Failure {
-    fn from(error: StreamError) -> Failure {
-        let status = match error {
-            StreamError::Unknown(_) => return unknown_stream(),
-            StreamError::Capturing(_) => VRAMP_ERROR_CAPTURE,
-            StreamError::Driver(error) => return error.into(),
-            StreamError::Unusable(ref why) => status_of_unusable(why),
-            _ => VRAMP_ERROR_DRIVER,
-        };
-        Failure::new(status, error.to_string())
-    }
-}
-
-impl From<&CloseError> for Failure {
-    fn from(error: &CloseError) -> Failure {
-        let status = match error {
-            CloseError::Capturing { .. } => VRAMP_ERROR_CAPTURE,
-            _ => VRAMP_ERROR_DRIVER,
-        };
-        Failure::new(status, error.to_string())
-    }
-}
-
-impl From<UseError> for Failure {
-    fn from(error: UseError) -> Failure {
-        let status = match error {
-            UseError::Foreign(_) => VRAMP_ERROR_UNKNOWN_POINTER,
-            UseError::UnknownStream(_) => return unknown_stream(),
-            UseError::HostMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
-            _ => VRAMP_ERROR_INCONSISTENT,
-        };
-        Failure::new(status, error.to_string())
-    }
-}
-
-impl From<ArenaError> for Failure {
-    fn from(error: ArenaError) -> Failure {
-        let status = match error {
-            ArenaError::NotSupported => VRAMP_ERROR_UNSUPPORTED,
-            ArenaError::Capacity { .. } => VRAMP_ERROR_RANGE,
-            ArenaError::Unusable(ref why) => status_of_unusable(why),
-            ArenaError::HostMemory(_) => VRAMP_ERROR_OUT_OF_MEMORY,
-            _ => VRAMP_ERROR_DRIVER,
-        };
-        Failure::new(status, error.to_string())
-    }
-}
-
-impl From<ArenaResetError> for Failure {
-    fn from(error: ArenaResetError) -> Failure {
-        Failure::new(VRAMP_ERROR_BUSY, error.to_string())
-    }
-}
-
-impl From<CaptureError> for Failure {
-    fn from(error: CaptureError) -> Failure {
-        let status = match error {
-            CaptureError::Alloc(error) => return error.into(),
-            CaptureError::ForeignArena => VRAMP_ERROR_UNKNOWN_ARENA,
-            CaptureError::ArenaBusy => VRAMP_ERROR_BUSY,
-            CaptureError::UnknownStream(_) => return unknown_stream(),
-            CaptureError::Unusable(ref why) => status_of_unusable(why),
-            _ => VRAMP_ERROR_CAPTURE,
-        };
-        Failure::new(status, error.to_string())
-    }
-}
-
-impl From<LaunchError> for Failure {
-    fn from(error: LaunchError) -> Failure {
-        let status = match error {
-            LaunchError::Alloc(error) => return error.into(),
-            LaunchError::Busy(_) => VRAMP_ERROR_BUSY,
-            LaunchError::UnknownStream(_) => return unknown_stream(),
-            LaunchError::Capturing(_) => VRAMP_ERROR_CAPTURE,
-            LaunchError::Driver(error) => return error.into(),
-            LaunchError::Unusable(ref why) => status_of_unusable(why),
-            _ => VRAMP_ERROR_DRIVER,
-        };
-        Failure::new(status, error.to_string())
-    }
+    Failure::new(Kind::UnknownStream, text)
 }
 
 thread_local! {
@@ -300,7 +198,7 @@ pub(crate) fn catch_failure<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 pub(crate) fn status_of(work: impl FnOnce() -> Result<()>) -> vramp_status_t {
     match catch_failure(work) {
         Ok(()) => VRAMP_OK,
-        Err(failure) => failure.status,
+        Err(failure) => failure.status(),
     }
 }
 
@@ -308,11 +206,24 @@ pub(crate) fn status_of(work: impl FnOnce() -> Result<()>) -> vramp_status_t {
 fn internal(panic: &(dyn std::any::Any + Send)) -> Failure {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-    Failure::new(VRAMP_ERROR_INTERNAL, format!("internal error, please report it: {text}"))
+    Failure::new(Kind::Internal, format!("internal error, please report it: {text}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use vramp_alloc::error::{Call, DriverError, ErrorKind, FreeError, HostShortage, StreamError};
+    use vramp_alloc::graph::{ArenaError, CaptureError, LaunchError};
+    use vramp_alloc::sharing::Refusal::WrongSecret;
+    use vramp_alloc::sharing::{FetchError, ImportError, OpenError, OpenMemoryError, ServeError};
+    use vramp_alloc::{AllocError, Bytes, CreateError, StreamId};
+    use vramp_defer::{LeaseRefused, SpillError, TiersError};
+    use vramp_tiers::ReserveError;
+    use vramp_tiers::disk::DiskTierError;
+    use vramp_tiers::host::HostPoolError;
+    use vramp_tiers::movers::MoveError;
+    use vramp_tiers::regions::RegionError;
+    use vramp_tiers::reserve::Refusal;
+
     use super::*;
 
     #[test]
@@ -324,30 +235,124 @@ mod tests {
         assert_eq!(last_error_text(), "internal error, please report it: plain");
     }
 
+    fn driver(kind: ErrorKind) -> DriverError {
+        let text = std::borrow::Cow::Borrowed("");
+        DriverError { call: Call::Record, code: 900, name: text.clone(), kind, detail: text }
+    }
+
     #[test]
-    fn a_driver_call_that_a_capture_forbids_has_the_status_of_captures() {
-        let failed = |kind| {
-            let text = std::borrow::Cow::Borrowed("");
-            let call = vramp_driver::Call::Record;
-            DriverError { call, code: 900, name: text.clone(), kind, detail: text }
+    fn each_error_has_one_kind_which_is_a_status_in_c_and_a_class_in_python() {
+        let (stream, bytes) = (StreamId::new(1), Bytes::mib(1));
+        let captured = || driver(ErrorKind::Capturing);
+        let asleep = || Unusable::Asleep { pool: "weights".to_owned() };
+        let refusal = || Box::new(Refusal { requested: bytes, spaces: Vec::new(), waiting: 0 });
+        let fetched = |error| {
+            let error = FetchError::Open(error);
+            OpenMemoryError::Import(ImportError::Fetch { index: 1, error })
         };
-        let statuses = |kind| {
-            [
-                Failure::from(AllocError::Driver(failed(kind))).status,
-                Failure::from(FreeError::Driver(failed(kind))).status,
-                Failure::from(LaunchError::Driver(failed(kind))).status,
-                Failure::from(StreamError::Driver(failed(kind))).status,
-                Failure::from(failed(kind)).status,
-            ]
-        };
-        assert_eq!(statuses(ErrorKind::Capturing), [VRAMP_ERROR_CAPTURE; 5]);
-        assert_eq!(statuses(ErrorKind::Other), [VRAMP_ERROR_DRIVER; 5]);
+        let wrong_secret = OpenError::Refused { pid: 7, reason: WrongSecret };
+        let undecodable =
+            || DiskTierError::Undecodable { len: bytes, compressed: bytes, why: String::new() };
+        let no_memory = |error| SpillError::NoMemory { error: Box::new(error), failed: None };
+        let no_budget = |error| SpillError::NoBudget { error: Box::new(error), failed: None };
+        let tag = || "weights".to_owned();
+        let table: Vec<(Failure, vramp_status_t, &str)> = vec![
+            (captured().into(), VRAMP_ERROR_CAPTURE, "CaptureError"),
+            (driver(ErrorKind::Other).into(), VRAMP_ERROR_DRIVER, "DriverError"),
+            (AllocError::Driver(captured()).into(), VRAMP_ERROR_CAPTURE, "CaptureError"),
+            (
+                AllocError::HostMemory(HostShortage).into(),
+                VRAMP_ERROR_OUT_OF_MEMORY,
+                "OutOfMemoryError",
+            ),
+            (
+                AllocError::UnknownStream(stream).into(),
+                VRAMP_ERROR_UNKNOWN_STREAM,
+                "UnknownStreamError",
+            ),
+            (AllocError::Fraction(2.0).into(), VRAMP_ERROR_RANGE, "RangeError"),
+            (AllocError::Unusable(asleep()).into(), VRAMP_ERROR_REGION, "RegionError"),
+            (
+                AllocError::Unusable(Unusable::Closed).into(),
+                VRAMP_ERROR_UNKNOWN_ALLOCATOR,
+                "ClosedError",
+            ),
+            (FreeError::Driver(captured()).into(), VRAMP_ERROR_CAPTURE, "CaptureError"),
+            (FreeError::Unusable(asleep()).into(), VRAMP_ERROR_REGION, "RegionError"),
+            (StreamError::Capturing(stream).into(), VRAMP_ERROR_CAPTURE, "CaptureError"),
+            (LaunchError::Driver(captured()).into(), VRAMP_ERROR_CAPTURE, "CaptureError"),
+            (LaunchError::Unusable(Unusable::Forked).into(), VRAMP_ERROR_FORKED, "ForkedError"),
+            (CaptureError::ArenaBusy.into(), VRAMP_ERROR_BUSY, "InUseError"),
+            (ArenaError::NotSupported.into(), VRAMP_ERROR_UNSUPPORTED, "UnsupportedError"),
+            (CreateError::Rdma.into(), VRAMP_ERROR_OPTION, "OptionError"),
+            (
+                OpenMemoryError::Open(OpenError::ExporterGone { pid: 7 }).into(),
+                VRAMP_ERROR_EXPORT_ENDED,
+                "ExportEndedError",
+            ),
+            (
+                fetched(OpenError::Withdrawn { pid: 7 }).into(),
+                VRAMP_ERROR_EXPORT_ENDED,
+                "ExportEndedError",
+            ),
+            (wrong_secret.into(), VRAMP_ERROR_TICKET, "TicketError"),
+            (
+                OpenError::TooManyOpens { pid: 7, limit: 4 }.into(),
+                VRAMP_ERROR_EXCHANGE,
+                "ExchangeError",
+            ),
+            (ServeError::Withdrawn.into(), VRAMP_ERROR_UNKNOWN_EXPORT, "ClosedError"),
+            (ReserveError::NotNow(refusal()).into(), VRAMP_ERROR_TIMEOUT, "TierFullError"),
+            (ReserveError::NeverFits(refusal()).into(), VRAMP_ERROR_OUT_OF_MEMORY, "TierFullError"),
+            (ReserveError::TimedOut(refusal()).into(), VRAMP_ERROR_TIMEOUT, "LeaseTimeoutError"),
+            (ReserveError::InSpiller(refusal()).into(), VRAMP_ERROR_DEADLOCK, "DeadlockError"),
+            (ReserveError::ShutDown(refusal()).into(), VRAMP_ERROR_CANCELLED, "CancelledError"),
+            (undecodable().into(), VRAMP_ERROR_CONTENTS, "ContentsError"),
+            (DiskTierError::OtherStore.into(), VRAMP_ERROR_FILE, "FileError"),
+            (HostPoolError::Config("").into(), VRAMP_ERROR_OPTION, "OptionError"),
+            (
+                MoveError::Unsettled(Box::new(MoveError::Capturing)).into(),
+                VRAMP_ERROR_CAPTURE,
+                "CaptureError",
+            ),
+            (
+                MoveError::Cancelled { moved: bytes, of: bytes }.into(),
+                VRAMP_ERROR_CANCELLED,
+                "CancelledError",
+            ),
+            (RegionError::Awake { tag: tag() }.into(), VRAMP_ERROR_REGION, "RegionError"),
+            (SpillError::Cancelled.into(), VRAMP_ERROR_CANCELLED, "CancelledError"),
+            (SpillError::OtherManager.into(), VRAMP_ERROR_UNKNOWN_BUFFER, "ClosedError"),
+            (
+                SpillError::Refused(LeaseRefused::NoMemory).into(),
+                VRAMP_ERROR_TIMEOUT,
+                "LeaseTimeoutError",
+            ),
+            (
+                no_memory(AllocError::HostMemory(HostShortage)).into(),
+                VRAMP_ERROR_OUT_OF_MEMORY,
+                "OutOfMemoryError",
+            ),
+            (
+                no_budget(ReserveError::TimedOut(refusal())).into(),
+                VRAMP_ERROR_TIMEOUT,
+                "LeaseTimeoutError",
+            ),
+            (SpillError::Move(MoveError::Capturing).into(), VRAMP_ERROR_CAPTURE, "CaptureError"),
+            (TiersError::NoHost.into(), VRAMP_ERROR_OPTION, "OptionError"),
+        ];
+        for (failure, status, class) in table {
+            assert_eq!((failure.status(), failure.class()), (status, class), "{failure:?}");
+        }
+        let failure = Failure::from(no_budget(ReserveError::NotNow(refusal())));
+        assert_eq!(failure.room.needed, Some(bytes));
+        assert_eq!(Failure::from(FreeError::Unusable(asleep())).region.as_deref(), Some("weights"));
     }
 
     #[test]
     fn each_thread_has_its_own_last_error() {
         assert_eq!(last_error_text(), "");
-        let _ = status_of(|| Err(Failure::new(VRAMP_ERROR_RANGE, "one\0two")));
+        let _ = status_of(|| Err(Failure::new(Kind::Range, "one\0two")));
         assert_eq!(last_error_text(), "one\\0two");
         std::thread::spawn(|| assert_eq!(last_error_text(), "")).join().unwrap();
         assert_eq!(status_of(|| Ok(())), VRAMP_OK);

@@ -55,7 +55,7 @@ pub fn open_on(driver: Arc<dyn Driver>, config: Config) -> Outcome<vramp_allocat
         check_fork()?;
         handles::insert(Arc::new(Context::on(Device::of(driver), config)?))
     });
-    opened.map_err(|failure| Refusal { status: failure.status, text: failure.text.clone() })
+    opened.map_err(|failure| Refusal { status: failure.status(), text: failure.text.clone() })
 }
 
 /// Returns the device's stream. `None` if the handle is unknown or the stream was forgotten.

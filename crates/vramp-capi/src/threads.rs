@@ -13,9 +13,8 @@
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::abi::vramp_status_t::VRAMP_ERROR_BUSY;
 use crate::gate::Record;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 
 type ThreadRecord = &'static Record;
 
@@ -92,7 +91,7 @@ pub(crate) fn check_not_in_store() -> Result<()> {
     }
     let text = "a function of a store runs on this thread, and calls may wait for it: return from it, and \
                 call then or on another thread";
-    Err(Failure::new(VRAMP_ERROR_BUSY, text))
+    Err(Failure::new(Kind::Busy, text))
 }
 
 /// Returns the record of the calling thread. `None` inside a call, in a function of a store, and while

@@ -9,13 +9,11 @@
 //! | `dispatch.rs` | the thread that calls observers |
 //! | `spaces.rs`, `reservations.rs`, `buffers.rs`, `leases.rs`, `observing.rs` | the functions of the interface |
 //! | `paying.rs` | allocations that a reservation pays for |
-//! | `failures.rs` | errors as statuses |
 
 pub mod abi;
 pub mod buffers;
 mod config;
 pub(crate) mod dispatch;
-pub(crate) mod failures;
 pub mod leases;
 pub mod observing;
 pub mod paying;
@@ -31,8 +29,8 @@ use vramp_defer::TiersOptions;
 use vramp_tiers::config::TiersConfig;
 
 use crate::abi::vramp_allocator_t;
-use crate::abi::vramp_status_t::{self, *};
-use crate::status::{Failure, Result, status_of};
+use crate::abi::vramp_status_t;
+use crate::status::{Failure, Kind, Result, status_of};
 use crate::tiers::abi::{vramp_store_t, vramp_tiers_options_t};
 use crate::tiers::slot::OpenTiers;
 use crate::tiers::store::Store;
@@ -121,5 +119,5 @@ pub extern "C" fn vramp_tiers_close(allocator: vramp_allocator_t) -> vramp_statu
 /// Returns the error for a number that names nothing.
 #[cold]
 fn out_of_range(what: &str, number: u32, use_: &str) -> Failure {
-    Failure::new(VRAMP_ERROR_RANGE, format!("{number} is no {what}: use {use_}"))
+    Failure::new(Kind::Range, format!("{number} is no {what}: use {use_}"))
 }

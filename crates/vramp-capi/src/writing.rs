@@ -5,8 +5,7 @@ use std::io::{BufWriter, Write};
 
 use vramp_alloc::history::Trace;
 
-use crate::abi::vramp_status_t::VRAMP_ERROR_FILE;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 
 /// Writes a PyTorch snapshot, or a timeline for Perfetto if the path ends with `.json`.
 pub(crate) fn write_trace(trace: &Trace, path: &str) -> Result<()> {
@@ -18,5 +17,5 @@ pub(crate) fn write_trace(trace: &Trace, path: &str) -> Result<()> {
         }
         file.flush()
     });
-    written.map_err(|error| Failure::new(VRAMP_ERROR_FILE, format!("cannot write {path}: {error}")))
+    written.map_err(|error| Failure::new(Kind::File, format!("cannot write {path}: {error}")))
 }

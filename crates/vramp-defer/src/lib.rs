@@ -93,6 +93,7 @@
 
 // The folder is `core/`, as in every crate: pure code, checked by `cargo xtask tidy`. The module has
 // another name because `core` is Rust's own.
+mod kind;
 #[path = "core/mod.rs"]
 pub mod planner;
 mod shell;

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use vramp_capi::abi::vramp_status_t::VRAMP_ERROR_UNKNOWN_ALLOCATOR;
+use vramp_capi::process::Kind;
 
 use crate::error::raise;
 use crate::pool::Pool;
@@ -97,7 +97,7 @@ impl Registration {
         let allocator = pool.allocator();
         match py.detach(|| allocator.unregister(number)) {
             // A closed pool has removed it.
-            Err(error) if error.status != VRAMP_ERROR_UNKNOWN_ALLOCATOR => {
+            Err(error) if error.kind != Kind::UnknownAllocator => {
                 self.number.store(number, Ordering::Release);
                 return Err(raise(py, error));
             }

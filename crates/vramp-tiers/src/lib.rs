@@ -88,6 +88,7 @@ pub mod config;
 pub mod disk;
 mod extents;
 pub mod host;
+mod kind;
 pub mod ledger;
 pub mod movers;
 pub mod peer;

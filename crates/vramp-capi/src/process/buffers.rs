@@ -125,13 +125,13 @@ mod tests {
         assert!(allocator.tiers().unwrap().is_none());
         let opened = allocator.open_tiers(&config, &TiersOptions::default()).unwrap();
         let again = allocator.open_tiers(&config, &TiersOptions::default());
-        assert_eq!(again.err().unwrap().status, VRAMP_ERROR_BUSY);
+        assert_eq!(again.err().unwrap().status(), VRAMP_ERROR_BUSY);
         let found = allocator.tiers().unwrap().unwrap();
         let buffer = found.tiers().buffer(Bytes::mib(1)).unwrap();
         assert_eq!(opened.tiers().manager().census().buffers, 1);
         drop(opened);
         for refused in [allocator.close_tiers(), allocator.close()] {
-            assert_eq!(refused.unwrap_err().status, VRAMP_ERROR_IN_USE);
+            assert_eq!(refused.unwrap_err().status(), VRAMP_ERROR_IN_USE);
         }
         // The refused close changed nothing: C uses the tiers.
         let mut made = crate::tiers::abi::vramp_buffer_t::default();

@@ -9,11 +9,10 @@ use vramp_core::DeviceAddr;
 use vramp_tiers::regions::{PauseOptions, RegionError, RegionOptions, RegionStatus, Regions};
 
 use super::{CallResult, OpenAllocator};
-use crate::abi::vramp_status_t::*;
 use crate::context::Context;
 use crate::region_disk;
 use crate::regions::{self, Tagged, Target, no_region};
-use crate::status::{Failure, catch_failure, check_fork};
+use crate::status::{Failure, Kind, catch_failure, check_fork};
 
 /// Allocators that a scope is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +70,7 @@ pub fn begin_scope_of_region(
 /// # Errors
 /// The scope ended before, or began on another thread.
 pub fn end_scope_of_region(scope: u64) -> CallResult<()> {
-    Ok(catch_failure(|| regions::end(Some(scope)))?)
+    catch_failure(|| regions::end(Some(scope)))
 }
 
 /// Opens a store in a directory, of at most `limit` bytes or of the free space there. Backups of regions on
@@ -80,10 +79,10 @@ pub fn end_scope_of_region(scope: u64) -> CallResult<()> {
 /// # Errors
 /// The directory cannot be used, or the process is a forked child.
 pub fn set_region_disk(directory: &Path, limit: Option<Bytes>) -> CallResult<()> {
-    Ok(catch_failure(|| {
+    catch_failure(|| {
         check_fork()?;
         region_disk::choose(directory, limit)
-    })?)
+    })
 }
 
 /// Names the directory for backups on the disk where none was chosen. A store is opened there when the first
@@ -92,11 +91,11 @@ pub fn set_region_disk(directory: &Path, limit: Option<Bytes>) -> CallResult<()>
 /// # Errors
 /// The process is a forked child.
 pub fn set_default_region_disk(directory: &Path) -> CallResult<()> {
-    Ok(catch_failure(|| {
+    catch_failure(|| {
         check_fork()?;
         region_disk::set_default(directory);
         Ok(())
-    })?)
+    })
 }
 
 fn names(tags: &[String]) -> Vec<&str> {
@@ -222,7 +221,7 @@ impl OpenAllocator {
         self.with(|context| {
             let Some(regions) = context.regions_if_any() else {
                 let text = "the allocator has no regions: only memory of a region has a backup";
-                return Err(Failure::new(VRAMP_ERROR_REGION, text));
+                return Err(Failure::new(Kind::Region, text));
             };
             Ok(call(&regions)?)
         })
@@ -255,7 +254,7 @@ impl OpenAllocator {
                 let text = "the allocator has no regions: allocate in one first";
                 return Err(tags
                     .first()
-                    .map_or_else(|| Failure::new(VRAMP_ERROR_REGION, text), |tag| no_region(tag)));
+                    .map_or_else(|| Failure::new(Kind::Region, text), |tag| no_region(tag)));
             };
             let registered: Registration = regions.on_pressure(context.allocator(), &names)?;
             Ok(registered.number())
@@ -270,6 +269,7 @@ mod tests {
     use vramp_tiers::regions::Backup;
 
     use super::*;
+    use crate::abi::vramp_status_t::*;
     use crate::process::StreamName;
     use crate::regions::PinnedMemory;
 
@@ -291,9 +291,9 @@ mod tests {
             target,
             Some(("weights", RegionOptions { read_only: true, ..options })),
         );
-        assert_eq!(refused.unwrap_err().status, VRAMP_ERROR_OPTION);
+        assert_eq!(refused.unwrap_err().status(), VRAMP_ERROR_OPTION);
         end_scope_of_region(scope).unwrap();
-        assert_eq!(end_scope_of_region(scope).unwrap_err().status, VRAMP_ERROR_REGION);
+        assert_eq!(end_scope_of_region(scope).unwrap_err().status(), VRAMP_ERROR_REGION);
         assert_eq!(allocator.stats().unwrap().live.count(), 512 + (3 << 20));
         for addr in blocks {
             // SAFETY: as above.
@@ -308,7 +308,10 @@ mod tests {
         let outside = malloc(allocator, 512).unwrap();
         let scope = begin_scope_of_region(target, Some(("weights", options))).unwrap();
         let error = malloc(allocator, 512).unwrap_err();
-        assert_eq!((error.status, error.region.as_deref()), (VRAMP_ERROR_REGION, Some("weights")));
+        assert_eq!(
+            (error.status(), error.region.as_deref()),
+            (VRAMP_ERROR_REGION, Some("weights"))
+        );
         end_scope_of_region(scope).unwrap();
         // SAFETY: as above.
         unsafe { allocator.free(outside, DEFAULT) }.unwrap();
@@ -330,7 +333,7 @@ mod tests {
             let addr = malloc(allocator, 3 << 20).unwrap();
             end_scope_of_region(scope).unwrap();
             let refused = allocator.remove_region(&tag).unwrap_err();
-            assert_eq!(refused.status, VRAMP_ERROR_REGION, "{refused:?}");
+            assert_eq!(refused.status(), VRAMP_ERROR_REGION, "{refused:?}");
             assert_eq!(refused.region.as_deref(), Some(tag.as_str()));
             // SAFETY: as above.
             unsafe { allocator.free(addr, DEFAULT) }.unwrap();
@@ -426,7 +429,7 @@ mod tests {
         let options = RegionOptions { backup: Backup::Disk, ..RegionOptions::default() };
         let begin = || begin_scope_of_region(target, Some(("moments", options)));
         let refused = begin().unwrap_err();
-        assert_eq!(refused.status, VRAMP_ERROR_OPTION, "{refused:?}");
+        assert_eq!(refused.status(), VRAMP_ERROR_OPTION, "{refused:?}");
         let (first, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         set_default_region_disk(first.path()).unwrap();
         let scope = begin().unwrap();

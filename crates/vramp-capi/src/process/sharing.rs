@@ -6,9 +6,8 @@ pub use vramp_alloc::sharing::{AccessChange, PinnedRange, Sharing};
 use vramp_alloc::sharing::{OpenedMemory, SharedMemory, Ticket};
 
 use super::{CallResult, OpenAllocator, StreamName};
-use crate::abi::vramp_status_t::VRAMP_ERROR_TICKET;
 use crate::sharing::tables::ticket_of;
-use crate::status::{Failure, catch_failure, check_fork};
+use crate::status::{Failure, Kind, catch_failure, check_fork};
 use crate::{device, handles, options};
 
 /// A block that other processes may open. Dropping it closes the export: what is open stays open.
@@ -39,10 +38,10 @@ impl SharedBlock {
     /// # Errors
     /// The process is a forked child.
     pub fn ticket(&self, keep_until_opened: bool) -> CallResult<Vec<u8>> {
-        Ok(catch_failure(|| {
+        catch_failure(|| {
             check_fork()?;
             Ok(ticket_of(&self.0, keep_until_opened)?.to_bytes())
-        })?)
+        })
     }
 
     /// Ends the hold of a ticket that did not arrive. Returns false if it was opened.
@@ -50,12 +49,12 @@ impl SharedBlock {
     /// # Errors
     /// The bytes are no ticket, or the process is a forked child.
     pub fn revoke(&self, ticket: &[u8]) -> CallResult<bool> {
-        Ok(catch_failure(|| {
+        catch_failure(|| {
             check_fork()?;
             let ticket = Ticket::from_bytes(ticket)
-                .map_err(|error| Failure::new(VRAMP_ERROR_TICKET, error.to_string()))?;
+                .map_err(|error| Failure::new(Kind::Ticket, error.to_string()))?;
             Ok(self.0.revoke(&ticket))
-        })?)
+        })
     }
 
     /// Returns the number of opens that importers have not closed.
@@ -100,10 +99,10 @@ impl ImportedBlock {
     /// # Errors
     /// The wait or a driver call failed. It is closed at the exporter all the same.
     pub fn close(self) -> CallResult<()> {
-        Ok(catch_failure(|| {
+        catch_failure(|| {
             check_fork()?;
             Ok(self.0.close()?)
-        })?)
+        })
     }
 }
 

@@ -14,10 +14,9 @@ use vramp_alloc::device::AddrRange;
 use vramp_alloc::sharing::{DmaBuf, OpenedMemory, PinnedRange, SharedMemory, Ticket};
 use vramp_alloc::{Bytes, DeviceAddr, StreamId};
 
-use crate::abi::vramp_status_t::*;
 use crate::context::Context;
 use crate::exchange::exchange;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 
 /// Tables of exports, imports and pins.
 #[derive(Default)]
@@ -47,7 +46,7 @@ fn unknown_export(id: u64) -> Failure {
             "export {id:#x} is closed, or does not belong to this allocator: use one from vramp_export"
         ),
     };
-    Failure::new(VRAMP_ERROR_UNKNOWN_EXPORT, text)
+    Failure::new(Kind::UnknownExport, text)
 }
 
 #[cold]
@@ -56,7 +55,7 @@ fn unknown_pin(id: u64) -> Failure {
         0 => "the pin is zero: use one from vramp_pin".to_owned(),
         id => format!("pin {id:#x} has ended, or does not belong to this allocator"),
     };
-    Failure::new(VRAMP_ERROR_UNKNOWN_PIN, text)
+    Failure::new(Kind::UnknownPin, text)
 }
 
 #[cold]
@@ -65,7 +64,7 @@ fn unknown_import(addr: u64) -> Failure {
         "no import of this allocator begins at {addr:#x}: it is closed, or belongs to another \
          allocator"
     );
-    Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text)
+    Failure::new(Kind::UnknownPointer, text)
 }
 
 impl Shares {

@@ -9,11 +9,11 @@ use vramp_alloc::{Bytes, DeviceAddr, StreamId};
 use vramp_defer::report::{Copies, PieceState};
 use vramp_defer::{Access, BufferProgress, DeferrableBuffer, SpillTier};
 
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
 use crate::context::Context;
 use crate::interface::User;
-use crate::status::{Failure, Result, status_of};
+use crate::status::{Failure, Kind, Result, status_of};
 use crate::tiers::abi::vramp_buffer_state_t::*;
 use crate::tiers::abi::*;
 use crate::tiers::out_of_range;
@@ -406,7 +406,7 @@ pub unsafe extern "C" fn vramp_buffer_adopt(
         pointers::check(buffer, "buffer")?;
         pointers::check(address, "address")?;
         let Some(release) = release else {
-            return Err(Failure::new(VRAMP_ERROR_NULL, "release is null: pass a function"));
+            return Err(Failure::new(Kind::Null, "release is null: pass a function"));
         };
         let memory = AddrRange::new(DeviceAddr::new(address as u64), Bytes::new(size));
         let user = User(user);

@@ -8,9 +8,8 @@ use vramp_tiers::config::{
 };
 use vramp_tiers::space::Level;
 
-use crate::abi::vramp_status_t::*;
 use crate::pointers;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 use crate::tiers::abi::{vramp_store_t, vramp_tiers_options_t};
 
 /// Reads a configuration from TOML.
@@ -29,7 +28,7 @@ pub(crate) unsafe fn store_of(options: &vramp_tiers_options_t) -> Result<Option<
     if !options.disk_directory.is_null() || options.disk_bytes > 0 {
         let text = "disk_directory and store exclude each other: set one of them, and for a store its \
                     own capacity";
-        return Err(Failure::new(VRAMP_ERROR_OPTION, text));
+        return Err(Failure::new(Kind::Option, text));
     }
     // SAFETY: the struct begins with its size, and any bytes are valid, as null is no function; the rest
     // is this function's contract.
@@ -49,7 +48,7 @@ pub(crate) unsafe fn from_options(
     let (has_directory, disk) = (!directory.is_empty(), Bytes::new(options.disk_bytes));
     if has_directory == disk.is_zero() {
         let text = "disk_directory and disk_bytes belong together: set both, or neither";
-        return Err(Failure::new(VRAMP_ERROR_OPTION, text));
+        return Err(Failure::new(Kind::Option, text));
     }
     let levels = SpaceLevels::default();
     let device = Bytes::new(options.device_bytes);

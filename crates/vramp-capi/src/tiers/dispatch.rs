@@ -21,8 +21,7 @@ use rustc_hash::FxHashMap;
 use vramp_defer::events::{BufferChange, BufferEvent, EventStream, SpillTier};
 use vramp_defer::{BufferId, SpillManager};
 
-use crate::abi::vramp_status_t::*;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 use crate::tiers::abi::vramp_buffer_change_t::*;
 use crate::tiers::abi::*;
 use crate::tiers::tables::next_id;
@@ -42,7 +41,7 @@ pub(crate) fn check_not_dispatcher() -> Result<()> {
     match IS_DISPATCHER.try_with(Cell::get) {
         Ok(true) => {
             let text = "an observer of buffers runs on this thread: return from it, and close then";
-            Err(Failure::new(VRAMP_ERROR_BUSY, text))
+            Err(Failure::new(Kind::Busy, text))
         }
         _ => Ok(()),
     }
@@ -140,7 +139,7 @@ impl Dispatch {
         let number = observer.number;
         let mut observed = lock(&self.0.observed);
         if observed.is_stopped {
-            return Err(Failure::new(VRAMP_ERROR_NO_TIERS, "the tiers are being closed"));
+            return Err(Failure::new(Kind::NoTiers, "the tiers are being closed"));
         }
         if observed.thread.is_none() {
             observed.thread = Some(self.start(manager)?);
@@ -155,7 +154,7 @@ impl Dispatch {
         let thread = std::thread::Builder::new().name("vramp-buffers".to_owned());
         let thread = thread.spawn(move || shared.run(&queue)).map_err(|error| {
             let text = format!("no thread for observers could be started: {error}");
-            Failure::new(VRAMP_ERROR_OUT_OF_MEMORY, text)
+            Failure::new(Kind::OutOfMemory, text)
         })?;
         lock(&self.0.ids).is_observed = true;
         Ok(Running { events, thread })

@@ -6,9 +6,9 @@ use smallvec::SmallVec;
 use vramp_alloc::{Bytes, StreamId};
 use vramp_defer::{Access, DeferrableBuffer, LeaseSet};
 
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
-use crate::status::{Failure, Result, status_of};
+use crate::status::{Failure, Kind, Result, status_of};
 use crate::tiers::abi::*;
 use crate::tiers::out_of_range;
 use crate::tiers::slot::{OpenTiers, deadline};
@@ -76,7 +76,7 @@ impl OpenTiers {
         if self.is_ending() {
             drop(tables);
             lease.cancel();
-            return Err(Failure::new(VRAMP_ERROR_CANCELLED, "the tiers are being closed"));
+            return Err(Failure::new(Kind::Cancelled, "the tiers are being closed"));
         }
         Ok(store(&mut tables, lease))
     }
@@ -104,7 +104,7 @@ unsafe fn uses_of(
 ) -> Result<Vec<vramp_buffer_use_t>> {
     if count > BUFFERS_MAX {
         let text = format!("a lease of {count} buffers: use at most {BUFFERS_MAX}");
-        return Err(Failure::new(VRAMP_ERROR_RANGE, text));
+        return Err(Failure::new(Kind::Range, text));
     }
     // SAFETY: this function's contract is the same.
     unsafe { pointers::read_array(uses, count, "uses") }
@@ -281,5 +281,5 @@ pub extern "C" fn vramp_sync_and_unlock(
 #[cold]
 fn no_locks() -> Failure {
     let text = "the stream holds no locks: vramp_lock takes some, and each unlock ends all of them";
-    Failure::new(VRAMP_ERROR_UNKNOWN_LEASE, text)
+    Failure::new(Kind::UnknownLease, text)
 }

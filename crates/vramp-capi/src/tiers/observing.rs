@@ -5,10 +5,10 @@ use std::ffi::{CString, c_void};
 use vramp_defer::report::{DeferCensus, SpillStats};
 
 use crate::abi::vramp_allocator_t;
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::interface::User;
 use crate::regions::PinnedMemory;
-use crate::status::{Failure, status_of};
+use crate::status::{Failure, Kind, status_of};
 use crate::tiers::abi::*;
 use crate::tiers::slot::OpenTiers;
 use crate::{handles, pointers};
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn vramp_buffers_observe(
     status_of(|| {
         pointers::check(registration, "registration")?;
         let Some(observer) = observer else {
-            return Err(Failure::new(VRAMP_ERROR_NULL, "observer is null: pass a function"));
+            return Err(Failure::new(Kind::Null, "observer is null: pass a function"));
         };
         let user = User(user);
         let call = move |event: &vramp_buffer_event_t| {
@@ -96,7 +96,7 @@ pub extern "C" fn vramp_buffers_unobserve(
             Ok(context.open_tiers()?.dispatch.remove(registration))
         })?;
         let text = "the registration is unknown or was removed before";
-        if found { Ok(()) } else { Err(Failure::new(VRAMP_ERROR_RANGE, text)) }
+        if found { Ok(()) } else { Err(Failure::new(Kind::Range, text)) }
     })
 }
 
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn vramp_tiers_failures(
 ) -> vramp_status_t {
     status_of(|| {
         let Some(visitor) = visitor else {
-            return Err(Failure::new(VRAMP_ERROR_NULL, "visitor is null: pass a function"));
+            return Err(Failure::new(Kind::Null, "visitor is null: pass a function"));
         };
         let find =
             |context: &crate::context::Context| Ok(context.open_tiers()?.manager().failures());

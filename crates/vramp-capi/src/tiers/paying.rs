@@ -15,10 +15,10 @@ use vramp_alloc::{Bytes, StreamId};
 use vramp_tiers::MemorySpace;
 use vramp_tiers::reserve::{Charge, ChargeError, LimitPolicy, ReservationId};
 
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
 use crate::context::Context;
-use crate::status::{Failure, Result, status_of};
+use crate::status::{Failure, Kind, Result, status_of};
 use crate::tiers::abi::vramp_reservation_t;
 use crate::tiers::tables::unknown_reservation;
 use crate::{handles, pointers};
@@ -45,7 +45,7 @@ impl Payer {
                 held.space,
                 space.id()
             );
-            return Err(Failure::new(VRAMP_ERROR_UNKNOWN_SPACE, text));
+            return Err(Failure::new(Kind::UnknownSpace, text));
         }
         Ok(Payer { space: space.clone(), reservation: held.payer, id })
     }
@@ -91,9 +91,9 @@ fn not_paid(id: u64, error: ChargeError) -> Failure {
                  it, and frees of what it pays for give bytes back",
                 overrun.bytes, overrun.by, overrun.used, overrun.size
             );
-            Failure::new(VRAMP_ERROR_OVER_RESERVATION, text)
+            Failure::new(Kind::OverReservation, text)
         }
-        error => Failure::new(VRAMP_ERROR_OUT_OF_MEMORY, error.to_string()),
+        error => error.into(),
     }
 }
 

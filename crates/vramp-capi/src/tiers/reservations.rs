@@ -5,10 +5,10 @@ use vramp_tiers::reserve::{RequestBuilder, ReservationRecord};
 use vramp_tiers::tracked::{AttachError, Scope};
 use vramp_tiers::{Reservation, Strategy};
 
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
 use crate::context::Context;
-use crate::status::{Failure, Result, status_of};
+use crate::status::{Failure, Kind, Result, status_of};
 use crate::tiers::abi::*;
 use crate::tiers::slot::{OpenTiers, deadline};
 use crate::tiers::spaces::to_c;
@@ -45,7 +45,7 @@ impl OpenTiers {
         let request = self.spaces().request(Strategy::Specific(space), by).owner(owner).tag(tag);
         let part = self.finish(request, timeout_ns)?;
         held.with(id, |reservation| reservation.merge(part))?
-            .map_err(|rejected| Failure::new(VRAMP_ERROR_UNKNOWN_RESERVATION, rejected.to_string()))
+            .map_err(|rejected| Failure::new(Kind::UnknownReservation, rejected.to_string()))
     }
 
     fn info(&self, id: u64) -> Result<vramp_reservation_info_t> {
@@ -80,7 +80,7 @@ impl OpenTiers {
             Place::Attached(other) => {
                 *place = Place::Attached(other);
                 let text = "the reservation is attached to a stream already: detach it first";
-                return Err(Failure::new(VRAMP_ERROR_BUSY, text));
+                return Err(Failure::new(Kind::Busy, text));
             }
             Place::Released => return Err(unknown_reservation(id)),
         };
@@ -89,12 +89,12 @@ impl OpenTiers {
             return Ok(());
         };
         let text = error.to_string();
-        let (status, reservation) = match error {
-            AttachError::Occupied { reservation, .. } => (VRAMP_ERROR_BUSY, reservation),
-            AttachError::OtherSpace { reservation, .. } => (VRAMP_ERROR_UNKNOWN_SPACE, reservation),
+        let (kind, reservation) = match error {
+            AttachError::Occupied { reservation, .. } => (Kind::Busy, reservation),
+            AttachError::OtherSpace { reservation, .. } => (Kind::UnknownSpace, reservation),
         };
         *place = Place::Own(reservation);
-        Err(Failure::new(status, text))
+        Err(Failure::new(kind, text))
     }
 
     fn detach(&self, id: u64) -> Result<()> {
@@ -103,7 +103,7 @@ impl OpenTiers {
         let Place::Attached(stream) = *place else {
             let text =
                 "the reservation is not attached to a stream: vramp_reservation_attach does that";
-            return Err(Failure::new(VRAMP_ERROR_RANGE, text));
+            return Err(Failure::new(Kind::Range, text));
         };
         let detached = self.tracked.detach(Scope::Stream(stream));
         *place = Place::Own(detached.ok_or_else(|| unknown_reservation(id))?);
@@ -151,7 +151,7 @@ impl Context {
         let tiers = self.open_tiers()?;
         if least > most {
             let text = format!("at least {least} and at most {most} bytes: exchange them");
-            return Err(Failure::new(VRAMP_ERROR_RANGE, text));
+            return Err(Failure::new(Kind::Range, text));
         }
         let request = tiers.spaces().request(tiers.strategy(space)?, Bytes::new(most));
         let reservation = request.up_to(Bytes::new(least))?;

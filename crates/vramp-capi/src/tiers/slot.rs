@@ -19,10 +19,9 @@ use vramp_tiers::config::TiersConfig;
 use vramp_tiers::tracked::Policies;
 use vramp_tiers::{CancelToken, ReservationManager, TrackedAllocator};
 
-use crate::abi::vramp_status_t::*;
 use crate::context::{Context, in_use};
 use crate::regions::HostLoan;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 use crate::tiers::dispatch::{Dispatch, check_not_dispatcher};
 use crate::tiers::tables::Tables;
 
@@ -152,7 +151,7 @@ pub(crate) fn deadline(timeout_ns: u64) -> Deadline {
 #[cold]
 fn no_tiers() -> Failure {
     let text = "the allocator has no tiers: open them with vramp_tiers_open";
-    Failure::new(VRAMP_ERROR_NO_TIERS, text)
+    Failure::new(Kind::NoTiers, text)
 }
 
 impl Context {
@@ -178,7 +177,7 @@ impl Context {
         let mut slot = self.slot();
         if !matches!(*slot, Slot::Closed) {
             let text = "the tiers of the allocator are open already: use them, or close them first";
-            return Err(Failure::new(VRAMP_ERROR_BUSY, text));
+            return Err(Failure::new(Kind::Busy, text));
         }
         *slot = Slot::Opening;
         drop(slot);
@@ -197,7 +196,7 @@ impl Context {
         }
         if self.allocator().any_captures()? {
             let text = "a stream captures a graph, which may use buffers: end the capture first";
-            return Err(Failure::new(VRAMP_ERROR_CAPTURE, text));
+            return Err(Failure::new(Kind::Capture, text));
         }
         Ok(())
     }

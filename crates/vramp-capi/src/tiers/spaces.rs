@@ -3,8 +3,8 @@
 use vramp_tiers::{MemorySpace, SpaceId, Strategy, Tier};
 
 use crate::abi::vramp_allocator_t;
-use crate::abi::vramp_status_t::{self, *};
-use crate::status::{Failure, Result, status_of};
+use crate::abi::vramp_status_t;
+use crate::status::{Failure, Kind, Result, status_of};
 use crate::tiers::abi::*;
 use crate::tiers::out_of_range;
 use crate::tiers::slot::OpenTiers;
@@ -36,7 +36,7 @@ pub(crate) fn to_c(space: SpaceId) -> vramp_space_t {
 #[cold]
 fn unknown_space(space: SpaceId) -> Failure {
     let text = format!("{space} is not in the configuration: vramp_spaces returns those that are");
-    Failure::new(VRAMP_ERROR_UNKNOWN_SPACE, text)
+    Failure::new(Kind::UnknownSpace, text)
 }
 
 impl OpenTiers {

@@ -20,7 +20,7 @@ use vramp_tiers::disk::{ObjectStore, ObjectStoreConfig, StoreError};
 
 use crate::abi::vramp_status_t::*;
 use crate::interface::{User, vramp_status_name};
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 use crate::threads::InStore;
 use crate::tiers::abi::vramp_store_t;
 
@@ -43,11 +43,11 @@ impl Store {
         let vramp_store_t { capacity, user, write, read, remove, release, threads, .. } = *store;
         let (Some(write), Some(read), Some(remove)) = (write, read, remove) else {
             let text = "a store needs write, read and remove, and one of them is null";
-            return Err(Failure::new(VRAMP_ERROR_NULL, text));
+            return Err(Failure::new(Kind::Null, text));
         };
         if capacity == 0 {
             let text = "the store has a capacity of 0 bytes: set the most that it may hold";
-            return Err(Failure::new(VRAMP_ERROR_OPTION, text));
+            return Err(Failure::new(Kind::Option, text));
         }
         let mut config = ObjectStoreConfig::default();
         match usize::try_from(threads) {
@@ -55,7 +55,7 @@ impl Store {
             Ok(threads @ 1..=64) => config.threads = threads,
             _ => {
                 let text = format!("{threads} threads of a store: use 1 to 64, or 0 for 4");
-                return Err(Failure::new(VRAMP_ERROR_OPTION, text));
+                return Err(Failure::new(Kind::Option, text));
             }
         }
         let (capacity, user) = (Bytes::new(capacity), User(user));

@@ -14,8 +14,7 @@ use vramp_defer::{DeferrableBuffer, LeaseSet};
 use vramp_tiers::reserve::ReservationId;
 use vramp_tiers::{Reservation, SpaceId};
 
-use crate::abi::vramp_status_t::{self, *};
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 
 /// Objects by id. Fields are dropped in this order.
 #[derive(Default)]
@@ -60,7 +59,7 @@ impl Held {
             Place::Own(reservation) => Ok(f(reservation)),
             Place::Attached(_) => {
                 let text = "the reservation is attached to a stream: detach it first";
-                Err(Failure::new(VRAMP_ERROR_BUSY, text))
+                Err(Failure::new(Kind::Busy, text))
             }
             Place::Released => Err(unknown_reservation(id)),
         }
@@ -74,26 +73,26 @@ pub(crate) fn next_id() -> u64 {
 }
 
 #[cold]
-fn unknown(status: vramp_status_t, what: &str, from: &str, id: u64) -> Failure {
+fn unknown(kind: Kind, what: &str, from: &str, id: u64) -> Failure {
     let text = match id {
         0 => format!("the {what} is zero: use one from {from}"),
         _ => format!(
             "{what} {id:#x} has ended, or does not belong to this allocator: use one from {from}"
         ),
     };
-    Failure::new(status, text)
+    Failure::new(kind, text)
 }
 
 pub(crate) fn unknown_reservation(id: u64) -> Failure {
-    unknown(VRAMP_ERROR_UNKNOWN_RESERVATION, "reservation", "vramp_reserve", id)
+    unknown(Kind::UnknownReservation, "reservation", "vramp_reserve", id)
 }
 
 pub(crate) fn unknown_buffer(id: u64) -> Failure {
-    unknown(VRAMP_ERROR_UNKNOWN_BUFFER, "buffer", "vramp_buffer_create", id)
+    unknown(Kind::UnknownBuffer, "buffer", "vramp_buffer_create", id)
 }
 
 pub(crate) fn unknown_lease(id: u64) -> Failure {
-    unknown(VRAMP_ERROR_UNKNOWN_LEASE, "lease", "vramp_buffers_lease", id)
+    unknown(Kind::UnknownLease, "lease", "vramp_buffers_lease", id)
 }
 
 impl Tables {

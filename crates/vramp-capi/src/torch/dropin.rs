@@ -14,12 +14,12 @@ use vramp_alloc::DeviceAddr;
 use super::open::Register;
 use super::{TORCH, Torch};
 use crate::abi::vramp_observer_t;
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::context::Context;
 use crate::interface::{User, register_observer};
 use crate::pointers;
 use crate::process::Block;
-use crate::status::{Failure, Result, check_fork, status_of};
+use crate::status::{Failure, Kind, Result, check_fork, status_of};
 
 /// A block, as PyTorch's statistics need it. Amounts are in bytes.
 #[repr(C)]
@@ -67,8 +67,7 @@ impl Torch {
         let found = context.block(addr.number()).map(|(block, requested, stream)| {
             described(block, requested, context.raw(stream), device)
         });
-        found
-            .ok_or_else(|| Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, "the block was freed already"))
+        found.ok_or_else(|| Failure::new(Kind::UnknownPointer, "the block was freed already"))
     }
 
     /// Frees a block of any device on its own stream.
@@ -81,7 +80,7 @@ impl Torch {
             }
         }
         let text = format!("no block of any device begins at {addr:#x}");
-        Err(Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text))
+        Err(Failure::new(Kind::UnknownPointer, text))
     }
 
     pub(super) fn find(&self, addr: u64) -> Result<vramp_torch_block_t> {
@@ -90,7 +89,7 @@ impl Torch {
         let found = opened.find(|(_, context)| context.has(addr)).map(|(device, _)| device);
         let unknown = || {
             let text = format!("no block of any device begins at {addr:#x}");
-            Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text)
+            Failure::new(Kind::UnknownPointer, text)
         };
         self.block(found.ok_or_else(unknown)?, DeviceAddr::new(addr))
     }

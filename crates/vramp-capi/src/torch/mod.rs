@@ -38,7 +38,7 @@ use crate::context::Context;
 use crate::pointers;
 use crate::print::write_line;
 use crate::process::StreamName;
-use crate::status::{Failure, Result, catch_failure, check_fork, last_error_text, status_of};
+use crate::status::{Failure, Kind, Result, catch_failure, check_fork, last_error_text, status_of};
 use open::DeviceOptions;
 use pins::Pins;
 use pools::{PoolId, Pools};
@@ -108,7 +108,7 @@ impl Torch {
     unsafe fn malloc(&self, size: isize, device: c_int, raw: *mut c_void) -> Result<DeviceAddr> {
         let Ok(size) = u64::try_from(size) else {
             let text = format!("{size} bytes cannot be allocated");
-            return Err(Failure::new(VRAMP_ERROR_RANGE, text));
+            return Err(Failure::new(Kind::Range, text));
         };
         let context = self.context(device)?;
         // SAFETY: this function's contract is the same.
@@ -120,13 +120,13 @@ impl Torch {
             None => context.place(size, stream),
         });
         placed.map(|block| DeviceAddr::new(block.addr)).map_err(|failure| {
-            let text = match failure.status {
-                VRAMP_ERROR_OUT_OF_MEMORY => {
+            let text = match failure.kind {
+                Kind::OutOfMemory => {
                     format!("CUDA out of memory on device {device}. vramp: {}", failure.text)
                 }
                 _ => format!("vramp on device {device}: {}", failure.text),
             };
-            Failure::new(failure.status, text)
+            Failure::new(failure.kind, text)
         })
     }
 
@@ -158,7 +158,7 @@ impl Torch {
             |slot: &OnceLock<Arc<Context>>| slot.get().is_some_and(|context| context.has(addr));
         let device = self.devices.iter().position(known).ok_or_else(|| {
             let text = format!("no block of any device begins at {addr:#x}");
-            Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text)
+            Failure::new(Kind::UnknownPointer, text)
         })?;
         let context = self.context(device as c_int)?;
         // SAFETY: this function's contract is the same.
@@ -207,7 +207,7 @@ pub extern "C" fn vramp_torch_check_settings() -> vramp_status_t {
 fn raise() {
     throw_last_failure();
     let text = last_error_text();
-    print_failure(|| Err(Failure::new(VRAMP_ERROR_INTERNAL, text)));
+    print_failure(|| Err(Failure::new(Kind::Internal, text)));
 }
 
 /// Prints a failure that cannot be returned to the caller.
@@ -269,7 +269,7 @@ pub unsafe extern "C" fn vramp_torch_pool_malloc(
     match catch_failure(|| unsafe { TORCH.malloc(size, device, stream) }) {
         Ok(addr) => addr.number() as *mut c_void,
         Err(failure) => {
-            if failure.status != VRAMP_ERROR_OUT_OF_MEMORY {
+            if failure.status() != VRAMP_ERROR_OUT_OF_MEMORY {
                 print_failure(|| Err(failure));
             }
             std::ptr::null_mut()
@@ -345,7 +345,7 @@ pub unsafe extern "C" fn vramp_torch_base_alloc(
             unsafe { pointers::write(size, known.unwrap_or(0), "size") }?;
         }
         let text = format!("no block of any device contains {address:p}");
-        known.map(|_| ()).ok_or_else(|| Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text))
+        known.map(|_| ()).ok_or_else(|| Failure::new(Kind::UnknownPointer, text))
     });
     found.map_or(address, |(start, _)| start.number() as *mut c_void)
 }

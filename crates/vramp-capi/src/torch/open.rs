@@ -13,12 +13,12 @@ use vramp_alloc::sharing::{AccessError, Peers};
 use super::settings::Settings;
 use super::{DEVICES, TORCH, Torch};
 use crate::abi::vramp_allocator_t;
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::context::{self, Context};
 use crate::device::{Device, has_card};
 use crate::environment::variable;
 use crate::handles;
-use crate::status::{Failure, Result, check_fork, status_of};
+use crate::status::{Failure, Kind, Result, check_fork, status_of};
 
 /// Registers an observer with an allocator. Returns the number of the registration.
 pub(super) type Register = Box<dyn Fn(&Context) -> u64 + Send>;
@@ -67,9 +67,7 @@ impl Torch {
     pub(super) fn slot(&self, device: c_int) -> Result<&OnceLock<Arc<Context>>> {
         check_fork()?;
         let slot = usize::try_from(device).ok().and_then(|device| self.devices.get(device));
-        slot.ok_or_else(|| {
-            Failure::new(VRAMP_ERROR_RANGE, format!("there is no device number {device}"))
-        })
+        slot.ok_or_else(|| Failure::new(Kind::Range, format!("there is no device number {device}")))
     }
 
     #[cold]
@@ -118,7 +116,7 @@ impl Torch {
         }
         if !(0.0..=1.0).contains(&fraction) {
             let text = format!("{fraction} is not a valid fraction: use a number from 0 to 1");
-            return Err(Failure::new(VRAMP_ERROR_RANGE, text));
+            return Err(Failure::new(Kind::Range, text));
         }
         options[device as usize].fraction = Some(fraction);
         Ok(())
@@ -194,13 +192,13 @@ impl Torch {
 }
 
 fn not_granted(error: AccessError) -> Failure {
-    let status = match &error {
-        AccessError::NoPeer { .. } | AccessError::Excluded { .. } => VRAMP_ERROR_OPTION,
-        AccessError::NotSupported { .. } => VRAMP_ERROR_UNSUPPORTED,
-        AccessError::Unusable(_) => VRAMP_ERROR_INCONSISTENT,
-        _ => VRAMP_ERROR_DRIVER,
-    };
-    Failure::new(status, error.to_string())
+    match error {
+        // The cards are named in the settings.
+        AccessError::NoPeer { .. } | AccessError::Excluded { .. } => {
+            Failure::new(Kind::Option, error.to_string())
+        }
+        error => error.into(),
+    }
 }
 
 /// Grants device `device` access to the memory of device `owner`: what it has now and later, and what is open of
@@ -236,6 +234,7 @@ mod tests {
     use vramp_alloc::observe::Event;
 
     use super::*;
+    use crate::abi::vramp_status_t::*;
 
     fn torch() -> Torch {
         let torch = Torch::new();
@@ -296,7 +295,7 @@ mod tests {
         let peers = |device| torch.context(device).unwrap().allocator().sharing().peers;
         assert_eq!((peers(0), peers(1)), (vec![1], vec![0]));
         let refused = torch.enable_peer(7, 0).unwrap_err();
-        assert_eq!(refused.status, VRAMP_ERROR_OPTION);
+        assert_eq!(refused.status(), VRAMP_ERROR_OPTION);
     }
 
     #[test]
@@ -304,9 +303,9 @@ mod tests {
         let torch = Torch::new();
         torch.settings.set(Settings::of("sim:h200x4", "peers=[1]")).unwrap();
         torch.enable_peer(1, 0).unwrap();
-        assert_eq!(torch.enable_peer(2, 0).unwrap_err().status, VRAMP_ERROR_OPTION);
+        assert_eq!(torch.enable_peer(2, 0).unwrap_err().status(), VRAMP_ERROR_OPTION);
         malloc(&torch, 0, 1 << 20);
-        assert_eq!(torch.enable_peer(2, 0).unwrap_err().status, VRAMP_ERROR_OPTION);
+        assert_eq!(torch.enable_peer(2, 0).unwrap_err().status(), VRAMP_ERROR_OPTION);
         assert_eq!(opened(&torch), [0]);
     }
 
@@ -343,7 +342,7 @@ mod tests {
         };
         assert_eq!((events(0) > 0, events(1)), (true, 0));
         let refused = torch.record_history(2, u32::MAX).unwrap_err();
-        assert_eq!(refused.status, VRAMP_ERROR_RANGE);
-        assert_eq!(torch.record_history(64, 1).unwrap_err().status, VRAMP_ERROR_RANGE);
+        assert_eq!(refused.status(), VRAMP_ERROR_RANGE);
+        assert_eq!(torch.record_history(64, 1).unwrap_err().status(), VRAMP_ERROR_RANGE);
     }
 }

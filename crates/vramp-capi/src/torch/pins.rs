@@ -22,9 +22,9 @@ use vramp_tiers::regions::Region;
 use super::pools::PoolId;
 use super::settings::GraphPins;
 use super::{TORCH, Torch};
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::pointers;
-use crate::status::{Failure, Result, check_fork, status_of};
+use crate::status::{Failure, Kind, Result, check_fork, status_of};
 
 /// Pinned ranges of each pool, by first address and length.
 type Ranges = BTreeMap<(u64, u64), PinnedRange>;
@@ -59,7 +59,7 @@ impl Torch {
                 Err(PinError::NotSupported { .. }) => break,
                 Err(PinError::Unusable(why)) => return Err(why.into()),
                 Err(other) => {
-                    return Err(Failure::new(VRAMP_ERROR_INCONSISTENT, other.to_string()));
+                    return Err(Failure::new(Kind::Inconsistent, other.to_string()));
                 }
             }
         }

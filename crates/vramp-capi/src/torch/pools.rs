@@ -29,9 +29,8 @@ use vramp_alloc::graph::{ArenaConfig, AttachedCapture, CaptureError, GraphArena,
 use vramp_alloc::{Allocator, StreamId};
 use vramp_tiers::regions::Region;
 
-use crate::abi::vramp_status_t::*;
 use crate::context::Context;
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 
 /// PyTorch's id of a pool.
 pub(super) type PoolId = (u64, u64);
@@ -280,5 +279,5 @@ fn allocator_of<'a>(context: &'a Context, home: &'a Home) -> &'a Allocator {
 }
 
 fn unknown((first, second): PoolId, why: &str) -> Failure {
-    Failure::new(VRAMP_ERROR_UNKNOWN_ARENA, format!("PyTorch's pool ({first}, {second}): {why}"))
+    Failure::new(Kind::UnknownArena, format!("PyTorch's pool ({first}, {second}): {why}"))
 }

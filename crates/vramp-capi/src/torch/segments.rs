@@ -13,12 +13,12 @@ use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, DeviceAddr, StreamId
 
 use super::settings::Ipc;
 use super::{TORCH, Torch};
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::context::Context;
 use crate::pointers;
 use crate::print::write_line;
 use crate::regions::{Owner, not_allocated};
-use crate::status::{Failure, Result, check_fork, status_of};
+use crate::status::{Failure, Kind, Result, check_fork, status_of};
 
 /// The segments of a device that PyTorch's own allocator has.
 #[derive(Debug)]
@@ -250,7 +250,7 @@ impl Torch {
             return Ok(size);
         }
         let text = format!("no segment of any device begins at {addr:#x}");
-        Err(Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text))
+        Err(Failure::new(Kind::UnknownPointer, text))
     }
 
     /// Returns the device of a segment.
@@ -357,7 +357,7 @@ pub unsafe extern "C" fn vramp_torch_segment_device(
         pointers::check(device, "device")?;
         check_fork()?;
         let text = format!("no segment of any device begins at {address:p}");
-        let unknown = || Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text);
+        let unknown = || Failure::new(Kind::UnknownPointer, text);
         let found = TORCH.segment_device(address as u64).ok_or_else(unknown)?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(device, found, "device") }

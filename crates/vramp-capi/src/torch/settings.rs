@@ -11,11 +11,10 @@
 
 use vramp_core::Bytes;
 
-use crate::abi::vramp_status_t::*;
 use crate::device::Device;
 use crate::environment::raw_variable;
 use crate::options::{OptionError, Options, take, take_device};
-use crate::status::{Failure, Result};
+use crate::status::{Failure, Kind, Result};
 
 /// Settings of all devices, read once.
 #[derive(Clone, Debug)]
@@ -48,7 +47,7 @@ impl Ipc {
                 let text = format!(
                     "VRAMP_CONF is invalid: ipc={other} is invalid: use auto, legacy or off"
                 );
-                Err(Failure::new(VRAMP_ERROR_OPTION, text))
+                Err(Failure::new(Kind::Option, text))
             }
         }
     }
@@ -76,7 +75,7 @@ impl GraphPins {
                 let text = format!(
                     "VRAMP_CONF is invalid: graph_pins={other} is invalid: use auto, on or off"
                 );
-                Err(Failure::new(VRAMP_ERROR_OPTION, text))
+                Err(Failure::new(Kind::Option, text))
             }
         }
     }
@@ -96,12 +95,12 @@ impl Settings {
             Some(Ok(value)) => Ok(value),
             Some(Err(value)) => {
                 let text = format!("{variable}={value:?} is not UTF-8: set it to UTF-8");
-                Err(Failure::new(VRAMP_ERROR_TEXT, text))
+                Err(Failure::new(Kind::Text, text))
             }
         };
         let conf = text("VRAMP_CONF")?;
         let invalid = |error: OptionError| {
-            Failure::new(VRAMP_ERROR_OPTION, format!("VRAMP_CONF is invalid: {error}"))
+            Failure::new(Kind::Option, format!("VRAMP_CONF is invalid: {error}"))
         };
         let (named, others) = take_device(&conf).map_err(invalid)?;
         let (origin, device) = match named {
@@ -111,7 +110,7 @@ impl Settings {
         let known = ["", "cuda", "sim"].contains(&device.as_str()) || device.starts_with("sim:");
         if !known {
             let text = format!("{origin}={device} is invalid: use cuda, sim or sim:CARD");
-            return Err(Failure::new(VRAMP_ERROR_DEVICE, text));
+            return Err(Failure::new(Kind::Device, text));
         }
         let (pins, others) = take(&others, "graph_pins").map_err(invalid)?;
         let graph_pins = GraphPins::parse(pins)?;
@@ -122,7 +121,7 @@ impl Settings {
         if options.config(Bytes::tib(1), None).limit.is_some_and(|limit| limit < Bytes::mib(2)) {
             let text = "VRAMP_CONF is invalid: the limit is below 2 MiB; write a unit, such \
                         as 80GiB";
-            return Err(Failure::new(VRAMP_ERROR_OPTION, text));
+            return Err(Failure::new(Kind::Option, text));
         }
         Ok(Settings { device, options, graph_pins, ipc })
     }

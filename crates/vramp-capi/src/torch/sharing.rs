@@ -22,13 +22,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vramp_alloc::Bytes;
 use vramp_alloc::device::HandleType;
-use vramp_alloc::sharing::{ExportError, OpenMemoryError, OpenedMemory, ServeError, SharedMemory};
+use vramp_alloc::sharing::{OpenedMemory, SharedMemory};
 
 use super::{TORCH, Torch, print};
 use crate::abi::vramp_status_t::{self, *};
 use crate::exchange::exchange;
 use crate::pointers;
-use crate::status::{Failure, Result, check_fork, status_of};
+use crate::status::{Failure, Kind, Result, check_fork, status_of};
 
 /// Largest length of a ticket in bytes.
 const TICKET_MAX: usize = 160;
@@ -137,7 +137,7 @@ impl Torch {
                     Some(exported) => exported,
                     None => context.export(start)?,
                 };
-                let shared = exchange().share(export.map_err(not_exported)?).map_err(not_served)?;
+                let shared = exchange().share(export?)?;
                 let ticket = shared.ticket();
                 published.insert((device, start), shared);
                 self.shares.count.store(published.len(), Ordering::Release);
@@ -167,14 +167,14 @@ impl Torch {
         });
         inside.ok_or_else(|| {
             let text = format!("no block of any device contains {addr:#x}");
-            Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text)
+            Failure::new(Kind::UnknownPointer, text)
         })
     }
 
     /// Opens memory of another process, or of this one, for work of a device.
     fn open_shared(&self, device: c_int, ticket: &[u8]) -> Result<vramp_torch_opened_t> {
         let context = self.context(device)?;
-        let memory = exchange().open(context.allocator(), ticket).map_err(not_opened)?;
+        let memory = exchange().open(context.allocator(), ticket)?;
         let range = memory.range();
         let mut opened = lock(&self.shares.opened);
         opened.last += 1;
@@ -192,7 +192,7 @@ impl Torch {
         let removed = lock(&self.shares.opened).live.remove(&number);
         let (_, memory) = removed.ok_or_else(|| {
             let text = format!("no memory of another process is open under the number {number}");
-            Failure::new(VRAMP_ERROR_UNKNOWN_POINTER, text)
+            Failure::new(Kind::UnknownPointer, text)
         })?;
         Ok(memory.close()?)
     }
@@ -240,27 +240,6 @@ impl Torch {
     }
 }
 
-fn not_exported(error: ExportError) -> Failure {
-    let status = match &error {
-        ExportError::NotExportable { .. } => VRAMP_ERROR_UNSUPPORTED,
-        ExportError::Unusable(_) => VRAMP_ERROR_INCONSISTENT,
-        _ => VRAMP_ERROR_DRIVER,
-    };
-    Failure::new(status, error.to_string())
-}
-
-fn not_served(error: ServeError) -> Failure {
-    Failure::new(VRAMP_ERROR_UNSUPPORTED, error.to_string())
-}
-
-fn not_opened(error: OpenMemoryError) -> Failure {
-    let status = match &error {
-        OpenMemoryError::Ticket(_) | OpenMemoryError::Unknown => VRAMP_ERROR_TEXT,
-        _ => VRAMP_ERROR_DRIVER,
-    };
-    Failure::new(status, error.to_string())
-}
-
 /// Publishes the memory that contains an address for other processes of the user, and returns a ticket. It
 /// is withdrawn when the memory is freed. VRAMP_ERROR_UNKNOWN_POINTER for memory that is not vramp's.
 ///
@@ -295,7 +274,7 @@ pub unsafe extern "C" fn vramp_torch_share_open(
         pointers::check(ticket.cast_mut(), "ticket")?;
         if length > TICKET_MAX as u64 {
             let text = format!("a ticket has at most {TICKET_MAX} bytes, and not {length}");
-            return Err(Failure::new(VRAMP_ERROR_RANGE, text));
+            return Err(Failure::new(Kind::Range, text));
         }
         // SAFETY: not null, and readable by this function's contract.
         let ticket = unsafe { std::slice::from_raw_parts(ticket, length as usize) };
@@ -311,7 +290,7 @@ pub unsafe extern "C" fn vramp_torch_share_open(
 pub extern "C" fn vramp_torch_share_close(number: u64) -> vramp_status_t {
     status_of(|| {
         TORCH.close_shared(number).inspect_err(|failure| {
-            if failure.status != VRAMP_ERROR_FORKED {
+            if failure.status() != VRAMP_ERROR_FORKED {
                 print(failure);
             }
         })
@@ -406,7 +385,7 @@ mod tests {
         assert!(torch.open_shared(0, bytes(&ticket)).is_err(), "it was withdrawn");
         torch.close_shared(opened.number).unwrap();
         assert_eq!(
-            torch.close_shared(opened.number).unwrap_err().status,
+            torch.close_shared(opened.number).unwrap_err().status(),
             VRAMP_ERROR_UNKNOWN_POINTER
         );
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
@@ -434,10 +413,10 @@ mod tests {
     #[test]
     fn what_cannot_be_shared_is_refused() {
         let torch = torch("sharing=none");
-        assert_eq!(torch.share(64).unwrap_err().status, VRAMP_ERROR_UNKNOWN_POINTER);
+        assert_eq!(torch.share(64).unwrap_err().status(), VRAMP_ERROR_UNKNOWN_POINTER);
         let block = malloc(&torch, 1 << 20);
-        assert_eq!(torch.share(block).unwrap_err().status, VRAMP_ERROR_UNSUPPORTED);
-        assert_eq!(torch.open_shared(0, b"no ticket").unwrap_err().status, VRAMP_ERROR_TEXT);
+        assert_eq!(torch.share(block).unwrap_err().status(), VRAMP_ERROR_UNSUPPORTED);
+        assert_eq!(torch.open_shared(0, b"no ticket").unwrap_err().status(), VRAMP_ERROR_TICKET);
         assert!(torch.sharing_text(0).unwrap().starts_with("other processes: no"));
     }
 }

@@ -138,7 +138,7 @@ mod tests {
     fn too_many_events_are_refused_and_no_open_device_is_an_empty_snapshot() {
         let torch = torch();
         let error = torch.record_all(HistorySize::EVENTS_MAX + 1).unwrap_err();
-        assert_eq!(error.status, VRAMP_ERROR_RANGE);
+        assert_eq!(error.status(), VRAMP_ERROR_RANGE);
         assert!(torch.snapshot().unwrap().devices().is_empty());
         malloc(&torch, 1 << 20, 1);
         assert!(torch.snapshot().unwrap().events.is_empty(), "nothing is recorded");

@@ -7,10 +7,10 @@ use vramp_alloc::history::{BlockState, Trace};
 use vramp_alloc::{Preset, StreamId};
 
 use super::{TORCH, Torch};
-use crate::abi::vramp_status_t::{self, *};
+use crate::abi::vramp_status_t;
 use crate::context::{Context, SMALL_MAX};
 use crate::pointers;
-use crate::status::{Failure, Result, status_of};
+use crate::status::{Failure, Kind, Result, status_of};
 
 /// What the statistics of PyTorch need besides the blocks, in bytes and counts. Of each pair, the first
 /// is of memory for requests up to 1 MiB.
@@ -190,8 +190,8 @@ pub unsafe extern "C" fn vramp_torch_visit(
     user: *mut c_void,
 ) -> vramp_status_t {
     status_of(|| {
-        let visitor = visitor
-            .ok_or_else(|| Failure::new(VRAMP_ERROR_NULL, "visitor is null: pass a function"))?;
+        let visitor =
+            visitor.ok_or_else(|| Failure::new(Kind::Null, "visitor is null: pass a function"))?;
         for part in TORCH.parts(device)? {
             // SAFETY: required by this function's contract.
             unsafe { visitor(&part, user) };

@@ -41,7 +41,7 @@ impl Torch {
 }
 
 fn status<T: std::fmt::Debug>(result: Result<T>) -> vramp_status_t {
-    result.unwrap_err().status
+    result.unwrap_err().status()
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn sizes_and_devices_out_of_range_are_errors() {
 fn out_of_memory_begins_as_pytorchs_own() {
     let torch = torch("limit=64MiB");
     let failure = torch.get(128 << 20, 0).unwrap_err();
-    assert_eq!(failure.status, VRAMP_ERROR_OUT_OF_MEMORY);
+    assert_eq!(failure.status(), VRAMP_ERROR_OUT_OF_MEMORY);
     assert!(failure.text.starts_with("CUDA out of memory on device 0. vramp: "), "{failure}");
     assert!(failure.text.contains("limit of 64.00 MiB"), "{failure}");
 }
@@ -159,7 +159,7 @@ fn devices_have_an_allocator_each_that_cannot_be_closed() {
     torch.get(1 << 20, 0).unwrap();
     assert_eq!(handles::with(handles[0], Context::stats).unwrap().live, 1 << 20);
     assert_eq!(handles::with(handles[1], Context::stats).unwrap().live, 0);
-    assert_eq!(handles::close(handles[0]).unwrap_err().status, VRAMP_ERROR_IN_USE);
+    assert_eq!(handles::close(handles[0]).unwrap_err().status(), VRAMP_ERROR_IN_USE);
     handles::with(handles[0], Context::audit).unwrap();
 }
 
@@ -467,7 +467,7 @@ fn hooks_out_of_order_are_errors_and_change_nothing() {
     torch.put(inside, SIDE).unwrap();
     for device in [-1, 64] {
         assert_eq!(status(torch.begin_pool(device, POOL)), VRAMP_ERROR_RANGE);
-        assert_eq!(torch.pools(device).err().unwrap().status, VRAMP_ERROR_RANGE);
+        assert_eq!(torch.pools(device).err().unwrap().status(), VRAMP_ERROR_RANGE);
     }
     torch.audit();
 }
@@ -477,7 +477,7 @@ fn a_preset_without_arenas_fails_requests_within_captures_with_its_reason() {
     let torch = torch("preset=vpmm");
     let capture = torch.capture(POOL, SIDE);
     let failure = torch.get(4 << 20, SIDE).unwrap_err();
-    assert_eq!(failure.status, VRAMP_ERROR_UNSUPPORTED);
+    assert_eq!(failure.status(), VRAMP_ERROR_UNSUPPORTED);
     assert!(failure.text.contains("needs the preset vramp"), "{failure}");
     let beside = torch.get(4 << 20, 0).unwrap();
     torch.put(beside, 0).unwrap();
@@ -519,7 +519,7 @@ fn recording_a_use_in_a_forked_child_waits_for_no_lock_of_the_parent() {
             unsafe { libc::alarm(20) };
             // SAFETY: null is the default stream.
             let refused = unsafe { torch.record_stream(block, null_mut()) };
-            let code = i32::from(!refused.is_err_and(|why| why.status == VRAMP_ERROR_FORKED));
+            let code = i32::from(!refused.is_err_and(|why| why.status() == VRAMP_ERROR_FORKED));
             // SAFETY: it ends the child at once.
             unsafe { libc::_exit(code) };
         }

@@ -8,11 +8,9 @@
 //! Objects whose memory is the host's are copied instead.
 
 use pyo3::prelude::*;
-use vramp_capi::process::StreamName;
+use vramp_capi::process::{Failure, StreamName, check_fork};
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 
-use super::failure::Fault;
-use super::shared::check_fork;
 use super::{Buffer, Open, Tiers};
 use crate::allocation::Allocation;
 use crate::array::{Array, Export};
@@ -97,7 +95,7 @@ pub fn adopt(
                     // An event stands for its work from now on. While it captures, it stays.
                     drop(allocator.forget_raw(raw));
                 }
-                adopted.map_err(|failed| Fault::from(failed.error))
+                adopted.map_err(|failed| Failure::from(failed.error))
             })?;
             Buffer::new(tiers, buffer, 0)
         }
@@ -108,7 +106,7 @@ pub fn adopt(
             let buffer = tiers.get().call(py, |open| {
                 let buffer = open.tiers.buffer(len)?;
                 buffer.write(Bytes::ZERO, bytes)?;
-                Ok::<_, Fault>(buffer)
+                Ok::<_, Failure>(buffer)
             })?;
             Buffer::new(tiers, buffer, 0)
         }

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use vramp_capi::process::{CallResult, StreamName};
+use vramp_capi::process::{CallResult, Failure, Kind, StreamName, check_fork};
 use vramp_core::Bytes;
 use vramp_defer::{DeferrableBuffer, SpillError};
 
 use super::Tiers;
-use super::failure::Fault;
 use super::owner::{Caller, in_scope};
-use super::shared::{Core, Member, Membership, check_fork, end};
+use super::shared::{Core, Member, Membership, end};
 use crate::arguments::bytes;
+use crate::error::raise;
 use crate::layout::{Place, place_of};
 use crate::python;
 
@@ -61,7 +61,7 @@ impl Buffer {
         let slot = Arc::new(Slot(Mutex::new(Some(buffer))));
         let member: Arc<dyn Member> = Arc::<Slot>::clone(&slot);
         let membership = core.join(Arc::downgrade(&member));
-        let membership = membership.map_err(|fault| fault.raise(tiers.py()))?;
+        let membership = membership.map_err(|failure| raise(tiers.py(), failure))?;
         Ok(Buffer {
             tiers: tiers.clone().unbind(),
             slot,
@@ -83,9 +83,11 @@ impl Buffer {
     }
 
     /// Returns the buffer for one call.
-    pub fn inner(&self) -> Result<DeferrableBuffer, Fault> {
+    pub fn inner(&self) -> Result<DeferrableBuffer, Failure> {
         check_fork()?;
-        self.slot.lock().clone().ok_or(Fault::Closed("buffer"))
+        self.slot.lock().clone().ok_or_else(|| {
+            Failure::new(Kind::Closed, "the tiers of the buffer are closed: make another one")
+        })
     }
 
     pub fn addr(&self) -> u64 {
@@ -122,7 +124,7 @@ impl Buffer {
         call: impl FnOnce(&DeferrableBuffer) -> Result<R, SpillError> + Send,
     ) -> PyResult<R> {
         let done = py.detach(|| Ok(call(&self.inner()?)?));
-        done.map_err(|fault: Fault| fault.raise(py))
+        done.map_err(|failure: Failure| raise(py, failure))
     }
 
     /// Makes a call that takes a lease for the task or thread which makes it.
@@ -133,7 +135,7 @@ impl Buffer {
     ) -> PyResult<R> {
         let owner = Caller::get(py)?.owner;
         let done = in_scope(py, owner, || Ok(call(&self.inner()?)?));
-        done.map_err(|fault: Fault| fault.raise(py))
+        done.map_err(|failure: Failure| raise(py, failure))
     }
 
     /// Returns an offset, and the length from there on if none is given.

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
+use vramp_capi::process::{Failure, check_fork};
 use vramp_defer::events::{BufferChange, BufferEvent, EventStream, EventsError};
 
-use super::shared::{Core, check_fork};
+use super::shared::Core;
 use super::{Tiers, seconds};
+use crate::error::raise;
 
 /// Number of changes in a queue. More drop the oldest ones, and the reader compares the states.
 const CAPACITY: usize = 1 << 16;
@@ -28,9 +30,9 @@ pub struct Events {
 
 impl Events {
     pub fn new(tiers: &Bound<'_, Tiers>) -> PyResult<Events> {
-        let stream = tiers.get().call(tiers.py(), |open| {
-            Ok::<_, super::Fault>(open.tiers.manager().events(CAPACITY))
-        })?;
+        let stream = tiers
+            .get()
+            .call(tiers.py(), |open| Ok::<_, Failure>(open.tiers.manager().events(CAPACITY)))?;
         Ok(Events { core: Arc::clone(tiers.get().core()), stream })
     }
 }
@@ -54,7 +56,7 @@ impl Events {
         py: Python<'py>,
         timeout: Option<f64>,
     ) -> PyResult<Option<Bound<'py, PyList>>> {
-        check_fork().map_err(|fault| fault.raise(py))?;
+        check_fork().map_err(|failure| raise(py, failure))?;
         let timeout = timeout.map_or(Ok(None), |timeout| seconds(py, timeout))?;
         let taken = py.detach(|| {
             let mut events: Vec<BufferEvent> = Vec::new();
@@ -82,14 +84,14 @@ impl Events {
 
     /// Returns the number of changes that were dropped since the last call.
     fn take_lost(&self, py: Python<'_>) -> PyResult<u64> {
-        check_fork().map_err(|fault| fault.raise(py))?;
+        check_fork().map_err(|failure| raise(py, failure))?;
         Ok(py.detach(|| self.stream.take_lost()))
     }
 
     /// Returns the present states: the number of each buffer, deferred bytes, and the number of its leases.
     fn states<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let states = py.detach(|| Ok(self.core.open()?.tiers.manager().statuses()));
-        let states = states.map_err(|fault: super::Fault| fault.raise(py))?;
+        let states = states.map_err(|failure: Failure| raise(py, failure))?;
         let tuples = states.into_iter().map(|(id, status)| {
             (self.core.buffer_number(id), status.deferred.count(), status.leases)
         });
@@ -98,7 +100,7 @@ impl Events {
 
     /// Lets a call of `take` that waits, or else the next one, return at once.
     fn wake(&self, py: Python<'_>) -> PyResult<()> {
-        check_fork().map_err(|fault| fault.raise(py))?;
+        check_fork().map_err(|failure| raise(py, failure))?;
         py.detach(|| self.stream.wake());
         Ok(())
     }

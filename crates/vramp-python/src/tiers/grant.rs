@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::prelude::*;
-use vramp_capi::process::{OpenAllocator, StreamName};
 
 use super::shared::{OpenHold, end};
 use crate::dlpack::Holder;
 use crate::error::refuse;
+use vramp_capi::process::{OpenAllocator, StreamName};
 
 /// A lease that was granted.
 pub struct Grant {

@@ -18,18 +18,17 @@ use std::time::Duration;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
-use vramp_capi::process::StreamName;
+use vramp_capi::process::{Failure, StreamName, check_fork};
 use vramp_defer::{Access, DeferrableBuffer, LeaseBuilder, LeaseFuture, LeaseOwner};
 use vramp_tiers::Deadline;
 
-use super::failure::Fault;
 use super::grant::{Grant, ended};
 use super::owner::Caller;
-use super::shared::{Core, Open, OpenHold, check_fork, end};
+use super::shared::{Core, Open, OpenHold, end};
 use super::view::View;
 use super::waiting::{self, Completion, Pending, Waiting};
 use super::{Buffer, Tiers, seconds};
-use crate::error::refuse;
+use crate::error::{raise, refuse};
 use crate::layout::{Memory, Place, accessible};
 use crate::python;
 use crate::stream::stream_in;
@@ -144,10 +143,10 @@ impl Request {
         });
         let (state, begun) = match begun {
             Ok((waiting, is_done)) => (State::Waiting(waiting), Ok(is_done)),
-            Err(fault) => (State::Requested, Err(fault)),
+            Err(failure) => (State::Requested, Err(failure)),
         };
         *self.state() = state;
-        begun.map_err(|fault: Fault| fault.raise(py))
+        begun.map_err(|failure: Failure| raise(py, failure))
     }
 
     /// Returns the lease that a coroutine has waited for.
@@ -164,7 +163,7 @@ impl Request {
             Ok(grant) => State::Held(Arc::clone(grant)),
             Err(_) => State::Requested,
         };
-        entered.map_err(|fault| fault.raise(py))
+        entered.map_err(|failure| raise(py, failure))
     }
 
     /// Ends the wait of a coroutine, or the lease.
@@ -205,12 +204,12 @@ impl Request {
         &self,
         owner: LeaseOwner,
         finish: impl FnOnce(LeaseBuilder<'_>) -> R,
-    ) -> Result<(R, OpenHold), Fault> {
+    ) -> Result<(R, OpenHold), Failure> {
         let hold = self.core.hold()?;
         let Open { tiers, allocator, patience, .. } = &*hold.open;
         let buffers = self.buffers.iter();
         let buffers = buffers.map(|(buffer, access)| Ok((buffer.get().inner()?, *access)));
-        let buffers = buffers.collect::<Result<Vec<(DeferrableBuffer, Access)>, Fault>>()?;
+        let buffers = buffers.collect::<Result<Vec<(DeferrableBuffer, Access)>, Failure>>()?;
         let wanted: Vec<_> = buffers.iter().map(|(buffer, access)| (buffer, *access)).collect();
         // SAFETY: the package's contract for streams: they are streams of the device and live until
         // they are forgotten.
@@ -242,7 +241,7 @@ impl Request {
         py: Python<'_>,
         caller: Caller,
     ) -> PyResult<(vramp_defer::LeaseSet, OpenHold)> {
-        let raise = |fault: Fault| fault.raise(py);
+        let raise = |failure: Failure| raise(py, failure);
         let owner = caller.owner;
         let (set, hold) = if caller.is_main {
             let begun = py.detach(|| self.request(owner, |request| request.into_future()));
@@ -258,9 +257,9 @@ impl Request {
         let complete = self.completion();
         match py.detach(|| complete(&hold)) {
             Ok(()) => Ok((set, hold)),
-            Err(fault) => {
+            Err(failure) => {
                 end((set, hold));
-                Err(raise(fault))
+                Err(raise(failure))
             }
         }
     }
@@ -336,7 +335,7 @@ fn interruptible(py: Python<'_>, mut future: LeaseFuture) -> PyResult<vramp_defe
     let mut leased = py.detach(&mut advance);
     loop {
         if let Poll::Ready(leased) = leased {
-            return leased.map_err(|error| Fault::from(error).raise(py));
+            return leased.map_err(|error| raise(py, error));
         }
         if let Err(error) = py.check_signals() {
             end(future);

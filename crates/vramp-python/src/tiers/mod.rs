@@ -8,8 +8,7 @@
 //! 4. `view.rs` is an array of a leased buffer, which fails after the end of its lease.
 //! 5. `owner.rs` is what a lease belongs to, and `waiting.rs` has the requests of coroutines.
 //! 6. `store.rs` is a store of the program in place of a directory.
-//! 7. `reservation.rs` is a reserved amount of a tier, `pin.rs` keeps a buffer on the card, and
-//!    `failure.rs` converts errors.
+//! 7. `reservation.rs` is a reserved amount of a tier, `pin.rs` keeps a buffer on the card.
 //!
 //! Every call runs detached from the interpreter, except those that only read fields. In a forked child
 //! each call fails, and objects are left as they are, because a thread of the parent may hold their locks.
@@ -19,7 +18,6 @@
 mod adopt;
 mod buffer;
 mod events;
-mod failure;
 mod grant;
 mod lease;
 mod owner;
@@ -37,7 +35,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
-use vramp_capi::process::{OpenAllocator, PinnedMemory};
+use vramp_capi::process::{Failure, OpenAllocator, PinnedMemory, check_fork};
 use vramp_core::Bytes;
 use vramp_defer::{Access, SpillConfig, TiersOptions};
 use vramp_tiers::config::{HostSpaceConfig, TiersConfig};
@@ -53,14 +51,13 @@ pub use view::View;
 pub use waiting::take_leases;
 
 use crate::arguments::bytes;
-use crate::error::{not_pickled, refuse, result};
+use crate::error::{not_pickled, raise, refuse, result};
 use crate::pool::Pool;
 use crate::python;
 use crate::stream::stream_in;
-use failure::Fault;
 use owner::{Caller, in_scope};
 
-use shared::{Open, StillHeld, check_fork};
+use shared::{Open, StillHeld};
 
 /// The longest time that a wait may be given, in seconds. More means for ever.
 const LONGEST: f64 = 1e9;
@@ -108,14 +105,14 @@ impl Tiers {
     }
 
     /// Makes a call detached from the interpreter.
-    pub fn call<R: Send, E: Into<Fault> + Send>(
+    pub fn call<R: Send, E: Into<Failure> + Send>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&Open) -> Result<R, E> + Send,
     ) -> PyResult<R> {
         let core = &self.core;
         let done = py.detach(|| call(&*core.open()?).map_err(Into::into));
-        done.map_err(|fault: Fault| fault.raise(py))
+        done.map_err(|failure: Failure| raise(py, failure))
     }
 }
 
@@ -131,14 +128,14 @@ impl Tiers {
             let hold = core.hold()?;
             let Open { tiers, .. } = &*hold.open;
             let inner = buffers.iter().map(|buffer| buffer.get().inner());
-            let inner = inner.collect::<Result<Vec<_>, Fault>>()?;
+            let inner = inner.collect::<Result<Vec<_>, Failure>>()?;
             let wanted: Vec<_> = inner.iter().map(|buffer| (buffer, Access::Shared)).collect();
             let lease = tiers.lease(&wanted, tiers.stream())?;
             tiers.manager().sync_and_unlock(tiers.stream())?;
             lease.end();
             Ok(())
         });
-        done.map_err(|fault: Fault| fault.raise(py))
+        done.map_err(|failure: Failure| raise(py, failure))
     }
 }
 
@@ -201,7 +198,7 @@ impl Tiers {
         store: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Tiers> {
         let py = pool.py();
-        check_fork().map_err(|fault| fault.raise(py))?;
+        check_fork().map_err(|failure| raise(py, failure))?;
         Caller::prepare(py)?;
         let named = PyDict::new(py);
         named.set_item("host", host)?;
@@ -237,7 +234,7 @@ impl Tiers {
             let host = allocator.lend_host_memory(&tiers)?;
             Ok(Open { host, tiers, allocator, patience })
         });
-        let open = opened.map_err(|fault: Fault| fault.raise(py))?;
+        let open = opened.map_err(|failure: Failure| raise(py, failure))?;
         let core = Core::new(open, OPENED.fetch_add(1, Ordering::Relaxed));
         pool.get().add_tiers(&core);
         Ok(Tiers { core, pool: pool.clone().unbind() })
@@ -321,7 +318,7 @@ impl Tiers {
     /// Evicts buffers.
     fn evict(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>) -> PyResult<u64> {
         let bytes = amount(py, nbytes, "nbytes")?;
-        let spilled = self.call(py, |open| Ok::<_, Fault>(open.tiers.manager().spill(bytes)))?;
+        let spilled = self.call(py, |open| Ok::<_, Failure>(open.tiers.manager().spill(bytes)))?;
         Ok(spilled.freed.count())
     }
 
@@ -343,7 +340,7 @@ impl Tiers {
         let (census, stats, pinned) = self.call(py, |open| {
             let manager = open.tiers.manager();
             let pinned = PinnedMemory::of([open.tiers.host_pool()]);
-            Ok::<_, Fault>((manager.census(), manager.stats(), pinned))
+            Ok::<_, Failure>((manager.census(), manager.stats(), pinned))
         })?;
         let fields = PyDict::new(py);
         let set = |name: &str, value: u64| fields.set_item(name, value);
@@ -379,7 +376,7 @@ impl Tiers {
 
     /// Closes the tiers.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        check_fork().map_err(|fault| fault.raise(py))?;
+        check_fork().map_err(|failure| raise(py, failure))?;
         py.detach(|| self.core.close()).map_err(|held| still_held(py, held))
     }
 
@@ -405,7 +402,7 @@ impl Tiers {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let census = self.call(py, |open| Ok::<_, Fault>(open.tiers.manager().census()));
+        let census = self.call(py, |open| Ok::<_, Failure>(open.tiers.manager().census()));
         match census {
             Ok(census) => format!(
                 "<vramp.Tiers with {} buffers, {} of {} on the card>",

@@ -3,13 +3,14 @@
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
+use vramp_capi::process::Failure;
 use vramp_defer::Access;
 use vramp_defer::Pin;
 
 use super::Buffer;
-use super::failure::Fault;
 use super::owner::{Caller, in_scope};
 use super::shared::{OpenHold, end};
+use crate::error::raise;
 
 /// Keeps a buffer on the card. It ends by `unpin`, at the end of a `with` block, or with the last
 /// reference.
@@ -31,7 +32,7 @@ impl BufferPin {
             drop(lease);
             Ok((pin, hold))
         });
-        let pin = pinned.map_err(|fault: Fault| fault.raise(buffer.py()))?;
+        let pin = pinned.map_err(|failure: Failure| raise(buffer.py(), failure))?;
         Ok(BufferPin { buffer: buffer.clone().unbind(), pin: Mutex::new(Some(pin)) })
     }
 

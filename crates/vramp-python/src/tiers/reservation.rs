@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
+use vramp_capi::process::Failure;
 use vramp_tiers::{Deadline, Owner, Strategy};
 
-use super::failure::Fault;
 use super::shared::{Member, Membership, end};
 use super::{Tiers, amount, seconds, tier_of};
-use crate::error::refuse;
+use crate::error::{raise, refuse};
 
 /// Memory of a tier that is kept free for its owner. It ends by `release`, at the end of a `with` block,
 /// or with the last reference.
@@ -68,7 +68,7 @@ impl Reservation {
             };
             Ok(Some(reserved?))
         });
-        let Some(reserved) = reserved.map_err(|fault: Fault| fault.raise(py))? else {
+        let Some(reserved) = reserved.map_err(|failure: Failure| raise(py, failure))? else {
             return Err(refuse(
                 py,
                 "RangeError",
@@ -78,7 +78,8 @@ impl Reservation {
         let nbytes = reserved.bytes().count();
         let slot = Arc::new(Slot(Mutex::new(Some(reserved))));
         let member: Arc<dyn Member> = Arc::<Slot>::clone(&slot);
-        let membership = core.join(Arc::downgrade(&member)).map_err(|fault| fault.raise(py))?;
+        let membership =
+            core.join(Arc::downgrade(&member)).map_err(|failure| raise(py, failure))?;
         Ok(Reservation {
             tiers: tiers.clone().unbind(),
             tier: tier.to_owned(),

@@ -10,10 +10,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use vramp_capi::process::{HostLoan, OpenAllocator};
+use vramp_capi::process::{Failure, HostLoan, Kind, OpenAllocator, check_fork};
 use vramp_defer::BufferId;
 
-use super::failure::Fault;
 use crate::python::detached;
 
 /// The parts of open tiers.
@@ -90,25 +89,25 @@ impl Core {
     }
 
     /// Returns the open parts for one call.
-    pub fn open(&self) -> Result<Arc<Open>, Fault> {
+    pub fn open(&self) -> Result<Arc<Open>, Failure> {
         check_fork()?;
-        self.life().open.clone().ok_or(Fault::Closed("tiers"))
+        self.life().open.clone().ok_or_else(closed)
     }
 
     /// Keeps the tiers open until the hold is dropped.
-    pub fn hold(self: &Arc<Core>) -> Result<OpenHold, Fault> {
+    pub fn hold(self: &Arc<Core>) -> Result<OpenHold, Failure> {
         check_fork()?;
         let mut life = self.life();
-        let open = life.open.clone().ok_or(Fault::Closed("tiers"))?;
+        let open = life.open.clone().ok_or_else(closed)?;
         life.holds += 1;
         Ok(OpenHold { core: Arc::clone(self), open })
     }
 
     /// Adds a member.
-    pub fn join(self: &Arc<Core>, member: Weak<dyn Member>) -> Result<Membership, Fault> {
+    pub fn join(self: &Arc<Core>, member: Weak<dyn Member>) -> Result<Membership, Failure> {
         let mut life = self.life();
         if life.open.is_none() {
-            return Err(Fault::Closed("tiers"));
+            return Err(closed());
         }
         let key = life.next_member;
         life.next_member += 1;
@@ -154,9 +153,9 @@ impl Drop for Membership {
     }
 }
 
-/// Fails in a forked child.
-pub fn check_fork() -> Result<(), Fault> {
-    Ok(vramp_alloc::error::Unusable::check_fork()?)
+#[cold]
+fn closed() -> Failure {
+    Failure::new(Kind::Closed, "the tiers are closed: open others")
 }
 
 /// Drops an object detached from the interpreter. In a forked child it is left as it is, because a thread

@@ -15,10 +15,11 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 
 use pyo3::prelude::*;
+use vramp_capi::process::{Failure, check_fork};
 use vramp_defer::{LeaseFuture, LeaseSet, RestoreJob};
 
-use super::failure::Fault;
-use super::shared::{OpenHold, check_fork};
+use super::shared::OpenHold;
+use crate::error::raise;
 
 /// Number of threads that restore buffers for coroutines.
 const RESTORERS: usize = 4;
@@ -32,13 +33,13 @@ pub struct Waiting {
 
 enum Stage {
     Waiting(Box<Pending>),
-    Done(Result<(LeaseSet, OpenHold), Fault>),
+    Done(Result<(LeaseSet, OpenHold), Failure>),
     /// It was taken out or cancelled.
     Over,
 }
 
 /// Waits for what a granted lease needs before the host may use it.
-pub type Completion = Box<dyn Fn(&OpenHold) -> Result<(), Fault> + Send + Sync>;
+pub type Completion = Box<dyn Fn(&OpenHold) -> Result<(), Failure> + Send + Sync>;
 
 /// A request that is not granted yet.
 pub struct Pending {
@@ -86,14 +87,14 @@ impl Waiting {
             unreachable!("it was waiting above")
         };
         let Pending { hold, complete, .. } = *pending;
-        let leased = leased.map_err(Fault::from);
+        let leased = leased.map_err(Failure::from);
         let leased = leased.and_then(|set| complete(&hold).map(|()| set));
         *stage = Stage::Done(leased.map(|set| (set, hold)));
         true
     }
 
     /// Takes the outcome. `None` if it is not done.
-    pub fn take(&self) -> Option<Result<(LeaseSet, OpenHold), Fault>> {
+    pub fn take(&self) -> Option<Result<(LeaseSet, OpenHold), Failure>> {
         let mut stage = lock(&self.stage);
         match std::mem::replace(&mut *stage, Stage::Over) {
             Stage::Done(outcome) => Some(outcome),
@@ -137,7 +138,7 @@ pub fn restore(job: RestoreJob) {
 /// Waits until requests of coroutines are done, and returns their numbers.
 #[pyfunction]
 pub fn take_leases(py: Python<'_>) -> PyResult<Vec<u64>> {
-    check_fork().map_err(|fault| fault.raise(py))?;
+    check_fork().map_err(|failure| raise(py, failure))?;
     Ok(py.detach(|| {
         loop {
             let mut queue = lock(&WOKEN.queue);

@@ -41,7 +41,7 @@ fn a_segment_sleeps_with_the_region_that_its_thread_was_in() {
     assert_eq!(reserved(&torch), 2 << 20, "what sleeps is not reserved");
     let refused = within(&torch, "graph", || torch.segment_malloc(0, 2 << 20)).unwrap_err();
     assert_eq!(
-        (refused.status, refused.region.as_deref()),
+        (refused.status(), refused.region.as_deref()),
         (VRAMP_ERROR_REGION, Some("graph")),
         "not an out of memory"
     );
@@ -213,7 +213,7 @@ fn an_address_in_a_segment_that_sleeps_is_refused() {
     torch.check_awake(0, cached).unwrap();
     pause(&torch, "pool");
     let refused = torch.check_awake(0, cached).unwrap_err();
-    assert_eq!((refused.status, refused.region.as_deref()), (VRAMP_ERROR_REGION, Some("pool")));
+    assert_eq!((refused.status(), refused.region.as_deref()), (VRAMP_ERROR_REGION, Some("pool")));
     for other in [outside, inside + (20 << 20), 0] {
         torch.check_awake(0, other).unwrap();
     }

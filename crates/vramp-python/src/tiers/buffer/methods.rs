@@ -11,12 +11,12 @@ use vramp_core::Bytes;
 use vramp_defer::{DeferrableBuffer, SpillError, SpillTier};
 use vramp_tiers::Tier;
 
-use super::super::failure::Fault;
 use super::super::lease::Lease;
 use super::super::pin::BufferPin;
 use super::super::{Tiers, tier_of};
 use super::{Buffer, contents};
 use crate::arguments::bytes;
+use crate::error::raise;
 
 #[pymethods]
 impl Buffer {
@@ -181,7 +181,7 @@ impl Buffer {
         if end.is_none_or(|end| end > Bytes::new(self.len)) {
             let whole = Bytes::new(self.len);
             let len = Bytes::new(len as u64);
-            return Err(Fault::from(SpillError::Outside { offset, len, whole }).raise(py));
+            return Err(raise(py, SpillError::Outside { offset, len, whole }));
         }
         PyBytes::new_with(py, len, |into| self.call_leasing(py, |buffer| buffer.read(offset, into)))
     }

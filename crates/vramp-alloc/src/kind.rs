@@ -1,0 +1,502 @@
+//! What kind of failure an error is, for interfaces that have one status or one class of exceptions for each.
+//!
+//! Each error that such an interface returns implements [`Classify`], in the crate of the error and by a
+//! match that names every variant: a new variant is classified where it is written.
+
+use std::error::Error;
+
+use vramp_core::{ArenaResetError, Bytes, Inconsistency};
+use vramp_driver::{DriverError, ErrorKind};
+use vramp_ipc::{OpenError, Refusal, ServeError};
+
+use crate::error::{
+    AllocError, CloseError, CreateError, FreeError, OutOfMemoryReport, StreamError, Unusable,
+    UseError,
+};
+use crate::graph::{ArenaError, CaptureError, LaunchError};
+use crate::sharing::{
+    AccessError, DmaBufError, ExportError, FetchError, ImportError, OpenMemoryError, PinError,
+};
+
+/// What a failure means for the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A pointer that must not be null is null.
+    Null,
+    /// A string is not UTF-8.
+    Text,
+    /// An option or a configuration is invalid.
+    Option,
+    /// The device is unknown or cannot be opened.
+    Device,
+    /// The handle of an allocator is unknown.
+    UnknownAllocator,
+    /// The object is closed.
+    Closed,
+    /// The stream is unknown.
+    UnknownStream,
+    /// No live memory of the allocator is there.
+    UnknownPointer,
+    /// The card or the host has too little memory.
+    OutOfMemory,
+    /// A tier has no room.
+    TierFull,
+    /// A tier has no room now, and the request does not wait.
+    NotNow,
+    /// A driver call failed.
+    Driver,
+    /// There are as many objects as there may be.
+    TooMany,
+    /// The size of a struct is too small.
+    StructSize,
+    /// Other objects use it, until they end.
+    InUse,
+    /// A number is out of range.
+    Range,
+    /// The allocator's state is inconsistent. A defect.
+    Inconsistent,
+    /// A panic. A defect.
+    Internal,
+    /// A file cannot be read or written.
+    File,
+    /// The arena is unknown.
+    UnknownArena,
+    /// The graph is unknown.
+    UnknownGraph,
+    /// The lease is unknown.
+    UnknownLease,
+    /// It is in use now.
+    Busy,
+    /// A capture cannot begin, failed, or forbids the call.
+    Capture,
+    /// The preset or the device does not support it.
+    Unsupported,
+    /// The process was forked from one that uses CUDA.
+    Forked,
+    /// The program was compiled for another version of the interface.
+    Version,
+    /// The export is unknown.
+    UnknownExport,
+    /// The pin is unknown.
+    UnknownPin,
+    /// The bytes are no ticket, or its secret is wrong.
+    Ticket,
+    /// The exporting process ended, or closed the export.
+    ExportEnded,
+    /// Two processes cannot exchange memory.
+    Exchange,
+    /// The allocator has no tiers.
+    NoTiers,
+    /// The space is not configured.
+    UnknownSpace,
+    /// The reservation is unknown.
+    UnknownReservation,
+    /// The buffer is unknown.
+    UnknownBuffer,
+    /// The time is over.
+    Timeout,
+    /// The wait was ended.
+    Cancelled,
+    /// The wait would never end.
+    Deadlock,
+    /// Contents cannot be read back.
+    Contents,
+    /// A region cannot do this now, or is unknown.
+    Region,
+    /// The pool of a region sleeps.
+    Asleep,
+    /// A reservation has too few bytes left to pay.
+    OverReservation,
+}
+
+/// What a request needs at once, and what there is for it, as far as they are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Requested bytes.
+    pub needed: Option<Bytes>,
+    /// The most that there may be for it.
+    pub capacity: Option<Bytes>,
+}
+
+/// An error with a kind.
+pub trait Classify: Error {
+    /// Returns what the failure means for the caller.
+    fn kind(&self) -> Kind;
+
+    /// Returns the state of memory when a request was too large.
+    fn report(&self) -> Option<&OutOfMemoryReport> {
+        None
+    }
+
+    /// Returns the name of the pool or region that the failure is about.
+    fn region(&self) -> Option<&str> {
+        None
+    }
+
+    /// Returns how much a full tier lacks.
+    fn room(&self) -> Room {
+        Room::default()
+    }
+}
+
+impl Classify for DriverError {
+    fn kind(&self) -> Kind {
+        if self.kind == ErrorKind::Capturing { Kind::Capture } else { Kind::Driver }
+    }
+}
+
+impl Classify for Inconsistency {
+    fn kind(&self) -> Kind {
+        Kind::Inconsistent
+    }
+}
+
+impl Classify for Unusable {
+    fn kind(&self) -> Kind {
+        match self {
+            Unusable::Inconsistent(_) => Kind::Inconsistent,
+            Unusable::Forked => Kind::Forked,
+            Unusable::Asleep { .. } => Kind::Asleep,
+            Unusable::Closed => Kind::Closed,
+        }
+    }
+
+    fn region(&self) -> Option<&str> {
+        match self {
+            Unusable::Asleep { pool } => Some(pool),
+            _ => None,
+        }
+    }
+}
+
+impl Classify for CreateError {
+    fn kind(&self) -> Kind {
+        match self {
+            CreateError::Config(_)
+            | CreateError::Granularity { .. }
+            | CreateError::NotSupported { .. }
+            | CreateError::Threshold { .. }
+            | CreateError::Rdma
+            | CreateError::NoPeer { .. }
+            | CreateError::Prefill { .. } => Kind::Option,
+            CreateError::Driver(error) => error.kind(),
+            CreateError::Unusable(why) => why.kind(),
+        }
+    }
+}
+
+impl Classify for AllocError {
+    fn kind(&self) -> Kind {
+        match self {
+            AllocError::OutOfMemory(_) | AllocError::HostMemory(_) => Kind::OutOfMemory,
+            AllocError::Driver(error) => error.kind(),
+            AllocError::UnknownStream(_) => Kind::UnknownStream,
+            AllocError::Arena(_) if self.is_out_of_memory() => Kind::OutOfMemory,
+            AllocError::Arena(_) => Kind::Capture,
+            AllocError::UnknownTag | AllocError::Fraction(_) => Kind::Range,
+            AllocError::HostMapped { .. } => Kind::Busy,
+            AllocError::Unusable(why) => why.kind(),
+        }
+    }
+
+    fn report(&self) -> Option<&OutOfMemoryReport> {
+        match self {
+            AllocError::OutOfMemory(report) => Some(report),
+            _ => None,
+        }
+    }
+
+    fn region(&self) -> Option<&str> {
+        match self {
+            AllocError::Unusable(why) => why.region(),
+            _ => None,
+        }
+    }
+}
+
+impl Classify for FreeError {
+    fn kind(&self) -> Kind {
+        match self {
+            FreeError::Foreign(_) => Kind::UnknownPointer,
+            FreeError::UnknownStream { .. } => Kind::UnknownStream,
+            FreeError::Driver(error) => error.kind(),
+            FreeError::Unusable(why) => why.kind(),
+        }
+    }
+
+    fn region(&self) -> Option<&str> {
+        match self {
+            FreeError::Unusable(why) => why.region(),
+            _ => None,
+        }
+    }
+}
+
+impl Classify for StreamError {
+    fn kind(&self) -> Kind {
+        match self {
+            StreamError::Unknown(_) => Kind::UnknownStream,
+            StreamError::Capturing(_) => Kind::Capture,
+            StreamError::Driver(error) => error.kind(),
+            StreamError::Unusable(why) => why.kind(),
+        }
+    }
+
+    fn region(&self) -> Option<&str> {
+        match self {
+            StreamError::Unusable(why) => why.region(),
+            _ => None,
+        }
+    }
+}
+
+impl Classify for UseError {
+    fn kind(&self) -> Kind {
+        match self {
+            UseError::Foreign(_) => Kind::UnknownPointer,
+            UseError::UnknownStream(_) => Kind::UnknownStream,
+            UseError::Unusable(why) => why.kind(),
+            UseError::HostMemory(_) => Kind::OutOfMemory,
+        }
+    }
+
+    fn region(&self) -> Option<&str> {
+        match self {
+            UseError::Unusable(why) => why.region(),
+            _ => None,
+        }
+    }
+}
+
+impl Classify for CloseError {
+    fn kind(&self) -> Kind {
+        match self {
+            CloseError::Capturing { .. } => Kind::Capture,
+            CloseError::NotSynchronized { .. } | CloseError::Driver(_) => Kind::Driver,
+        }
+    }
+}
+
+impl Classify for ArenaResetError {
+    fn kind(&self) -> Kind {
+        match self {
+            ArenaResetError::Capturing(_) | ArenaResetError::Live { .. } => Kind::Busy,
+        }
+    }
+}
+
+impl Classify for ServeError {
+    fn kind(&self) -> Kind {
+        match self {
+            ServeError::Path { .. } => Kind::Option,
+            ServeError::Forked => Kind::Forked,
+            ServeError::Withdrawn => Kind::UnknownExport,
+            ServeError::System { .. } => Kind::Exchange,
+        }
+    }
+}
+
+impl Classify for OpenError {
+    fn kind(&self) -> Kind {
+        match self {
+            OpenError::ExporterGone { .. } | OpenError::Withdrawn { .. } => Kind::ExportEnded,
+            OpenError::Refused { reason: Refusal::WrongSecret, .. } => Kind::Ticket,
+            OpenError::Forked => Kind::Forked,
+            OpenError::Refused { reason: Refusal::OtherUser { .. }, .. }
+            | OpenError::Unreachable { .. }
+            | OpenError::Source { .. }
+            | OpenError::TooManyOpenFiles { .. }
+            | OpenError::TooManyInFlight { .. }
+            | OpenError::TooManyOpens { .. }
+            | OpenError::TimedOut { .. }
+            | OpenError::Protocol { .. }
+            | OpenError::System { .. } => Kind::Exchange,
+        }
+    }
+}
+
+impl Classify for FetchError {
+    fn kind(&self) -> Kind {
+        match self {
+            FetchError::Open(error) => error.kind(),
+            FetchError::Fewer => Kind::Exchange,
+        }
+    }
+}
+
+impl<E: Classify + 'static> Classify for ImportError<E> {
+    fn kind(&self) -> Kind {
+        match self {
+            ImportError::Description(_) => Kind::Exchange,
+            ImportError::Fetch { error, .. } => error.kind(),
+            ImportError::Driver(error) => error.kind(),
+            ImportError::Unusable(why) => why.kind(),
+        }
+    }
+}
+
+impl Classify for OpenMemoryError {
+    fn kind(&self) -> Kind {
+        match self {
+            OpenMemoryError::Ticket(_) => Kind::Ticket,
+            OpenMemoryError::Open(error) => error.kind(),
+            OpenMemoryError::Unknown => Kind::Exchange,
+            OpenMemoryError::Import(error) => error.kind(),
+        }
+    }
+}
+
+impl Classify for ExportError {
+    fn kind(&self) -> Kind {
+        match self {
+            ExportError::Foreign(_) => Kind::UnknownPointer,
+            ExportError::NotExportable { .. } => Kind::Unsupported,
+            ExportError::NoSuchHandle { .. } => Kind::Range,
+            ExportError::Driver(error) => error.kind(),
+            ExportError::Unusable(why) => why.kind(),
+        }
+    }
+
+    fn region(&self) -> Option<&str> {
+        match self {
+            ExportError::Unusable(why) => why.region(),
+            _ => None,
+        }
+    }
+}
+
+impl Classify for AccessError {
+    fn kind(&self) -> Kind {
+        match self {
+            AccessError::NoPeer { .. } => Kind::Range,
+            AccessError::Excluded { .. } | AccessError::NotSupported { .. } => Kind::Unsupported,
+            AccessError::Driver(error) => error.kind(),
+            AccessError::Unusable(why) => why.kind(),
+        }
+    }
+
+    fn region(&self) -> Option<&str> {
+        match self {
+            AccessError::Unusable(why) => why.region(),
+            _ => None,
+        }
+    }
+}
+
+impl Classify for PinError {
+    fn kind(&self) -> Kind {
+        match self {
+            PinError::NotOwned { .. } => Kind::UnknownPointer,
+            PinError::Spilled { .. } | PinError::NotSupported { .. } => Kind::Unsupported,
+            PinError::Unusable(why) => why.kind(),
+        }
+    }
+
+    fn region(&self) -> Option<&str> {
+        match self {
+            PinError::Unusable(why) => why.region(),
+            _ => None,
+        }
+    }
+}
+
+impl Classify for DmaBufError {
+    fn kind(&self) -> Kind {
+        match self {
+            DmaBufError::NotSupported { .. } => Kind::Unsupported,
+            DmaBufError::Empty => Kind::Range,
+            DmaBufError::Pin(error) => error.kind(),
+            DmaBufError::Driver(error) => error.kind(),
+            DmaBufError::Unusable(why) => why.kind(),
+        }
+    }
+
+    fn region(&self) -> Option<&str> {
+        match self {
+            DmaBufError::Pin(error) => error.region(),
+            DmaBufError::Unusable(why) => why.region(),
+            _ => None,
+        }
+    }
+}
+
+impl Classify for ArenaError {
+    fn kind(&self) -> Kind {
+        match self {
+            ArenaError::NotSupported => Kind::Unsupported,
+            ArenaError::Capacity { .. } => Kind::Range,
+            ArenaError::Driver(error) => error.kind(),
+            ArenaError::Unusable(why) => why.kind(),
+            ArenaError::HostMemory(_) => Kind::OutOfMemory,
+        }
+    }
+
+    fn region(&self) -> Option<&str> {
+        match self {
+            ArenaError::Unusable(why) => why.region(),
+            _ => None,
+        }
+    }
+}
+
+impl Classify for CaptureError {
+    fn kind(&self) -> Kind {
+        match self {
+            CaptureError::ForeignArena => Kind::UnknownArena,
+            CaptureError::ArenaBusy => Kind::Busy,
+            CaptureError::UnknownStream(_) => Kind::UnknownStream,
+            CaptureError::NotCapturing(_)
+            | CaptureError::Served(_)
+            | CaptureError::Query { .. }
+            | CaptureError::Begin(_)
+            | CaptureError::Invalidated(_)
+            | CaptureError::OtherThread
+            | CaptureError::Over => Kind::Capture,
+            CaptureError::Alloc(error) => error.kind(),
+            CaptureError::Unusable(why) => why.kind(),
+        }
+    }
+
+    fn report(&self) -> Option<&OutOfMemoryReport> {
+        match self {
+            CaptureError::Alloc(error) => error.report(),
+            _ => None,
+        }
+    }
+
+    fn region(&self) -> Option<&str> {
+        match self {
+            CaptureError::Alloc(error) => error.region(),
+            CaptureError::Unusable(why) => why.region(),
+            _ => None,
+        }
+    }
+}
+
+impl Classify for LaunchError {
+    fn kind(&self) -> Kind {
+        match self {
+            LaunchError::Busy(_) => Kind::Busy,
+            LaunchError::Alloc(error) => error.kind(),
+            LaunchError::UnknownStream(_) => Kind::UnknownStream,
+            LaunchError::Capturing(_) => Kind::Capture,
+            LaunchError::Driver(error) => error.kind(),
+            LaunchError::Unusable(why) => why.kind(),
+        }
+    }
+
+    fn report(&self) -> Option<&OutOfMemoryReport> {
+        match self {
+            LaunchError::Alloc(error) => error.report(),
+            _ => None,
+        }
+    }
+
+    fn region(&self) -> Option<&str> {
+        match self {
+            LaunchError::Alloc(error) => error.region(),
+            LaunchError::Unusable(why) => why.region(),
+            _ => None,
+        }
+    }
+}
