@@ -75,19 +75,19 @@
 //!
 //! | question | `core/` decides | `shell/` acts |
 //! |---|---|---|
-//! | Which request gets a lease, and when? | `lease`, `grant`, `wait_queue`, `overtake`, `uses` | `pool_request`, `acquire`, `queued_request`, `hand_over`, `watch`, `lease_builder`, `lease_owner`, `lease_set`, `lease_ending`, `stream_locks`, `lock_buffers` |
-//! | What is overwritten? | `overwrite` | `queued_request` |
+//! | Which request gets a lease, and when? | `lease`, `grant`, `wait_queue`, `overtake`, `uses` | `pool_request`, `acquire`, `queued_request`, `hand_over`, `watch`, `lease_builder`, `lease_owner`, `lease_set`, `stream_locks`, `lock_buffers` |
+//! | What is overwritten? | `in_place` | `queued_request` |
 //! | What is read in place? | `in_place` | `acquire`, `mapped_memory`, `mapped_copy`, `map_copies` |
-//! | Which pieces are evicted? | `bucket`, `lists`, `listing`, `victims`, `policy`, `cost`, `cover`, `rates`, `spill_rounds` | `spill`, `eviction_policy`, `choose`, `copy_out`, `staging` |
+//! | Which pieces are evicted? | `cost`, `lists`, `listing`, `victims`, `cover`, `rates`, `spill_room` | `spill`, `choose`, `copy_out`, `staging` |
 //! | Where do they go? | `spill_room`, `rates`, `peers` | `copy_out`, `peer_stores`, `peer_copy`, `staging` |
 //! | Which buffer is evicted by its name? | `evict_one` | `spill_one` |
 //! | What is restored? | `grant`, `move_orders`, `moves` | `restore` |
-//! | Which host copies are dropped or moved? | `copy_index`, `reclaim`, `peer_reclaim`, `peers` | `relieve_host`, `relieve_peer`, `guests`, `push_copy`, `cleaner` |
+//! | Which host copies are dropped or moved? | `buffer_state`, `reclaim`, `peers` | `relieve_host`, `relieve_peer`, `guests`, `push_copy`, `service` |
 //! | What follows a failure? | `failure`, `refusal` | `spill_error` |
-//! | What keeps a buffer on the card? | `expose`, `holds` | `lease_set`, `buffer_handle`, `buffer_owner`, `pinned_memory` |
-//! | What is the state? | `deferrables`, `buffer_state`, `piece`, `range`, `status` | `state`, `events`, `buffer_events`, `emit` |
-//! | Which statistics and checks are there? | `counters`, `census`, `audit` | `manager`, `report` |
-//! | What memory of others is in use? | `adoption` | `adopted_memory`, `adopt` |
+//! | What keeps a buffer on the card? | `pins`, `refusal` | `lease_set`, `buffer_handle`, `buffer_owner`, `pinned_memory` |
+//! | What is the state? | `deferrables`, `buffer_state`, `range`, `status` | `state`, `events`, `buffer_events`, `emit` |
+//! | Which statistics and checks are there? | `defer_config`, `census`, `audit` | `manager`, `report` |
+//! | What memory of others is in use? | `adoption` | `homes`, `adopt` |
 //! | What opens and closes the parts? | | `tiers`, `service` |
 #![forbid(unsafe_code)]
 

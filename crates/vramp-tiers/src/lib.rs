@@ -124,9 +124,9 @@ pub mod reserve {
     pub use crate::ledger::shell::error::{Refusal, ReserveError, SpaceFull, StuckOwner};
     pub use crate::ledger::shell::growth::GrowthRequest;
     pub use crate::ledger::shell::manager::ReservationManager;
+    pub use crate::ledger::shell::manager_config::RetryPolicy;
     pub use crate::ledger::shell::manager_config::{DeadlockCheck, ManagerConfig};
     pub use crate::ledger::shell::reservation::{MergeRejected, MergeRejection, Reservation};
-    pub use crate::ledger::shell::retry::RetryPolicy;
     pub use crate::ledger::shell::wait::{
         CancelToken, Enqueued, QueuedReservation, RequestBuilder,
     };

@@ -8,7 +8,7 @@
 //!
 //! Adopted memory is its allocator's: it counts neither as occupied, nor against the capacity of leases.
 
-use super::piece::ContentPlace;
+use super::buffer_state::ContentPlace;
 use super::{Access, AddError, AddedBuffer, BufferId, Deferrables, PieceId, RangeId, UseToken};
 use vramp_core::Bytes;
 

@@ -1,7 +1,10 @@
-//! Sums over all buffers.
+//! Sums over all buffers, the number of entries of each table, and whether memory can become free without a
+//! call of the caller that lacks it.
 
-use super::piece::{ContentPlace, PieceMove};
-use super::{DeferCounters, Deferrables, SpillTier};
+use std::collections::BTreeSet;
+
+use super::buffer_state::{ContentPlace, PieceMove};
+use super::{Access, BufferId, DeferCounters, Deferrables, HolderKey, SpillTier};
 use vramp_core::Bytes;
 
 /// Bytes of contents by state. `empty + resident + spilled + restoring` is `total`.
@@ -92,7 +95,7 @@ impl Deferrables {
 }
 
 impl DeferCensus {
-    fn add(&mut self, piece: &super::piece::Piece) {
+    fn add(&mut self, piece: &super::buffer_state::Piece) {
         let len = piece.len;
         let when = |is: bool| if is { len } else { Bytes::ZERO };
         self.peer_copies += when(piece.copies.peer.is_some());
@@ -121,5 +124,64 @@ impl DeferCensus {
                 self.pushing += when(matches!(piece.motion, Some(PieceMove::Push { .. })));
             }
         }
+    }
+}
+
+impl Deferrables {
+    /// Returns true if nothing ends by which memory could become free: no move, no lease of other
+    /// holders than these, no pin and no buffer without handles. Idle buffers count as
+    /// there to stay. O(holders log holders).
+    pub fn are_all_idle(&self, holders: &[HolderKey]) -> bool {
+        self.moves.is_empty()
+            && self.kept.is_zero()
+            && self.held_by(holders) == self.leases.len()
+            && self.without_handles == 0
+    }
+
+    /// Returns the number of leases of some holders.
+    fn held_by(&self, holders: &[HolderKey]) -> usize {
+        let distinct: BTreeSet<HolderKey> = holders.iter().copied().collect();
+        let of = |key| self.wait_queue.holders.get(&key).map_or(0, |holder| holder.leases.len());
+        distinct.into_iter().map(of).sum()
+    }
+}
+
+impl Deferrables {
+    /// Returns the number of entries of each table. O(entries).
+    #[doc(hidden)]
+    pub fn footprint(&self) -> Vec<(&'static str, usize)> {
+        let in_sets: usize = self.group_sets.values().map(std::collections::BTreeSet::len).sum();
+        vec![
+            ("buffers", self.buffers.len()),
+            ("ranges", self.ranges.len()),
+            ("leases", self.leases.len()),
+            ("waiting requests", self.wait_queue.waiters.len()),
+            ("entries of waiting requests", self.wait_queue.entries()),
+            ("moves", self.moves.len()),
+            ("uses by work", self.uses.len()),
+            ("buffers to end", self.ending.len()),
+            ("sets of groups", self.group_sets.len() + in_sets),
+            ("lists of victims", self.lists.len()),
+            ("copies on cards", self.peer_copies.len()),
+            ("copies on the host", self.host_copies.len()),
+        ]
+    }
+}
+
+impl Deferrables {
+    /// Returns the memory of the pool that these buffers need, resident or not. O(buffers).
+    pub fn needed_by(&self, buffers: &[(BufferId, Access)]) -> Bytes {
+        self.ranges_of(buffers).into_iter().map(|range| self.ranges[range].needs()).sum()
+    }
+
+    /// Returns the occupied memory that nothing keeps on the card.
+    pub fn idle(&self) -> Bytes {
+        self.occupied.saturating_sub(self.committed)
+    }
+
+    /// Returns true if `holder` holds a lease. O(log holders).
+    pub fn holds_lease(&self, holder: HolderKey) -> bool {
+        let known = self.wait_queue.holders.get(&holder);
+        known.is_some_and(|holder| !holder.leases.is_empty())
     }
 }

@@ -11,8 +11,8 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, btree_set};
 
-use super::bucket::{BucketKey, Unit};
 use super::cost::CostModel;
+use super::cost::{BucketKey, Unit};
 use super::lists::Bucket;
 use super::victims::Candidate;
 use super::{Deferrables, EvictionClass};

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use slotmap::SlotMap;
 
 use super::buffer_state::{Buffer, Hint};
-use super::copy_index::{HostCopies, PeerCopies};
+use super::buffer_state::{ContentPlace, Copies, Piece, PieceMove};
+use super::buffer_state::{HostCopies, PeerCopies};
 use super::lease::Lease;
 use super::lists::Lists;
-use super::piece::{ContentPlace, Copies, Piece, PieceMove};
 use super::range::{BLOCK_ALIGN, GroupSet, Range, Tenant, merged};
-use super::use_index::UseIndex;
+use super::uses::UseIndex;
 use super::uses::Uses;
 use super::wait_queue::WaitQueue;
 use super::{

@@ -1,6 +1,6 @@
 //! Eviction of one buffer that the caller names, and its way to a tier below.
 
-use super::piece::PieceMove;
+use super::buffer_state::PieceMove;
 use super::spill_room::TierOrder;
 use super::{
     BufferId, CopyOut, Deferrables, HeldError, PieceId, Push, Reclaim, SpillDemand, SpillTier,

@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 use smallvec::SmallVec;
 
 use super::buffer_state::Buffer;
+use super::buffer_state::{ContentPlace, Piece, PieceMove};
 use super::lease::{
     BufferUse, GrantedLease, Lease, LeaseEnd, LeaseRequest, SplitRequest, Writes, WrittenRange,
 };
-use super::piece::{ContentPlace, Piece, PieceMove};
 use super::range::Range;
 use super::uses::latest_by_stream;
 use super::wait_queue::{Blocked, LAST, Place};

@@ -100,7 +100,7 @@ impl Deferrables {
     /// Lists a range by its longest gap.
     fn list_gap(&mut self, group: RangeId) {
         let range = &mut self.ranges[group];
-        let longest = range.gaps.as_ref().map_or(Bytes::ZERO, super::gaps::Gaps::longest);
+        let longest = range.gaps.as_ref().map_or(Bytes::ZERO, super::range::Gaps::longest);
         let before = std::mem::replace(&mut range.listed_gap, longest);
         if let Some(set) = range.set.and_then(|set| self.group_sets.get_mut(set)) {
             set.remove(&(before, group));

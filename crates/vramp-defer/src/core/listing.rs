@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
-use super::bucket::{BucketKey, EvictionClass, Unit};
 use super::buffer_state::{Buffer, Hint};
+use super::cost::{BucketKey, EvictionClass, Unit};
 use super::lists::{Listed, Listing};
 use super::{BufferId, Deferrables, PieceId, RangeId};
 use vramp_core::Bytes;

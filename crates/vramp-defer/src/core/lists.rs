@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::bucket::{BucketKey, Unit};
+use super::cost::{BucketKey, Unit};
 use super::{BufferId, PieceId, RangeId, Shortfall};
 use vramp_core::Bytes;
 

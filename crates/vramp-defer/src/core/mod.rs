@@ -54,33 +54,17 @@
 //! of nanoseconds that the caller passes. One thread at a time calls.
 
 mod adoption;
-mod at_rest;
 mod audit;
-mod audit_lists;
-mod backoff;
-mod behind_room;
-mod bucket;
-mod budget;
 mod buffer_state;
 mod census;
-mod copy_index;
 mod cost;
-mod counters;
 mod cover;
 mod defer_config;
 mod deferrables;
-mod demote;
-mod ending;
 mod evict_one;
 mod failure;
-mod few_map;
-mod footprint;
-mod gaps;
 mod grant;
 mod groups;
-mod holders;
-mod holds;
-mod hosts;
 mod ids;
 mod in_place;
 mod lease;
@@ -89,56 +73,41 @@ mod lists;
 mod move_orders;
 mod moves;
 mod overtake;
-mod overwrite;
-mod peer_id;
-mod peer_reclaim;
 mod peers;
-mod piece;
 mod pins;
 mod range;
 mod rates;
 mod reclaim;
 mod refusal;
-mod shortfall;
 mod spill_room;
-mod spill_rounds;
 mod status;
 #[cfg(test)]
 mod tests;
-mod use_index;
 mod uses;
 mod victims;
 mod wait_queue;
 
-pub(crate) use backoff::Backoff;
-pub use bucket::EvictionClass;
-pub use buffer_state::Hint;
+pub use buffer_state::{Copies, Hint, PieceState};
 pub use census::DeferCensus;
-pub use cost::EvictionCost;
-pub use counters::DeferCounters;
-pub use defer_config::{DeferConfig, DeferConfigError};
+pub use cost::{EvictionClass, EvictionCost};
+pub use defer_config::{DeferConfig, DeferConfigError, DeferCounters};
 pub use deferrables::{AddedBuffer, Deferrables};
 pub use evict_one::EvictError;
-pub(crate) use failure::{Failure, RestoreRetry, StagingRetry};
-pub use holds::Holds;
+pub(crate) use failure::{Backoff, Failure, RestoreRetry, StagingRetry};
 pub use ids::{
-    Access, BufferId, BufferLeaseId, GroupSetId, HolderKey, MoveId, PieceId, RangeId, RangeSlice,
-    SpillTier, StreamKey, Ticket, UseToken,
+    Access, BufferId, BufferLeaseId, GroupSetId, HolderKey, MoveId, PeerId, PeerTable, PieceId,
+    RangeId, RangeSlice, SpillTier, StreamKey, Ticket, UseToken,
 };
+pub use in_place::overwritten;
 pub use lease::{BufferUse, GrantedLease, LeaseEnd, LeaseRequest, Writes, WrittenRange};
 pub use move_orders::{Abandoned, CopyOut, Push, Restore, Settled, StaleCopy};
-pub use overwrite::overwritten;
-pub use peer_id::{PeerId, PeerTable};
-pub use peer_reclaim::PeerDemand;
-pub use piece::{Copies, PieceState};
 pub use rates::Rates;
-pub use reclaim::{HostDemand, Reclaim};
+pub use reclaim::{HostDemand, PeerDemand, Reclaim};
 pub use refusal::{
-    AddError, HeldError, LeaseEndError, LeaseRefused, PinError, SettleError, UnknownBuffer,
+    AddError, HeldError, Holds, LeaseEndError, LeaseRefused, PinError, SettleError, UnknownBuffer,
     UnknownBufferLease, UnknownMove, UnknownRange,
 };
-pub use shortfall::Shortfall;
-pub use spill_room::SpillRoom;
-pub(crate) use spill_rounds::{AfterRound, SpillRounds, allocation_deficit, other_pool_deficit};
+pub(crate) use spill_room::{AfterRound, EvictionRounds, allocation_deficit, other_pool_deficit};
+pub use spill_room::{Shortfall, SpillRoom};
 pub use status::{BufferProgress, BufferStatus};
 pub use victims::{SpillDemand, Victim, VictimChoice};

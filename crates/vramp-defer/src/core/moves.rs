@@ -1,6 +1,6 @@
 //! Moves of pieces, and how they end.
 
-use super::piece::{ContentPlace, PieceMove};
+use super::buffer_state::{ContentPlace, PieceMove};
 use super::spill_room::{Outgoing, TierOrder};
 use super::{
     Abandoned, Access, BufferId, Deferrables, MoveId, PieceId, RangeId, SettleError, Settled,
@@ -177,7 +177,7 @@ impl Deferrables {
         self.piece(piece).motion.expect("a move in the list moves its piece")
     }
 
-    fn end_move(&mut self, piece: PieceId) -> &mut super::piece::Piece {
+    fn end_move(&mut self, piece: PieceId) -> &mut super::buffer_state::Piece {
         let motion = self.piece_mut(piece).motion.take().expect("the caller found it");
         self.moves.remove(&motion.id());
         self.count_leaving(piece, motion.is_leaving(), -1);

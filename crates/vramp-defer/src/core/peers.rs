@@ -1,13 +1,14 @@
-//! The indexes of copies: which copies lie on each card and on the host.
+//! The indexes of copies: which copies lie on each card and on the host, in the order in which they are
+//! reclaimed.
 //!
 //! A change of a copy or of its buffer's last use is O(log n), and so is each copy that
 //! [`reclaim_peer`](super::Deferrables::reclaim_peer) takes.
 
 use std::collections::BTreeSet;
 
-use super::copy_index::{HostKey, PeerKey};
-use super::piece::ContentPlace;
+use super::buffer_state::{Buffer, ContentPlace, HostCopyUse, HostKey, PeerKey, Piece};
 use super::{BufferId, Deferrables, PeerId, PieceId};
+use vramp_core::Bytes;
 
 impl Deferrables {
     /// Returns where a piece belongs in the index; `None` without a copy on a card.
@@ -71,5 +72,44 @@ fn move_key<K: Ord + Copy>(
     }
     if let Some(now) = now {
         index.insert((now, id));
+    }
+}
+
+impl HostKey {
+    /// Returns where a piece belongs; `None` without a copy on the host.
+    pub fn of(piece: &Piece, buffer: &Buffer) -> Option<HostKey> {
+        let copies = piece.copies;
+        let kept_for = match piece.place {
+            _ if !copies.host => return None,
+            ContentPlace::Empty => return None,
+            ContentPlace::Card => HostCopyUse::OnCard,
+            ContentPlace::SpillTier if buffer.readable && copies.disk => {
+                HostCopyUse::MappedAndOnDisk
+            }
+            ContentPlace::SpillTier if buffer.readable => HostCopyUse::Mapped,
+            ContentPlace::SpillTier if copies.peer.is_some() || copies.disk => {
+                HostCopyUse::Elsewhere
+            }
+            ContentPlace::SpillTier => HostCopyUse::Sole,
+        };
+        Some(HostKey { kept_for, last_use_ns: buffer.last_use_ns })
+    }
+}
+
+impl Deferrables {
+    /// Returns the host copies that are kept for `kept_for`, the least recently used first.
+    pub(super) fn host_copies_for(
+        &self,
+        kept_for: HostCopyUse,
+    ) -> impl DoubleEndedIterator<Item = PieceId> {
+        let key = |last_use_ns| HostKey { kept_for, last_use_ns };
+        let (first, last) = PieceId::bounds();
+        let copies = self.host_copies.range((key(0), first)..=(key(u64::MAX), last));
+        copies.map(|&(_, id)| id)
+    }
+
+    /// Returns the bytes of contents on the card that have a copy. O(1).
+    pub(super) fn clean_bytes(&self) -> Bytes {
+        self.clean
     }
 }

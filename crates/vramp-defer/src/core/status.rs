@@ -93,7 +93,7 @@ impl Deferrables {
     pub fn spilled_to(&self, piece: PieceId) -> Option<SpillTier> {
         let piece = self.buffers.get(piece.buffer)?.pieces.get(piece.index as usize)?;
         match piece.place {
-            super::piece::ContentPlace::SpillTier => piece.copies.best(),
+            super::buffer_state::ContentPlace::SpillTier => piece.copies.best(),
             _ => None,
         }
     }

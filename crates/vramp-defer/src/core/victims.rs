@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 
-use super::bucket::{BucketKey, Unit};
+use super::buffer_state::PieceMove;
 use super::cost::CostModel;
-use super::piece::PieceMove;
+use super::cost::{BucketKey, Unit};
 use super::spill_room::{Outgoing, TierOrder};
 use super::{CopyOut, Deferrables, EvictionCost, PieceId, Rates, Shortfall, SpillRoom};
 use vramp_core::Bytes;

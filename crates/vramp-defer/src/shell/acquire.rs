@@ -16,11 +16,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use smallvec::SmallVec;
-
-use crate::planner::{Access, BufferId, BufferLeaseId, BufferStatus, GrantedLease};
-use vramp_alloc::{Driver, StreamId};
 
 use super::buffer_events::BufferChange;
 use super::buffer_handle::DeferrableBuffer;
@@ -32,6 +30,8 @@ use super::mapped_copy::is_mapped;
 use super::queued_request::{QueuedRequest, Wanted};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
+use crate::planner::{Access, BufferId, BufferLeaseId, BufferStatus, GrantedLease, LeaseRequest};
+use vramp_alloc::{Driver, StreamId};
 use vramp_tiers::Deadline;
 use vramp_tiers::wait::block_on;
 
@@ -183,5 +183,44 @@ impl State {
         let restored: BTreeSet<BufferId> =
             granted.restores.iter().map(|restore| restore.piece.buffer).collect();
         self.stats.promotions += hot.iter().filter(|id| restored.contains(id)).count() as u64;
+    }
+}
+
+impl Shared {
+    /// Restores a buffer in the order of the manager's own stream. A piece that leaves stays instead.
+    pub(super) fn prefetch(
+        self: &Arc<Shared>,
+        buffer: &DeferrableBuffer,
+    ) -> Result<(), SpillError> {
+        if self.keep_on_card(buffer)? {
+            return Ok(());
+        }
+        let now = Deadline::from(Instant::now());
+        let wanted = [(buffer, Access::Shared)];
+        // No work is in flight on a buffer with spilled pieces, except for earlier restores. So the
+        // stream waits for those only.
+        let streams = [self.stream.id];
+        self.lease(&wanted, &streams, now, false)?.cancel();
+        Ok(())
+    }
+
+    /// Keeps a buffer on the card whose contents are all there. Returns false if some are not.
+    fn keep_on_card(&self, buffer: &DeferrableBuffer) -> Result<bool, SpillError> {
+        let mut guard = self.lock();
+        guard.poll()?;
+        if !guard.core.is_on_card(buffer.id())? {
+            return Ok(false);
+        }
+        let capacity = self.capacity();
+        guard.core.set_capacity(capacity);
+        let buffers = [(buffer.id(), Access::Shared)];
+        let request = LeaseRequest {
+            buffers: &buffers,
+            holder: LeaseOwner::of_this_thread().key,
+            ..LeaseRequest::default()
+        };
+        let kept = guard.core.keep(&request, self.driver.now_ns());
+        kept.map_err(SpillError::Refused)?;
+        Ok(true)
     }
 }

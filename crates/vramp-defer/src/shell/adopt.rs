@@ -17,11 +17,11 @@ use std::sync::Arc;
 use vramp_alloc::{Driver, StreamId, StreamWork};
 use vramp_core::{AddrRange, Bytes};
 
-use super::adopted_memory::{AdoptFailed, AdoptedMemory};
 use super::buffer_events::BufferChange;
 use super::buffer_handle::DeferrableBuffer;
 use super::buffer_owner::Owner;
 use super::homes::RangeBacking;
+use super::homes::{AdoptFailed, AdoptedMemory};
 use super::service::Service;
 use super::spill_error::SpillError;
 use super::state::{Shared, State};

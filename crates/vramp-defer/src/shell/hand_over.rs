@@ -18,8 +18,10 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use super::events::LeaseStream;
 use crate::planner::{
     BufferId, BufferLeaseId, Deferrables, GrantedLease, HolderKey, LeaseRefused, Ticket,
+    WrittenRange,
 };
 use crate::sync::{Condvar, Mutex, lock};
 use vramp_core::Bytes;
@@ -130,7 +132,7 @@ impl Waiting {
     }
 }
 
-/// A request without a deadline in the queue of the card's space (`at_rest.rs`).
+/// A request without a deadline in the queue of the card's space (`pay.rs`).
 pub(super) struct EndlessWait {
     pub token: CancelToken,
     pub holders: SmallVec<[HolderKey; 2]>,
@@ -170,4 +172,12 @@ impl Watcher {
             let _ = thread.join();
         }
     }
+}
+
+/// Arguments to end a lease.
+pub(super) struct LeaseEnding {
+    pub lease: BufferLeaseId,
+    pub buffers: Vec<BufferId>,
+    pub streams: SmallVec<[LeaseStream; 2]>,
+    pub written: Option<Vec<WrittenRange>>,
 }

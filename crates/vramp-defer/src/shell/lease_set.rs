@@ -11,7 +11,7 @@ use vramp_core::{AddrRange, Bytes};
 
 use super::buffer_owner::{Owner, Pin};
 use super::events::LeaseStream;
-use super::lease_ending::LeaseEnding;
+use super::hand_over::LeaseEnding;
 use super::lease_owner::LeaseOwner;
 use super::spill_error::SpillError;
 use super::state::{Shared, State};

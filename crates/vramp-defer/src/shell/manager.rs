@@ -1,18 +1,20 @@
 //! The manager of a card's deferrable buffers. It spills them when memory runs short.
+//!
+//! Cancelling the waits for leases: before a program ends what they wait for.
+//!
+//! 1. [`SpillManager::cancel_waits`] ends each wait in the queue of leases and in the queue of the space.
+//! 2. A request that would have to wait fails at once until [`SpillManager::allow_waits`]. One that can be
+//!    granted is.
+//!
+//! O(n log n) in the number of waiters, which are all woken once.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use crate::planner::{
-    Access, BufferId, BufferStatus, DeferCensus, DeferCounters, GroupSetId, PeerId, Rates,
-};
-use vramp_alloc::{Allocator, Driver, StreamId};
-use vramp_core::{AddrRange, Bytes, Inconsistency};
-
-use super::adopted_memory::AdoptFailed;
 use super::buffer_events::{BufferChange, EventStream};
 use super::buffer_handle::DeferrableBuffer;
 use super::buffer_owner::Owner;
+use super::homes::AdoptFailed;
 use super::homes::RangeBacking;
 use super::lease_builder::LeaseBuilder;
 use super::lease_set::LeaseSet;
@@ -23,10 +25,13 @@ use super::spill_config::SpillConfig;
 use super::spill_error::SpillError;
 use super::state::Shared;
 use super::stream_locks::StreamLocks;
-use vramp_tiers::Deadline;
-use vramp_tiers::DiskStore;
-use vramp_tiers::MemorySpace;
-use vramp_tiers::Mover;
+use crate::planner::{
+    Access, BufferId, BufferStatus, DeferCensus, DeferCounters, GroupSetId, PeerId, Rates,
+};
+use crate::sync::lock;
+use vramp_alloc::{Allocator, Driver, StreamId};
+use vramp_core::{AddrRange, Bytes, Inconsistency};
+use vramp_tiers::{CancelToken, Deadline, DiskStore, MemorySpace, Mover};
 
 /// The deferrable buffers of one card. [The crate's page](crate) has an example.
 ///
@@ -503,5 +508,33 @@ impl Drop for BufferGroup {
             let gone = guard.homes.remove(&range);
             guard.to_drop.extend(gone.map(|home| Box::new(home) as Box<dyn Send>));
         }
+    }
+}
+
+impl SpillManager {
+    /// Ends all waits for leases with [`SpillError::Cancelled`](super::SpillError::Cancelled), and those
+    /// that begin until [`allow_waits`](SpillManager::allow_waits). A lease that is being restored is not
+    /// ended. Nothing is lost: the contents stay where they are.
+    pub fn cancel_waits(&self) {
+        let mut guard = self.shared.lock();
+        let state = &mut *guard;
+        state.waiting.cancel(&mut state.core);
+        drop(guard);
+        self.shared.budget_waits().cancel();
+        let endless = std::mem::take(&mut self.shared.lock().endless_waits);
+        endless.iter().filter_map(Weak::upgrade).for_each(|wait| wait.token.cancel());
+    }
+
+    /// Lets requests wait again.
+    pub fn allow_waits(&self) {
+        *lock(&self.shared.budget_waits) = CancelToken::new();
+        self.shared.lock().waiting.is_cancelled = false;
+    }
+}
+
+impl Shared {
+    /// Returns the token of the waits in the space's queue.
+    pub(super) fn budget_waits(&self) -> CancelToken {
+        lock(&self.budget_waits).clone()
     }
 }

@@ -1,12 +1,12 @@
 //! Spilling: rounds of choosing victims and evicting them, a few pieces in flight at a time.
 //!
-//! When a round ends, and what follows it, is decided by [`SpillRounds`] and [`AfterRound`].
+//! When a round ends, and what follows it, is decided by [`EvictionRounds`] and [`AfterRound`].
 //! `copy_out.rs` moves one piece.
 
 use std::collections::VecDeque;
 
 use crate::planner::{
-    AfterRound, CopyOut, EvictionCost, MoveId, PieceId, SpillDemand, SpillRoom, SpillRounds,
+    AfterRound, CopyOut, EvictionCost, EvictionRounds, MoveId, PieceId, SpillDemand, SpillRoom,
 };
 use vramp_core::Bytes;
 use vramp_tiers::movers::MoveError;
@@ -41,7 +41,7 @@ impl Shared {
         }
         let _in_progress = SpillInProgress::begin(self);
         self.lock().stats.spills += 1;
-        let mut rounds = SpillRounds::new(deficit);
+        let mut rounds = EvictionRounds::new(deficit);
         while rounds.begin() {
             rounds.add(self.reap_completed());
             let missing = rounds.missing();

@@ -28,8 +28,8 @@ use vramp_tiers::{
     DiskStore, HostPool, MemorySpace, Mover, ReservationManager, SpaceConfig, SpaceId, Tier,
 };
 
-use super::adopted_memory::AdoptFailed;
 use super::buffer_handle::DeferrableBuffer;
+use super::homes::AdoptFailed;
 use super::lease_set::LeaseSet;
 use super::manager::{SpillManager, SpillParts};
 use super::spill_config::SpillConfig;

@@ -3,7 +3,7 @@
 //! A waiter may lack room or memory that becomes free outside the manager: a free of the allocator, a
 //! reservation that ends, memory of the host. Or it waits for a lease that ends when a capture does. None
 //! of these calls the manager. The same holds for a request in the queue of the card's space whose
-//! bytes cannot leave the card for lack of room below (`at_rest.rs`). While there is such a waiter this one
+//! bytes cannot leave the card for lack of room below (`pay.rs`). While there is such a waiter this one
 //! thread looks again, after a pause that doubles from [`SHORTEST`] to [`LONGEST`], and retries the oldest
 //! stalled waiter. It also ends the waits of tasks at their deadlines, and wakes those in the budget's
 //! queue after their pauses. All other waiters are served by the thread that makes the change.

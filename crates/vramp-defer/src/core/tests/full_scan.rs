@@ -1,7 +1,7 @@
 //! The choice of victims by looking at every unit: the reference for the choice by buckets.
 
-use super::super::bucket::Unit;
 use super::super::cost::CostModel;
+use super::super::cost::Unit;
 use super::super::lists::Listing;
 use super::super::spill_room::TierOrder;
 use super::super::victims::Candidate;

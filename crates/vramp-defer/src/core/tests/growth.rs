@@ -3,7 +3,7 @@
 
 use super::compared::{compared, count};
 use super::*;
-use crate::planner::few_map::FewMap;
+use crate::planner::uses::FewMap;
 
 use Access::{Exclusive, Shared};
 

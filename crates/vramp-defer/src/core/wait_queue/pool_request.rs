@@ -16,9 +16,9 @@ use std::collections::BTreeSet;
 
 use smallvec::{SmallVec, smallvec};
 
+use super::super::buffer_state::{Piece, PieceMove};
 use super::super::lease::SplitRequest;
 use super::super::overtake::Overtaking;
-use super::super::piece::{Piece, PieceMove};
 use super::{Blocked, Place, RoomSet, Waiter};
 use crate::planner::{Deferrables, HolderKey, Ticket};
 use vramp_core::Bytes;

@@ -4,8 +4,8 @@ use std::sync::{Arc, Weak};
 
 use crate::ledger::core::{Crossing, CrossingCursor};
 
+use crate::ledger::shell::panics::Subscriber;
 use crate::ledger::shell::shared::Shared;
-use crate::ledger::shell::subscriber::Subscriber;
 
 /// Subscription to level crossings; ends when it is dropped. A call in progress ends by itself.
 #[must_use = "the subscription ends when this is dropped"]

@@ -17,13 +17,13 @@ use crate::ledger::core::{
 use vramp_core::{Bytes, Inconsistency};
 
 use crate::ledger::shell::error::{Refusal, StuckOwner};
+use crate::ledger::shell::manager_config::RetryPolicy;
 use crate::ledger::shell::manager_config::{DeadlockCheck, ManagerConfig};
 use crate::ledger::shell::notify::{EventNotifier, NotificationChannel};
 use crate::ledger::shell::panics::Panics;
+use crate::ledger::shell::panics::Subscriber;
 use crate::ledger::shell::reclaim::RegisteredReclaimer;
-use crate::ledger::shell::retry::RetryPolicy;
 use crate::ledger::shell::spill::Registered;
-use crate::ledger::shell::subscriber::Subscriber;
 use crate::ledger::shell::tracked::{Attachments, Payers};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::wait::{WaitSlot, Waiters};

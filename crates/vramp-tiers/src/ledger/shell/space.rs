@@ -13,13 +13,13 @@ use vramp_core::Bytes;
 use crate::ledger::shell::charge::{Charge, LimitRule};
 use crate::ledger::shell::error::SpaceFull;
 use crate::ledger::shell::notify::NotificationChannel;
+use crate::ledger::shell::panics::Subscriber;
 use crate::ledger::shell::pressure::{PressureWatch, Subscription};
 use crate::ledger::shell::reclaim::{Reclaimer, ReclaimerRegistration};
 use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::shared::Shared;
 use crate::ledger::shell::spill::{Spiller, SpillerRegistration};
 use crate::ledger::shell::streams::{AcquirePolicy, BorrowedStream, StreamPoolError};
-use crate::ledger::shell::subscriber::Subscriber;
 use crate::ledger::shell::wait::RequestBuilder;
 
 const KNOWN: &str = "the manager of a handle has its space";

@@ -10,8 +10,8 @@ use std::ops::RangeInclusive;
 use slotmap::SlotMap;
 use smallvec::SmallVec;
 
-use super::hysteresis::Hysteresis;
 use super::record::Share;
+use super::space_account::Hysteresis;
 use super::space_account::{SpaceAccount, SpaceCounters, TagUse};
 use super::{
     Bound, GrowError, Holder, LedgerError, LedgerReserveError, MergeError, Owner, ReservationId,

@@ -1,10 +1,8 @@
 //! What is reserved in each space, and what is allocated from it.
 
-mod audit;
 mod census;
 mod charging;
 mod errors;
-mod hysteresis;
 mod ledger;
 mod overrun;
 mod pressure;
@@ -17,11 +15,10 @@ pub use errors::{
     SpaceRefusal, SplitError, StaleReservation, UnchargeError, UnknownSpace, UnknownTag,
     UnreservedError,
 };
-pub use hysteresis::Crossing;
 pub use ledger::{Ledger, Merge, Reserved};
 pub use overrun::{
     Charged, FactorError, GrowthFactor, LimitPolicy, Overrun, OverrunAction, OverrunOutcome,
 };
 pub use pressure::{CrossingCursor, Pressure};
 pub use record::{Owner, ReservationId, ReservationRecord, Tag};
-pub use space_account::SpaceCounters;
+pub use space_account::{Crossing, SpaceCounters};

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
-use super::order::Allowances;
+use super::wait_queue::Allowances;
 use super::wait_queue::fitting;
 use super::{Request, WaitQueue, WaiterId};
 use crate::ledger::core::{Candidates, Ledger, Owner, ReservationId, ReservationRecord, SpaceId};

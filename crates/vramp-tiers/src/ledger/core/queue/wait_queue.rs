@@ -22,15 +22,16 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 
-use super::order::{Allowances, Rank, Waiter};
+use smallvec::SmallVec;
+
 use super::{
-    Granted, Grants, Priority, QueueConfig, Request, SubmitError, Submitted, UnknownWaiter,
-    WaiterId,
+    Granted, Grants, Overtaking, Priority, QueueConfig, Request, SubmitError, Submitted,
+    UnknownWaiter, WaiterId,
 };
 use crate::ledger::core::{
     Bound, Candidates, GrowError, Ledger, LedgerReserveError, ReservationId, SpaceId, UnknownSpace,
 };
-use vramp_core::Bytes;
+use vramp_core::{Bytes, Inconsistency};
 
 /// Bytes that a waiter has undertaken to have spilled from a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -491,4 +492,98 @@ fn reserve(ledger: &mut Ledger, space: SpaceId, request: &Request) -> Reservatio
     let Request { bytes, owner, tag, .. } = *request;
     let reserved: Result<_, LedgerReserveError> = ledger.reserve(space, bytes, owner, tag);
     reserved.unwrap_or_else(|error| panic!("{bytes} fit in {space} a moment ago: {error}"))
+}
+
+/// A waiter's position: urgent waiters by age, then the others by priority and age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    pub urgent: Reverse<bool>,
+    pub priority: Reverse<Priority>,
+    pub id: WaiterId,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Waiter {
+    /// The request, with only those candidates that are large enough.
+    pub request: Request,
+    pub urgent: bool,
+    /// Overtaking that this waiter still permits.
+    pub left: Overtaking,
+    /// Grants to younger requests of higher priority so far.
+    pub passed: u32,
+}
+
+impl Waiter {
+    pub(super) fn rank(&self, id: WaiterId) -> Rank {
+        // Urgent waiters are ordered by age alone: by priority they could overtake one another
+        // without end.
+        let priority = if self.urgent { Priority::default() } else { self.request.priority };
+        Rank { urgent: Reverse(self.urgent), priority: Reverse(priority), id }
+    }
+
+    pub(super) fn waits_for(&self, space: SpaceId) -> bool {
+        self.request.candidates.contains(&space)
+    }
+}
+
+/// Overtaking that the waiters seen so far permit, for each space.
+#[derive(Default)]
+pub(super) struct Allowances(SmallVec<[(SpaceId, Overtaking); 8]>);
+
+impl Allowances {
+    /// True if a request of `bytes` may overtake all waiters seen so far in `space`.
+    pub(super) fn admit(&self, space: SpaceId, bytes: Bytes) -> bool {
+        let allowance = self.0.iter().find(|(restricted, _)| *restricted == space);
+        allowance.is_none_or(|(_, left)| left.count > 0 && left.bytes >= bytes)
+    }
+
+    /// Adds one more waiter. True if less is permitted than before.
+    pub(super) fn restrict(&mut self, waiter: &Waiter) -> bool {
+        let mut restricted = false;
+        for &space in &waiter.request.candidates {
+            match self.0.iter_mut().find(|(known, _)| *known == space) {
+                Some((_, left)) => {
+                    let before = *left;
+                    left.count = left.count.min(waiter.left.count);
+                    left.bytes = left.bytes.min(waiter.left.bytes);
+                    restricted |= before != *left;
+                }
+                None => {
+                    self.0.push((space, waiter.left));
+                    restricted = true;
+                }
+            }
+        }
+        restricted
+    }
+}
+
+impl WaitQueue {
+    /// Checks that the order and the size index hold exactly the waiters, and that claims are of waiters
+    /// or in a step. O(waiters).
+    ///
+    /// # Errors
+    /// The first invariant that does not hold: a bug in the queue, never a caller's mistake.
+    pub fn audit(&self) -> Result<(), Inconsistency> {
+        let candidates = self.waiters.values().map(|waiter| waiter.request.candidates.len()).sum();
+        let sizes: usize = self.sizes.values().map(BTreeSet::len).sum();
+        let missing = self.waiters.iter().find(|&(&id, waiter)| {
+            let indexed = |space| {
+                let sizes = self.sizes.get(space);
+                sizes.is_some_and(|sizes| sizes.contains(&(waiter.request.bytes, id)))
+            };
+            !self.order.contains(&waiter.rank(id)) || !waiter.request.candidates.iter().all(indexed)
+        });
+        let is_left = |id, claim: &Claim| !claim.in_step && !self.waiters.contains_key(id);
+        if let Some((id, _)) = self.claims.iter().find(|(id, claim)| is_left(id, claim)) {
+            return Err(Inconsistency { what: format!("{id} left the queue but not its claim") });
+        }
+        match missing {
+            Some((id, _)) => Err(Inconsistency { what: format!("{id} is not in order and index") }),
+            None if (self.order.len(), sizes) == (self.waiters.len(), candidates) => Ok(()),
+            None => {
+                Err(Inconsistency { what: "order or index hold an id without a waiter".into() })
+            }
+        }
+    }
 }

@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 use vramp_core::Bytes;
 
 pub use crate::ledger::core::Priority;
-pub use crate::ledger::shell::retry::RetryPolicy;
+pub use crate::ledger::shell::manager_config::RetryPolicy;
 
 use crate::ledger::shell::shared::{Shared, State};
 use crate::sync::thread_local;

@@ -13,12 +13,9 @@
 //! [`Allocator`] has.
 
 mod allocation;
-mod attachments;
 mod counting;
-mod errors;
 mod payers;
 mod policies;
-mod scope;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -36,19 +33,17 @@ pub use crate::ledger::core::{
 use crate::ledger::shell::charge::ChargeRefused;
 pub use crate::ledger::shell::charge::{LimitRule, Payer};
 pub use crate::ledger::shell::error::SpaceFull;
-pub use crate::ledger::shell::retry::RetryPolicy;
+pub use crate::ledger::shell::manager_config::RetryPolicy;
 use crate::ledger::shell::streams::StreamPool;
 use crate::{MemorySpace, Reservation};
-pub use allocation::TrackedAllocation;
-pub(crate) use attachments::Attachments;
+pub use allocation::{AttachError, MallocError, TrackedAllocation, TrackedFreeError};
 use counting::Counters;
 pub use counting::{Count, Counter, Counts};
-pub use errors::{AttachError, MallocError, TrackedFreeError};
-pub(crate) use payers::{Payers, PayersKey};
+pub use payers::Scope;
+pub(crate) use payers::{Attachments, Payers, PayersKey};
 pub use policies::{
     BackOff, ExhaustedResource, Fail, MemoryShortage, OutOfMemoryHandler, RecoveryAction,
 };
-pub use scope::Scope;
 
 /// Alignment of block lengths in the default preset.
 const BLOCK_ALIGN: Bytes = Bytes::new(512);
@@ -199,7 +194,7 @@ impl TrackedAllocator {
     /// [`MemorySpace::acquire_stream`](crate::MemorySpace::acquire_stream) lends. It has no stream
     /// before its first use, and grows by one whenever none is idle.
     pub fn streams(&self) -> StreamPool {
-        attachments::pool_of(&self.allocator, &self.pool)
+        payers::pool_of(&self.allocator, &self.pool)
     }
 
     /// Attaches a reservation to a stream or a thread, with the allocator's default policies.
