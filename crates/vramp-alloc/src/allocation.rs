@@ -36,17 +36,17 @@ pub(crate) struct Found {
     pub hit: bool,
 }
 
-/// Which manager allocated a block.
+/// What allocated a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// The virtual pool.
     Pool { id: BlockId, at: PoolAddr },
     /// The heap of the allocation's stream.
     Heap { id: BlockId, at: PoolAddr },
-    /// The driver's stream-ordered pool.
-    Driver { slot: u64 },
-    /// PyTorch's caching allocator.
-    Caching { id: BlockId, at: PoolAddr },
+    /// A backend that leaves placement to the driver.
+    Driver { id: u64 },
+    /// A backend that places blocks at addresses of its own.
+    Backend { id: BlockId, at: PoolAddr },
     /// A graph arena. In the same shape as the others: a hit builds its owner in registers.
     Arena { arena: ArenaId, number: u64 },
 }
@@ -54,6 +54,15 @@ pub(crate) enum Owner {
 impl Owner {
     pub(crate) fn in_arena(block: ArenaBlockId) -> Owner {
         Owner::Arena { arena: block.arena(), number: block.number() }
+    }
+
+    /// Returns the number by which a backend knows the block, if one allocated it.
+    pub(crate) fn backend_id(self) -> Option<u64> {
+        match self {
+            Owner::Driver { id } => Some(id),
+            Owner::Backend { id, .. } => Some(id.number()),
+            Owner::Pool { .. } | Owner::Heap { .. } | Owner::Arena { .. } => None,
+        }
     }
 }
 
@@ -93,7 +102,7 @@ impl Allocation {
     /// memory of the driver's pool or of a graph arena.
     pub fn pool_addr(&self) -> Option<PoolAddr> {
         match self.owner {
-            Owner::Pool { at, .. } | Owner::Heap { at, .. } | Owner::Caching { at, .. } => Some(at),
+            Owner::Pool { at, .. } | Owner::Heap { at, .. } | Owner::Backend { at, .. } => Some(at),
             Owner::Driver { .. } | Owner::Arena { .. } => None,
         }
     }
@@ -102,7 +111,7 @@ impl Allocation {
     /// driver's pool or of a graph arena.
     pub fn id(&self) -> Option<BlockId> {
         match self.owner {
-            Owner::Pool { id, .. } | Owner::Caching { id, .. } => Some(id),
+            Owner::Pool { id, .. } | Owner::Backend { id, .. } => Some(id),
             Owner::Heap { .. } | Owner::Driver { .. } | Owner::Arena { .. } => None,
         }
     }

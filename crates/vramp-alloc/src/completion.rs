@@ -7,17 +7,55 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vramp_core::{Mark, Pool, StreamId};
-use vramp_driver::{Driver, DriverResult, ErrorKind, Event, Stream};
-use vramp_model::TorchPool;
+use vramp_core::{Epoch, Mark, Pool, StreamId};
+use vramp_driver::{Call, Driver, DriverError, DriverResult, ErrorKind, Event, Stream};
 
-use crate::config::Progress;
 use crate::stream_end::{StreamEnd, StreamEnds};
 
+/// Source of the completion of work.
+#[derive(Clone, Debug, Default)]
+pub enum Progress {
+    /// The driver's events.
+    #[default]
+    Events,
+    /// A table that the caller updates. The allocator still waits for the driver's event of an
+    /// epoch, so memory is never reused early; but decisions do not depend on a clock.
+    External(Arc<ExternalProgress>),
+}
+
+/// The epoch that each stream has reached, by a source other than the driver: see
+/// [`Progress::External`]. It holds one entry for each stream up to the highest that was set.
+#[derive(Debug, Default)]
+pub struct ExternalProgress {
+    reached: Mutex<Vec<Option<Epoch>>>,
+}
+
+impl ExternalProgress {
+    /// Sets the epoch that `stream` has reached; `None`, as at the start, means all recorded work.
+    pub fn set(&self, stream: StreamId, reached: Option<Epoch>) {
+        let mut table = self.table();
+        if table.len() <= stream.index() {
+            table.resize(stream.index() + 1, None);
+        }
+        table[stream.index()] = reached;
+    }
+
+    /// Returns the epoch that the stream of `last` has reached, at most that of `last`.
+    pub fn reached(&self, last: Mark) -> Epoch {
+        let reached = self.table().get(last.stream.index()).copied().flatten();
+        reached.map_or(last.epoch, |reached| reached.min(last.epoch))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Vec<Option<Epoch>>> {
+        // Each entry is changed in one step.
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A pool that tracks the completion of work on its streams.
-pub(crate) trait Completions {
+pub trait Completions {
     /// Streams with recorded events that free memory waits for, each with the last mark recorded.
     fn pending(&self) -> Vec<Mark>;
     /// Records that the work before `mark` is over.
@@ -34,19 +72,9 @@ impl Completions for Pool {
     }
 }
 
-impl Completions for TorchPool {
-    fn pending(&self) -> Vec<Mark> {
-        self.pending()
-    }
-
-    fn reached(&mut self, mark: Mark) {
-        self.reached(mark);
-    }
-}
-
 /// Recorded events of every stream, oldest first, and unused ones.
 #[derive(Default)]
-pub(crate) struct Events {
+pub struct Events {
     /// Of streams that have some.
     open: BTreeMap<StreamId, VecDeque<(Mark, Recorded)>>,
     /// Of these, how many events the next query of [`Events::poll_some`] is about, if that is not one.
@@ -119,7 +147,7 @@ impl Recorded {
 impl Events {
     /// Records an event for `mark`. Returns false if the stream captures: nothing was recorded then.
     /// Two driver calls at most: an event is created if none is unused.
-    pub(crate) fn record(
+    pub fn record(
         &mut self,
         driver: &dyn Driver,
         mark: Mark,
@@ -142,7 +170,7 @@ impl Events {
 
     /// Adds the end of a stream, which covers `mark` and all before it; without an event that work
     /// is over. No driver call. Completes earlier ends that are known to be reached.
-    pub(crate) fn add_end(
+    pub fn add_end(
         &mut self,
         pool: &mut impl Completions,
         mark: Mark,
@@ -163,7 +191,7 @@ impl Events {
     }
 
     /// Waits on the host for the work of the streams that were destroyed.
-    pub(crate) fn wait_for_ends(&self) -> DriverResult<()> {
+    pub fn wait_for_ends(&self) -> DriverResult<()> {
         self.ends.iter().try_for_each(|end| end.synchronize())
     }
 
@@ -225,7 +253,7 @@ impl Events {
 
     /// Queries which epochs were reached. One query for a stream that reached none of its open events or
     /// has only one, two for one that reached all, else O(log n) of them.
-    pub(crate) fn poll(
+    pub fn poll(
         &mut self,
         driver: &dyn Driver,
         pool: &mut impl Completions,
@@ -374,7 +402,7 @@ impl Events {
     }
 
     /// Waits on the host until the work before `mark` is over. An event was recorded for it.
-    pub(crate) fn wait_for(
+    pub fn wait_for(
         &mut self,
         driver: &dyn Driver,
         pool: &mut impl Completions,
@@ -407,7 +435,8 @@ impl Events {
         }
     }
 
-    pub(crate) fn close(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+    /// Destroys all events. Goes on after a failure and returns the first one.
+    pub fn close(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         self.ends = StreamEnds::default();
         let own = |(_, recorded)| match recorded {
             Recorded::Own(event, _) => Some(event),
@@ -426,6 +455,12 @@ impl Events {
         }
         first
     }
+}
+
+/// Returns the error of a step that needs an event on a stream that captures.
+pub fn captures(stream: StreamId) -> DriverError {
+    let detail = format!("{stream} captures, so no stream can wait for its work");
+    DriverError::from_code(Call::Record, 900, detail)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use vramp_core::{
 use vramp_driver::{Call, Driver, DriverError, DriverResult, ErrorKind, Handle, Stream};
 
 use crate::asleep::Asleep;
-use crate::completion::Events;
+use crate::completion::{Events, captures};
 use crate::sharing::Access;
 
 /// A device, and its handles by the pool's ids.
@@ -260,10 +260,4 @@ impl Executor {
 /// Returns true for the error of a device that has no memory or no addresses left.
 pub(crate) fn is_capacity_error(error: &DriverError) -> bool {
     error.kind == ErrorKind::OutOfMemory && matches!(error.call, Call::Create | Call::Reserve)
-}
-
-/// Returns the error of a step that needs an event on a stream that captures.
-pub(crate) fn captures(stream: StreamId) -> DriverError {
-    let detail = format!("{stream} captures, so no stream can wait for its work");
-    DriverError::from_code(Call::Record, 900, detail)
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use vramp_core::{Bytes, StreamId, StreamTable};
 use vramp_driver::{Driver, DriverError, Stream, StreamThread};
 
-use crate::exec::captures;
+use crate::completion::captures;
 use crate::observe::Observers;
 use crate::shared::{Shared, next_number};
 use crate::stream_end::{StreamEnd, StreamEnds, StreamWork};

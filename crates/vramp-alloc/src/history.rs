@@ -28,7 +28,9 @@ use vramp_trace::{Block, EventKind, Frame, History, Record, Segment, StreamIndex
 pub use vramp_trace::{BlockState, HistorySize, Trace};
 
 use crate::Allocator;
+use crate::backend::BackendStretch;
 use crate::error::QuarantinedMemory;
+use crate::manager::Manager;
 use crate::observe::{Event, Observers, Recorder, Registration};
 use crate::shared::{Inner, Shared};
 use crate::virtual_pool::VirtualPool;
@@ -226,18 +228,19 @@ fn segments(inner: &mut Inner, trace: &mut Trace) {
         pool.gather();
         segments_of_pool(pool, trace);
     }
-    if let Some(caching) = inner.manager.caching() {
-        for stretch in caching.pool.stretches() {
-            let (at, start) = (stretch.memory.at.number(), caching.start(&stretch));
-            let addr = |part: &StretchPart| start + Bytes::new(part.at.number() - at);
-            let parts = &stretch.memory.parts;
-            let shape = Shape { is_small: stretch.is_small, is_expandable: stretch.is_expandable };
-            let blocks = parts.iter().map(|part| block(part, addr(part))).collect();
-            add_segment(trace, start, &stretch.memory, shape, blocks);
-        }
+    let (name, stretches) = match &inner.manager {
+        Manager::Virtual { .. } => ("vramp", Vec::new()),
+        Manager::Backend(backend) => match backend.stretches() {
+            Some(stretches) => (backend.name(), stretches),
+            None => return,
+        },
+    };
+    for BackendStretch { start, memory, is_small, is_expandable } in stretches {
+        let addr = |part: &StretchPart| start + Bytes::new(part.at.number() - memory.at.number());
+        let blocks = memory.parts.iter().map(|part| block(part, addr(part))).collect();
+        add_segment(trace, start, &memory, Shape { is_small, is_expandable }, blocks);
     }
-    let name = if inner.manager.caching().is_some() { "torch" } else { "vramp" };
-    let Some(counters) = inner.manager.known_counters() else { return };
+    let counters = inner.manager.known_counters();
     let mut settings = vec![("allocator", name.to_owned()), ("reserved", bytes(counters.reserved))];
     let QuarantinedMemory { memory, addresses, failed_call } = inner.manager.quarantined();
     if !memory.is_zero() || !addresses.is_zero() {

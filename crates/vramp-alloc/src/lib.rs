@@ -2,10 +2,10 @@
 //! side by side where a large block is needed.
 //!
 //! ```
-//! use vramp_alloc::{Allocator, Bytes, Config, Preset};
+//! use vramp_alloc::{Allocator, Bytes, Config};
 //!
 //! let device = vramp_alloc::open("sim:h200")?.driver;        // or "auto", "cuda:0"
-//! let allocator = Allocator::new(device, Config::preset(Preset::Vramp))?;
+//! let allocator = Allocator::new(device, Config::default())?;
 //! let stream = allocator.create_stream()?;
 //! let block = allocator.malloc(Bytes::mib(64), stream)?;
 //! println!("{} at {}", block.len(), block.addr());     // give it to a kernel on the stream
@@ -65,15 +65,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Which allocator
-//!
-//! | preset | what it is |
-//! |---|---|
-//! | [`Preset::Vramp`] | the default; reserves 1 to 2 % more than recorded jobs have allocated |
-//! | [`Preset::Vpmm`] | OpenVM's pool |
-//! | [`Preset::StreamOrdered`] | the driver's pool (`cudaMallocAsync`) |
-//! | [`Preset::Torch`], [`Preset::TorchExpandable`] | PyTorch's caching allocator |
-//!
 //! # Cost
 //!
 //! Memory that the stream itself freed is allocated without a driver call; for memory of another
@@ -87,7 +78,8 @@
 //! - [`graph`]: memory for captured CUDA graphs; [`range`]: stable addresses, mapped on demand;
 //! - [`sleep`]: pools whose memory leaves the card, and comes back at the same addresses;
 //! - [`sharing`]: memory of several cards and processes, and registered memory;
-//! - [`torch`]: PyTorch's caching allocator as a state machine; [`inspect`]: the pool's own state;
+//! - [`inspect`]: the pool's own state; [`backend`]: another allocator in place of the pool, such as
+//!   those of `vramp-peers`;
 //! - `history`: recorded events and snapshots for PyTorch's viewers. Needs the feature `history`,
 //!   which is off by default: it brings the file formats of `vramp-trace` (zstd, CSV, JSON), which
 //!   a program that only allocates does not need.
@@ -100,6 +92,7 @@ mod allocation;
 mod allocator;
 mod arenas;
 mod asleep;
+pub mod backend;
 mod cache;
 mod completion;
 pub mod config;
@@ -118,6 +111,7 @@ mod local;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod manager;
+mod memory_stats;
 pub mod observe;
 pub mod range;
 mod scopes;
@@ -127,18 +121,15 @@ pub mod sharing;
 pub mod sleep;
 pub mod stats;
 mod stream_end;
-mod stream_ordered;
 mod sync;
 mod tally;
 mod thread_streams;
-pub mod torch;
-mod torch_pool;
 mod under_a_page;
 mod virtual_pool;
 
 pub use allocation::Allocation;
 pub use allocator::Allocator;
-pub use config::{Config, Preset};
+pub use config::Config;
 pub use device::{Driver, DriverError, open};
 pub use error::{AllocError, CloseError, CreateError, FreeError};
 pub use stream_end::{StreamEnd, StreamWork};

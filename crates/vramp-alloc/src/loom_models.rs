@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use loom::sync::Mutex;
 use loom::thread;
-use vramp_core::{Bytes, Freed, Policy, PoolConfig, StreamId};
+use vramp_core::{Bytes, Freed, PoolConfig, StreamId};
 use vramp_driver::sim::Simulator;
 
 use crate::allocation::Owner;
 use crate::cache::{BLOCK_ALIGN, Cache, CachedBlock, Tag};
-use crate::config::{Config, Preset, Progress};
+use crate::config::{Config, Progress};
 use crate::observe::Slot;
 use crate::sharing::{Access, SharingConfig};
 use crate::virtual_pool::VirtualPool;
@@ -156,10 +156,9 @@ fn pool() -> (Arc<Mutex<VirtualPool>>, StreamId) {
         (driver, access.expect("it is possible"))
     });
     let (driver, access) = built.join().expect("a card is built");
-    let Config { span, mixed, .. } = Config::preset(Preset::Vramp);
+    let Config { span, policy, .. } = Config::default();
     let page = driver.info().limits.page;
-    let config =
-        PoolConfig { page, span, first_span: span, limit: None, policy: Policy::Mixed(mixed) };
+    let config = PoolConfig { page, span, first_span: span, limit: None, policy };
     let stream = driver.create_stream().expect("a stream can be made");
     let pool = VirtualPool::new(driver, access, config, Progress::Events);
     let mut pool = pool.expect("it is possible");

@@ -1,114 +1,100 @@
-//! The memory managers of an allocator, with one interface.
+//! What serves an allocator's requests: the virtual pool, or a backend in its place.
 
 use std::fmt;
 use std::sync::Arc;
 
 use vramp_core::{
-    AddrRange, ArenaBlockId, Attempt, Bytes, Census, ConfigError, Counters, Inconsistency,
-    PoolConfig, Request, StreamId, StreamTable,
+    AddrRange, ArenaBlockId, Attempt, BlockId, Bytes, Census, ConfigError, Counters, Inconsistency,
+    Mark, Policy, PoolConfig, Request, StreamId, StreamTable,
 };
 use vramp_driver::{Driver, DriverError, PoolUsage, Stream};
-use vramp_model::{TorchConfig, TorchPool};
 
 use crate::allocation::{Allocation, Found, Owner};
-use crate::config::{Config, FIRST_SPAN, Preset};
+use crate::backend::{Backend, BackendBlock, NoMemory};
+use crate::config::{Config, FIRST_SPAN, Serving};
 use crate::error::{CreateError, Largest, QuarantinedMemory};
 use crate::sharing::Access;
 use crate::stream_end::StreamEnd;
-use crate::stream_ordered::OrderedPool;
-use crate::torch_pool::CachingPool;
 use crate::under_a_page::UnderAPage;
 use crate::virtual_pool::{FreeMemory, HeapCell, Refusal, VirtualPool};
 
-/// The manager that places blocks.
+/// What places blocks.
 #[expect(clippy::large_enum_variant, reason = "an allocator has one, and never moves it")]
 pub(crate) enum Manager {
-    /// The virtual pool. In VPMM the driver's pool serves requests under a page.
+    /// The virtual pool, and beside it a backend for requests under a page if there is one.
     Virtual { pool: VirtualPool, under_a_page: Option<UnderAPage> },
-    /// The driver's stream-ordered pool.
-    Ordered(OrderedPool),
-    /// PyTorch's caching allocator.
-    Caching(CachingPool),
+    /// A backend in place of the pool.
+    Backend(Box<dyn Backend>),
 }
 
 impl Manager {
     pub(crate) fn new(driver: &Arc<dyn Driver>, config: &Config) -> Result<Manager, CreateError> {
-        let capabilities = driver.info().capabilities;
-        let lacks = |needed, instead: Preset| {
-            let (preset, instead) = (config.preset.name(), instead.name());
-            Err(CreateError::NotSupported { preset, needed, instead })
+        let serving = config.backend.as_ref().map(|backend| backend.make(driver, config));
+        let small = match serving.transpose()? {
+            Some(Serving::All(backend)) => return Ok(Manager::Backend(backend)),
+            Some(Serving::UnderAPage(backend)) => Some(UnderAPage::new(backend, config.limit)),
+            Some(Serving::Nothing) | None => None,
         };
-        let ordered = || OrderedPool::new(Arc::clone(driver), config.limit);
-        match config.preset {
-            Preset::Vramp | Preset::Vpmm if !capabilities.virtual_memory => {
-                lacks("virtual memory management", Preset::StreamOrdered)
-            }
-            Preset::StreamOrdered if !capabilities.stream_ordered_pool => {
-                lacks("the driver's stream-ordered pool", Preset::Vramp)
-            }
-            Preset::Vramp => {
-                Ok(Manager::Virtual { pool: virtual_pool(driver, config)?, under_a_page: None })
-            }
-            // No block is a page long: the document's way to disable the pool.
-            Preset::Vpmm if config.page > Some(driver.info().limits.memory) => {
-                if !capabilities.stream_ordered_pool {
-                    return lacks("the driver's stream-ordered pool", Preset::Vramp);
-                }
-                Ok(Manager::Ordered(ordered()?))
-            }
-            Preset::Vpmm => {
-                let pool = virtual_pool(driver, config)?;
-                let ordered = capabilities.stream_ordered_pool.then(ordered).transpose()?;
-                let under_a_page = ordered.map(|ordered| UnderAPage::new(ordered, config.limit));
-                Ok(Manager::Virtual { pool, under_a_page })
-            }
-            Preset::StreamOrdered => Ok(Manager::Ordered(ordered()?)),
-            Preset::Torch | Preset::TorchExpandable => {
-                Ok(Manager::Caching(caching_pool(driver, config)?))
-            }
-        }
+        Ok(Manager::Virtual { pool: virtual_pool(driver, config)?, under_a_page: small })
     }
 
     /// Returns a manager without memory, for a closed allocator. No driver call.
-    pub(crate) fn without_memory(driver: &Arc<dyn Driver>) -> Manager {
-        Manager::Ordered(OrderedPool::unused(Arc::clone(driver), None))
+    pub(crate) fn without_memory() -> Manager {
+        Manager::Backend(Box::new(NoMemory))
+    }
+
+    /// Returns the name in errors and options: the policy's or the backend's.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Manager::Virtual { pool, .. } => name_of(&pool.pool.config().policy),
+            Manager::Backend(backend) => backend.name(),
+        }
     }
 
     pub(crate) fn virtual_pool(&self) -> Option<&VirtualPool> {
         match self {
             Manager::Virtual { pool, .. } => Some(pool),
-            Manager::Ordered(_) | Manager::Caching(_) => None,
-        }
-    }
-
-    /// Returns what memory is created and mapped as; `None` for the driver's pool.
-    pub(crate) fn access_mut(&mut self) -> Option<&mut Access> {
-        match self {
-            Manager::Virtual { pool, .. } => Some(&mut pool.exec.access),
-            Manager::Caching(caching) => Some(&mut caching.access),
-            Manager::Ordered(_) => None,
-        }
-    }
-
-    /// Returns PyTorch's caching allocator, if the manager is that.
-    pub(crate) fn caching(&self) -> Option<&CachingPool> {
-        match self {
-            Manager::Caching(caching) => Some(caching),
-            Manager::Virtual { .. } | Manager::Ordered(_) => None,
-        }
-    }
-
-    pub(crate) fn caching_mut(&mut self) -> Option<&mut CachingPool> {
-        match self {
-            Manager::Caching(caching) => Some(caching),
-            Manager::Virtual { .. } | Manager::Ordered(_) => None,
+            Manager::Backend(_) => None,
         }
     }
 
     pub(crate) fn virtual_pool_mut(&mut self) -> Option<&mut VirtualPool> {
         match self {
             Manager::Virtual { pool, .. } => Some(pool),
-            Manager::Ordered(_) | Manager::Caching(_) => None,
+            Manager::Backend(_) => None,
+        }
+    }
+
+    /// Returns the backend, in place of the pool or beside it.
+    pub(crate) fn backend(&self) -> Option<&dyn Backend> {
+        match self {
+            Manager::Virtual { under_a_page, .. } => {
+                under_a_page.as_ref().map(|small| &*small.backend)
+            }
+            Manager::Backend(backend) => Some(&**backend),
+        }
+    }
+
+    pub(crate) fn backend_mut(&mut self) -> Option<&mut dyn Backend> {
+        match self {
+            Manager::Virtual { under_a_page, .. } => {
+                under_a_page.as_mut().map(|small| &mut *small.backend)
+            }
+            Manager::Backend(backend) => Some(&mut **backend),
+        }
+    }
+
+    /// Returns the backend of a block that it placed.
+    fn backend_of(&mut self, owner: Owner) -> (&mut dyn Backend, u64) {
+        let id = owner.backend_id();
+        self.backend_mut().zip(id).unwrap_or_else(|| panic!("{owner:?} is not of this manager"))
+    }
+
+    /// Returns what memory is created and mapped as; `None` for the driver's pool.
+    pub(crate) fn access_mut(&mut self) -> Option<&mut Access> {
+        match self {
+            Manager::Virtual { pool, .. } => Some(&mut pool.exec.access),
+            Manager::Backend(backend) => backend.access_mut(),
         }
     }
 
@@ -119,23 +105,12 @@ impl Manager {
         self.virtual_pool().map_or((&NO_HEAPS, &[]), |pool| (&pool.heaps, pool.exec.spans()))
     }
 
-    fn ordered(&self) -> Option<&OrderedPool> {
-        match self {
-            Manager::Virtual { under_a_page, .. } => {
-                under_a_page.as_ref().map(|small| &small.ordered)
-            }
-            Manager::Ordered(ordered) => Some(ordered),
-            Manager::Caching(_) => None,
-        }
-    }
-
     /// Adds a stream; `None` for one that ended. Ids below it that were not added are those of streams
     /// that ended, whose work is over.
     pub(crate) fn add_stream(&mut self, id: StreamId, stream: Option<Stream>) {
         match self {
             Manager::Virtual { pool, .. } => pool.add_stream(id, stream),
-            Manager::Caching(caching) => caching.add_stream(id, stream),
-            Manager::Ordered(_) => {}
+            Manager::Backend(backend) => backend.add_stream(id, stream),
         }
     }
 
@@ -144,23 +119,18 @@ impl Manager {
     pub(crate) fn skip_streams(&mut self, ids: usize) {
         match self {
             Manager::Virtual { pool, .. } => pool.skip_streams(ids),
-            Manager::Caching(caching) => caching.pool.skip_streams(ids),
-            Manager::Ordered(_) => {}
+            Manager::Backend(backend) => backend.skip_streams(ids),
         }
     }
 
     /// Ends a stream: its memory is free for all streams once its work is over, which it is if
     /// there is no event. No driver call.
     pub(crate) fn end_stream(&mut self, id: StreamId, end: Option<&Arc<StreamEnd>>) {
-        match self {
-            Manager::Virtual { pool, under_a_page } => {
-                if let Some(small) = under_a_page {
-                    small.ordered.end_stream(id, end);
-                }
-                pool.end_stream(id, end);
-            }
-            Manager::Ordered(ordered) => ordered.end_stream(id, end),
-            Manager::Caching(caching) => caching.end_stream(id, end),
+        if let Some(backend) = self.backend_mut() {
+            backend.end_stream(id, end);
+        }
+        if let Some(pool) = self.virtual_pool_mut() {
+            pool.end_stream(id, end);
         }
     }
 
@@ -173,12 +143,11 @@ impl Manager {
         contended: bool,
     ) -> Result<Found, Refusal> {
         match self {
+            Manager::Virtual { pool, under_a_page: None } => pool.find(size, stream, contended),
             Manager::Virtual { pool, under_a_page: Some(small) } => {
                 small.malloc(pool, size, stream, raw, contended)
             }
-            Manager::Virtual { pool, under_a_page: None } => pool.find(size, stream, contended),
-            Manager::Ordered(ordered) => ordered.find(size, stream, raw),
-            Manager::Caching(caching) => caching.malloc(size, stream),
+            Manager::Backend(backend) => Ok(backend.malloc(size, stream, raw)?.into()),
         }
     }
 
@@ -197,15 +166,10 @@ impl Manager {
                 let block = ArenaBlockId::new(arena, number);
                 pool.note_use_in_arena(block, stream);
             }
-            (
-                Manager::Virtual { under_a_page: Some(UnderAPage { ordered, .. }), .. }
-                | Manager::Ordered(ordered),
-                Owner::Driver { slot },
-            ) => ordered.record_use(slot, stream),
-            (Manager::Caching(caching), Owner::Caching { id, .. }) => {
-                caching.pool.record_use(id, stream).expect("the block was looked up");
+            (manager, owner) => {
+                let (backend, id) = manager.backend_of(owner);
+                backend.record_use(id, stream);
             }
-            (_, owner) => unreachable!("{owner:?} is not of this manager"),
         }
     }
 
@@ -232,13 +196,10 @@ impl Manager {
                 let block = ArenaBlockId::new(arena, number);
                 pool.free_in_arena(block, stream)
             }
-            (
-                Manager::Virtual { under_a_page: Some(UnderAPage { ordered, .. }), .. }
-                | Manager::Ordered(ordered),
-                Owner::Driver { slot },
-            ) => ordered.free(slot, stream, streams),
-            (Manager::Caching(caching), Owner::Caching { id, .. }) => caching.free(id, stream),
-            (_, owner) => unreachable!("{owner:?} is not of this manager"),
+            (manager, owner) => {
+                let (backend, id) = manager.backend_of(owner);
+                backend.free(id, stream, streams)
+            }
         }
     }
 
@@ -250,15 +211,10 @@ impl Manager {
             (Manager::Virtual { pool, .. }, Owner::Arena { arena, number }) => {
                 pool.arenas.is_live(ArenaBlockId::new(arena, number))
             }
-            (
-                Manager::Virtual { under_a_page: Some(UnderAPage { ordered, .. }), .. }
-                | Manager::Ordered(ordered),
-                Owner::Driver { slot },
-            ) => ordered.holds(slot, allocation.addr),
-            (Manager::Caching(caching), Owner::Caching { id, at }) => {
-                caching.holds(id, at, allocation.addr)
+            (manager, owner) => {
+                let of_backend = manager.backend().zip(owner.backend_id());
+                of_backend.is_some_and(|(backend, id)| backend.holds(id, allocation.addr))
             }
-            _ => false,
         }
     }
 
@@ -269,32 +225,36 @@ impl Manager {
                 Largest::Unknown
             }
             Manager::Virtual { .. } => Largest::ByRemapping,
-            // With expandable segments PyTorch's allocator unmaps unused ends, but moves nothing.
-            Manager::Caching(_) => Largest::FreeBlock,
-            Manager::Ordered(_) => Largest::Unknown,
+            Manager::Backend(backend) => backend.largest_is(),
         }
     }
 
     /// Reserves memory ahead of demand.
-    pub(crate) fn prefill(&mut self, len: Bytes, stream: StreamId) -> Result<(), Refusal> {
-        match self {
-            Manager::Virtual { pool, under_a_page } => {
-                let prefilled = match under_a_page {
-                    Some(small) => small.prefill(pool, len, stream),
-                    None => pool.prefill(len, stream),
-                };
-                match prefilled {
-                    Ok(true) => Ok(()),
-                    Ok(false) => {
-                        let request = Request { size: len, stream };
-                        let shortage = pool.pool.shortage(&Attempt::new(request));
-                        Err(Refusal::Short(Box::new(shortage), None))
-                    }
-                    Err(error) => Err(Refusal::Driver(error)),
-                }
+    pub(crate) fn prefill(
+        &mut self,
+        len: Bytes,
+        stream: StreamId,
+        raw: Stream,
+    ) -> Result<(), Refusal> {
+        let (pool, prefilled) = match self {
+            Manager::Virtual { pool, under_a_page: Some(small) } => {
+                let prefilled = small.prefill(pool, len, stream);
+                (pool, prefilled)
             }
-            Manager::Ordered(_) => Ok(()),
-            Manager::Caching(caching) => caching.prefill(len, stream),
+            Manager::Virtual { pool, under_a_page: None } => {
+                let prefilled = pool.prefill(len, stream);
+                (pool, prefilled)
+            }
+            Manager::Backend(backend) => return Ok(backend.prefill(len, stream, raw)?),
+        };
+        match prefilled {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let request = Request { size: len, stream };
+                let shortage = pool.pool.shortage(&Attempt::new(request));
+                Err(Refusal::Short(Box::new(shortage), None))
+            }
+            Err(error) => Err(Refusal::Driver(error)),
         }
     }
 
@@ -302,8 +262,7 @@ impl Manager {
     pub(crate) fn quarantined(&self) -> QuarantinedMemory {
         match self {
             Manager::Virtual { pool, .. } => pool.quarantined(),
-            Manager::Caching(caching) => caching.quarantined(),
-            Manager::Ordered(_) => QuarantinedMemory::default(),
+            Manager::Backend(backend) => backend.quarantined(),
         }
     }
 
@@ -311,8 +270,7 @@ impl Manager {
         match self {
             Manager::Virtual { pool, under_a_page: Some(small) } => small.trim(pool, to),
             Manager::Virtual { pool, under_a_page: None } => pool.trim(to),
-            Manager::Ordered(ordered) => ordered.trim(to),
-            Manager::Caching(caching) => caching.trim(to),
+            Manager::Backend(backend) => backend.trim(to),
         }
     }
 
@@ -326,28 +284,20 @@ impl Manager {
                     small.set_limit(limit, elsewhere);
                 }
             }
-            Manager::Ordered(ordered) => {
-                ordered.set_limit(limit.map(|limit| limit.saturating_sub(elsewhere)));
-            }
-            Manager::Caching(caching) => {
-                caching.pool.set_limit(limit.map(|limit| limit.saturating_sub(elsewhere)));
+            Manager::Backend(backend) => {
+                backend.set_limit(limit.map(|limit| limit.saturating_sub(elsewhere)));
             }
         }
     }
 
-    /// Returns the counts of driver work. One driver call where the driver's pool is in use.
-    pub(crate) fn counters(&self) -> Result<Counters, DriverError> {
-        Ok(self.counters_with(self.driver_usage()?))
-    }
-
     /// Returns the usage of the driver's pool, if it is in use. One driver call then.
     pub(crate) fn driver_usage(&self) -> Result<Option<PoolUsage>, DriverError> {
-        self.ordered().map(OrderedPool::usage).transpose()
+        self.backend().map_or(Ok(None), |backend| backend.driver_usage())
     }
 
     /// Returns the counts of driver work, with that of the driver's pool. No driver call.
     pub(crate) fn counters_with(&self, usage: Option<PoolUsage>) -> Counters {
-        let mut counters = self.known_counters().unwrap_or_default();
+        let mut counters = self.known_counters();
         if let Some(usage) = usage {
             let pages = counters.reserved;
             counters.reserved += usage.reserved;
@@ -361,28 +311,30 @@ impl Manager {
         counters
     }
 
+    /// Returns the blocks that the driver's pool placed: the driver does not say whether they were
+    /// hits.
+    pub(crate) fn placed_by_driver(&self, usage: Option<PoolUsage>) -> u64 {
+        let backend = self.backend().filter(|_| usage.is_some());
+        backend.map_or(0, |backend| backend.counters().placed)
+    }
+
     /// Returns freed memory of the virtual pool; empty for the others.
     pub(crate) fn free_memory(&self) -> FreeMemory {
         self.virtual_pool().map(VirtualPool::free_memory).unwrap_or_default()
     }
 
     /// Returns the physical memory reserved, without that of the driver's pool. No driver call.
+    #[inline]
     pub(crate) fn reserved(&self) -> Bytes {
-        self.known_counters().map_or(Bytes::ZERO, |counters| counters.reserved)
-    }
-
-    /// Returns the blocks that the driver's pool placed: the driver does not say whether they were
-    /// hits.
-    pub(crate) fn placed_by_driver(&self) -> u64 {
-        self.ordered().map_or(0, OrderedPool::placed)
+        self.known_counters().reserved
     }
 
     /// Returns the counts of driver work, without that of the driver's pool. No driver call.
-    pub(crate) fn known_counters(&self) -> Option<Counters> {
+    #[inline]
+    pub(crate) fn known_counters(&self) -> Counters {
         match self {
-            Manager::Virtual { pool, .. } => Some(pool.counters()),
-            Manager::Caching(caching) => Some(caching.counters()),
-            Manager::Ordered(_) => None,
+            Manager::Virtual { pool, .. } => pool.counters(),
+            Manager::Backend(backend) => backend.counters(),
         }
     }
 
@@ -395,21 +347,29 @@ impl Manager {
                     small.reset_peaks();
                 }
             }
-            Manager::Caching(caching) => caching.reset_peaks(),
-            Manager::Ordered(_) => {}
+            Manager::Backend(backend) => backend.reset_peaks(),
         }
     }
 
     pub(crate) fn audit(&self) -> Result<(), Inconsistency> {
         match self {
             Manager::Virtual { pool, .. } => pool.audit(),
-            Manager::Caching(caching) => caching.pool.audit(),
-            Manager::Ordered(_) => Ok(()),
+            Manager::Backend(backend) => backend.audit(),
         }
     }
 
     pub(crate) fn census(&self) -> Census {
         self.virtual_pool().map(VirtualPool::census).unwrap_or_default()
+    }
+
+    /// Returns the mark that covers the work queued on a stream that is known.
+    pub(crate) fn mark(&self, stream: StreamId) -> Option<Mark> {
+        match self {
+            Manager::Virtual { pool, .. } => {
+                pool.pool.has_stream(stream).then(|| pool.pool.now(stream))
+            }
+            Manager::Backend(backend) => backend.mark(stream),
+        }
     }
 
     /// Returns true if the stream is part of a capture that the allocator began, or may be.
@@ -427,63 +387,55 @@ impl Manager {
     /// Returns everything to the device. The caller waited for all work. Goes on after a failure
     /// and returns the first one.
     pub(crate) fn release_all(&mut self) -> Result<(), DriverError> {
-        match self {
-            Manager::Virtual { pool, under_a_page } => {
-                let first =
-                    under_a_page.as_mut().map_or(Ok(()), |small| small.ordered.release_all());
-                first.and(pool.exec.release_all(&pool.pool))
-            }
-            Manager::Ordered(ordered) => ordered.release_all(),
-            Manager::Caching(caching) => caching.release_all(),
-        }
+        let first = self.backend_mut().map_or(Ok(()), |backend| backend.release_all());
+        let pool = self.virtual_pool_mut();
+        first.and(pool.map_or(Ok(()), |pool| pool.exec.release_all(&pool.pool)))
     }
 }
 
 impl fmt::Debug for Manager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Manager::Virtual { pool, under_a_page: None } => pool.pool.fmt(f),
-            Manager::Virtual { pool, under_a_page: Some(small) } => {
-                pool.pool.fmt(f)?;
-                small.ordered.fmt(f)
-            }
-            Manager::Ordered(ordered) => ordered.fmt(f),
-            Manager::Caching(caching) => caching.pool.fmt(f),
+        if let Some(pool) = self.virtual_pool() {
+            pool.pool.fmt(f)?;
         }
+        self.backend().map_or(Ok(()), |backend| backend.fmt(f))
     }
 }
 
-/// Creates PyTorch's allocator on a device.
-fn caching_pool(driver: &Arc<dyn Driver>, config: &Config) -> Result<CachingPool, CreateError> {
-    let info = driver.info();
-    let expandable_segments =
-        config.torch.expandable_segments || config.preset == Preset::TorchExpandable;
-    if expandable_segments && !info.capabilities.virtual_memory {
-        return Err(CreateError::NotSupported {
-            preset: config.preset.name(),
-            needed: "virtual memory management",
-            instead: Preset::Torch.name(),
-        });
+impl From<BackendBlock> for Found {
+    fn from(block: BackendBlock) -> Found {
+        let BackendBlock { addr, len, id, at, hit } = block;
+        let owner = match at {
+            Some(at) => Owner::Backend { id: BlockId::from_number(id), at },
+            None => Owner::Driver { id },
+        };
+        Found { addr, len, owner, hit }
     }
-    let (page, granularity) = (Bytes::mib(2), info.limits.page);
-    if expandable_segments && !page.is_multiple_of(granularity) {
-        return Err(CreateError::Granularity { page, granularity });
+}
+
+fn name_of(policy: &Policy) -> &'static str {
+    match policy {
+        Policy::Mixed(_) => "vramp",
+        Policy::Vpmm => "vpmm",
     }
-    let torch = TorchConfig { expandable_segments, ..config.torch.clone() };
-    let pool = TorchPool::new(torch, info.limits.memory, config.limit);
-    let access = Access::resolve(&**driver, &config.sharing)?;
-    Ok(CachingPool::new(Arc::clone(driver), access, pool, config))
 }
 
 fn virtual_pool(driver: &Arc<dyn Driver>, config: &Config) -> Result<VirtualPool, CreateError> {
+    if !driver.info().capabilities.virtual_memory {
+        return Err(CreateError::NotSupported {
+            preset: name_of(&config.policy),
+            needed: "virtual memory management",
+            instead: "stream-ordered",
+        });
+    }
     let limits = driver.info().limits;
     let page = config.page.unwrap_or(limits.page);
     if page.is_zero() || !page.is_multiple_of(limits.page) {
         return Err(CreateError::Granularity { page, granularity: limits.page });
     }
-    let (span, usual) = match config.preset {
-        Preset::Vpmm => (config.span, config.span),
-        _ => {
+    let (span, usual) = match config.policy {
+        Policy::Vpmm => (config.span, config.span),
+        Policy::Mixed(_) => {
             let span = config.span.min(limits.address_space.unwrap_or(config.span));
             (span.round_down(page), FIRST_SPAN)
         }
@@ -492,7 +444,7 @@ fn virtual_pool(driver: &Arc<dyn Driver>, config: &Config) -> Result<VirtualPool
         return Err(ConfigError::Span { span: config.span, page }.into());
     }
     let first_span = config.first_span.unwrap_or(usual).round_down(page).max(page).min(span);
-    let pool = PoolConfig { page, span, first_span, limit: config.limit, policy: config.policy() };
+    let pool = PoolConfig { page, span, first_span, limit: config.limit, policy: config.policy };
     let access = Access::resolve(&**driver, &config.sharing)?;
     Ok(VirtualPool::new(Arc::clone(driver), access, pool, config.progress.clone())?)
 }

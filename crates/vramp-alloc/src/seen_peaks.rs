@@ -1,6 +1,6 @@
 //! Peaks of quantities that are computed only when statistics are read.
 
-use vramp_model::{Stat, StatByPool};
+use vramp_core::{Stat, StatByPool};
 
 /// A quantity of both pools.
 #[derive(Clone, Copy, Debug)]

@@ -126,7 +126,7 @@ impl Shared {
         group: Arc<Group>,
     ) -> Arc<Shared> {
         let number = next_number();
-        let nothing = Manager::without_memory(&driver);
+        let nothing = Manager::without_memory();
         let shared = Arc::new(Shared {
             number,
             name,

@@ -40,7 +40,6 @@ use vramp_driver::DriverError;
 
 use crate::allocator::{Allocator, Relief};
 use crate::asleep::{Asleep, Sleeper, Stage};
-use crate::config::Preset;
 use crate::error::{AllocError, Unusable};
 use crate::exec::{Executor, is_capacity_error};
 use crate::observe::Event;
@@ -162,12 +161,10 @@ impl Allocator {
     /// a [`SleepError::Driver`], and invalid afterwards.
     pub fn begin_sleep(&self) -> Result<Sleep, SleepError> {
         let shared = self.shared();
-        let preset = self.preset();
         {
             let mut inner = shared.lock()?;
-            let pool = inner.manager.virtual_pool_mut();
-            if preset != Preset::Vramp || pool.is_none() {
-                return Err(SleepError::NotSupported { preset: preset.name() });
+            if shared.heaps_serve.is_none() {
+                return Err(SleepError::NotSupported { preset: inner.manager.name() });
             }
             inner.asleep = true;
             // From now on requests and frees take the lock.
@@ -225,7 +222,7 @@ impl Allocator {
         let shared = self.shared();
         self.wait_for_work()?;
         let mut inner = shared.lock()?;
-        let preset = self.preset().name();
+        let preset = inner.manager.name();
         let pool = inner.manager.virtual_pool_mut().ok_or(SleepError::NotSupported { preset })?;
         pool.gather();
         let contents = pool.pool.contents().into_iter().map(|range| pool.exec.range(range));

@@ -106,7 +106,7 @@ const SWEEP_MIN: usize = 32;
 
 /// Ended streams whose work is not known to be over.
 #[derive(Debug)]
-pub(crate) struct StreamEnds {
+pub struct StreamEnds {
     ends: BTreeMap<StreamId, Arc<StreamEnd>>,
     sweep_at: usize,
 }
@@ -118,12 +118,13 @@ impl Default for StreamEnds {
 }
 
 impl StreamEnds {
-    pub(crate) fn push(&mut self, stream: StreamId, end: Arc<StreamEnd>) {
+    /// Adds a stream that ended.
+    pub fn push(&mut self, stream: StreamId, end: Arc<StreamEnd>) {
         self.ends.insert(stream, end);
     }
 
     /// Returns the end of a stream; `None` if its work is known to be over.
-    pub(crate) fn get(&self, stream: StreamId) -> Option<&Arc<StreamEnd>> {
+    pub fn get(&self, stream: StreamId) -> Option<&Arc<StreamEnd>> {
         self.ends.get(&stream).filter(|end| !end.is_known_over())
     }
 
@@ -139,12 +140,12 @@ impl StreamEnds {
     }
 
     /// Returns true if enough streams ended since the last sweep.
-    pub(crate) fn is_sweep_due(&self) -> bool {
+    pub fn is_sweep_due(&self) -> bool {
         self.ends.len() >= self.sweep_at
     }
 
     /// Removes the streams whose work is over, and returns them. O(ends).
-    pub(crate) fn sweep(&mut self, mut is_over: impl FnMut(&StreamEnd) -> bool) -> Vec<StreamId> {
+    pub fn sweep(&mut self, mut is_over: impl FnMut(&StreamEnd) -> bool) -> Vec<StreamId> {
         let mut over = Vec::new();
         self.ends.retain(|id, end| {
             let done = is_over(end);

@@ -11,8 +11,7 @@
 
 use std::sync::Arc;
 
-use vramp_core::Bytes;
-use vramp_model::{Stat, StatByPool};
+use vramp_core::{Bytes, Stat, StatByPool};
 
 use crate::live_bytes::{Change, LiveBytes, Unpublished};
 use crate::sync::{AtomicU64, Ordering::Relaxed};

@@ -1,24 +1,24 @@
-//! VPMM's pool for requests under a page, which is the driver's, beside its pool of pages.
+//! A backend for requests under a page beside the pool of pages, as VPMM has the driver's pool.
 //!
 //! 1. Both have one limit: each may reserve what the other one leaves of it.
 //! 2. If one is short, the other one returns idle memory to the card, and the request is tried again.
 //! 3. Every malloc unmaps old mappings whose work is over; the page pool does so for its own.
 //!
-//! With a limit each request queries the driver's pool once more. A request that is short costs a
+//! With a limit each request queries the backend's usage once more. A request that is short costs a
 //! trim of the other pool.
 //!
-//! Deliberately absent: where memory lies (`virtual_pool.rs`, `stream_ordered.rs`).
+//! Deliberately absent: where memory lies (`virtual_pool.rs`, and the backend).
 
 use vramp_core::{Bytes, Shortage, StreamId};
-use vramp_driver::{DriverError, PoolUsage, Stream};
+use vramp_driver::{DriverError, DriverResult, PoolUsage, Stream};
 
 use crate::allocation::Found;
-use crate::stream_ordered::OrderedPool;
+use crate::backend::Backend;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
-/// The driver's pool beside the pool of pages.
+/// A backend beside the pool of pages.
 pub(crate) struct UnderAPage {
-    pub ordered: OrderedPool,
+    pub backend: Box<dyn Backend>,
     /// Limit of both pools together.
     limit: Option<Bytes>,
     /// Physical memory outside of both that counts against it.
@@ -28,8 +28,13 @@ pub(crate) struct UnderAPage {
 }
 
 impl UnderAPage {
-    pub(crate) fn new(ordered: OrderedPool, limit: Option<Bytes>) -> UnderAPage {
-        UnderAPage { ordered, limit, elsewhere: Bytes::ZERO, reserved_peak: Bytes::ZERO }
+    pub(crate) fn new(backend: Box<dyn Backend>, limit: Option<Bytes>) -> UnderAPage {
+        UnderAPage { backend, limit, elsewhere: Bytes::ZERO, reserved_peak: Bytes::ZERO }
+    }
+
+    /// Returns what the backend has reserved and used. One driver call.
+    fn usage(&self) -> DriverResult<PoolUsage> {
+        Ok(self.backend.driver_usage()?.unwrap_or_default())
     }
 
     /// Allocates from the pool that serves requests of this size.
@@ -46,13 +51,14 @@ impl UnderAPage {
         }
         pages.sweep_retired().map_err(Refusal::Driver)?;
         let mut outcome = self.malloc_small(pages, size, stream, raw);
-        // First as much as the driver's pool needs, then all there is.
-        for enough in [size.max(self.ordered.step()), Bytes::MAX] {
+        // First as much as the backend needs, then all there is.
+        let step = pages.exec.driver.info().limits.pool_step;
+        for enough in [size.max(step), Bytes::MAX] {
             if !matches!(outcome, Err(Refusal::Short(..))) {
                 break;
             }
             let before = pages.pool.counters().reserved;
-            self.note_peak(before, self.ordered.usage().map_err(Refusal::Driver)?.reserved);
+            self.note_peak(before, self.usage().map_err(Refusal::Driver)?.reserved);
             pages.trim(before.saturating_sub(enough)).map_err(Refusal::Driver)?;
             if pages.pool.counters().reserved == before {
                 break;
@@ -70,12 +76,12 @@ impl UnderAPage {
         raw: Stream,
     ) -> Result<Found, Refusal> {
         let beside = self.elsewhere + pages.pool.counters().reserved;
-        self.ordered.set_limit(self.limit.map(|limit| limit.saturating_sub(beside)));
-        let outcome = self.ordered.find(size, stream, raw);
-        if let Some(ordered) = self.ordered.take_trimmed() {
-            self.note_peak(pages.pool.counters().reserved, ordered);
-        }
-        outcome
+        self.backend.set_limit(self.limit.map(|limit| limit.saturating_sub(beside)));
+        let outcome = self.backend.malloc(size, stream, raw);
+        // What the backend had reserved before it trimmed itself for this request.
+        self.note_peak(pages.pool.counters().reserved, self.backend.counters().reserved_peak);
+        self.backend.reset_peaks();
+        Ok(outcome?.into())
     }
 
     fn malloc_pages(
@@ -88,10 +94,10 @@ impl UnderAPage {
         self.share_limit(pages).map_err(Refusal::Driver)?;
         let outcome = pages.find(size, stream, contended);
         let Err(refusal @ Refusal::Short(..)) = outcome else { return outcome };
-        let before = self.ordered.usage().map_err(Refusal::Driver)?;
+        let before = self.usage().map_err(Refusal::Driver)?;
         self.note_peak(pages.pool.counters().reserved, before.reserved);
-        self.ordered.trim(Bytes::ZERO).map_err(Refusal::Driver)?;
-        let after = self.ordered.usage().map_err(Refusal::Driver)?;
+        self.backend.trim(Bytes::ZERO).map_err(Refusal::Driver)?;
+        let after = self.usage().map_err(Refusal::Driver)?;
         if after.reserved == before.reserved {
             return Err(self.with_both(refusal, after));
         }
@@ -133,7 +139,7 @@ impl UnderAPage {
     /// Passes the page pool its part of the limit. One driver call if there is one.
     fn share_limit(&self, pages: &mut VirtualPool) -> Result<(), DriverError> {
         let beside = match self.limit {
-            Some(_) => self.elsewhere + self.ordered.usage()?.reserved,
+            Some(_) => self.elsewhere + self.usage()?.reserved,
             None => Bytes::ZERO,
         };
         pages.pool.set_limit(self.limit, Some(beside));
@@ -144,9 +150,9 @@ impl UnderAPage {
     /// idle: pages last.
     pub(crate) fn trim(&mut self, pages: &mut VirtualPool, to: Bytes) -> Result<(), DriverError> {
         let reserved = pages.pool.counters().reserved;
-        self.note_peak(reserved, self.ordered.usage()?.reserved);
-        self.ordered.trim(to.saturating_sub(reserved))?;
-        pages.trim(to.saturating_sub(self.ordered.usage()?.reserved))
+        self.note_peak(reserved, self.usage()?.reserved);
+        self.backend.trim(to.saturating_sub(reserved))?;
+        pages.trim(to.saturating_sub(self.usage()?.reserved))
     }
 
     /// Adds the other pool's memory to a shortage, and the limit that both have.

@@ -15,6 +15,7 @@ use vramp_host::HostShortage;
 use crate::allocation::{Found, Owner};
 use crate::arenas::Arenas;
 use crate::asleep::Asleep;
+use crate::backend::Refused;
 use crate::cache::{Cache, CachedBlock, Tag};
 use crate::completion::Awaited;
 use crate::config::Progress;
@@ -184,6 +185,15 @@ pub(crate) enum Refusal {
     Arena(ArenaAllocError),
     /// The host has no memory for the records.
     Host(HostShortage),
+}
+
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Refusal {
+        match refused {
+            Refused::Short(shortage, failed_call) => Refusal::Short(shortage, failed_call),
+            Refused::Driver(error) => Refusal::Driver(error),
+        }
+    }
 }
 
 /// Freed blocks that wait for work of other streams.

@@ -1,7 +1,7 @@
 //! Allocators and settings to try on a job, each with the line that puts it into a program.
 
-use vramp::config::{TorchConfig, TorchConfigError};
-use vramp::{Config, Preset};
+use vramp::peers::torch::{TorchConfig, TorchConfigError};
+use vramp::peers::{Config, Preset};
 
 use crate::replay::Recorded;
 

@@ -1,7 +1,7 @@
 //! What to do about a job under a limit, from everything that was tried on it.
 
 use serde::Serialize;
-use vramp::Preset;
+use vramp::peers::Preset;
 
 use crate::advise::{Advice, Needs, Run, Tried};
 use crate::job::Job;

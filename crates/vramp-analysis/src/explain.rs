@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
 use serde::Serialize;
+use vramp::Bytes;
 use vramp::device::Device;
 use vramp::device::sim::CardModel;
-use vramp::{Bytes, Preset};
+use vramp::peers::Preset;
 
 use crate::blocks::RequestIndex;
 use crate::candidates::Candidate;

@@ -10,8 +10,9 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use vramp::Bytes;
 use vramp::device::Device;
-use vramp::{Bytes, Config, Preset};
+use vramp::peers::{Config, Preset};
 
 use crate::job::Job;
 use crate::remedy::HEADROOM_PERCENT;
@@ -33,7 +34,7 @@ pub fn run(
     config: &Config,
     limit: Option<Bytes>,
 ) -> Result<Outcome, ReplayError> {
-    let config = Config { limit, ..config.clone() };
+    let config = config.clone().with_limit(limit);
     let releases = job.recorded.segments.releases() > 0;
     let options = Options { releases_of: releases.then_some(&job.recorded), ..Options::default() };
     let outcome = replay(&job.workload, device, config, options, |_| {})?;

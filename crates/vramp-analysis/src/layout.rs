@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 use vramp::DeviceAddr;
-use vramp::config::TorchConfig;
+use vramp::peers::torch::TorchConfig;
 use vramp_trace::{Event, EventKind, PoolId, Request, StackId};
 
 use crate::blocks::RequestIndex;

@@ -14,8 +14,9 @@
 //! a job fails later. Times in the driver decide nothing here: they are less than 1 % of a job.
 
 use serde::Serialize;
+use vramp::Bytes;
 use vramp::device::sim::CardModel;
-use vramp::{Bytes, Preset};
+use vramp::peers::Preset;
 
 use crate::explain::{Explanation, Failure, Fit};
 use crate::frames::NO_STACK;

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use fastrand::Rng;
 use serde::Serialize;
-use vramp::{Bytes, Preset};
+use vramp::Bytes;
+use vramp::peers::Preset;
 use vramp_driver::Stream;
 
 use crate::statistics::{median, nanos};

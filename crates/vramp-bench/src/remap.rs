@@ -5,7 +5,8 @@
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use vramp::{Bytes, Preset};
+use vramp::Bytes;
+use vramp::peers::Preset;
 
 use crate::subject::{MeteredAllocator, Subject};
 use crate::{Bench, Cost, blocks_in};

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
+use vramp::peers::{Config, Preset};
 use vramp::tiers::ledger::{Ledger, Request, WaitQueue};
 use vramp::tiers::reserve::{DeadlockCheck, Tag};
 use vramp::tiers::tracked::{Policies, Scope};
@@ -15,7 +16,7 @@ use vramp::tiers::{
     ManagerConfig, MemorySpace, Owner, Priority, ReservationManager, SpaceConfig, SpaceId,
     Strategy, Tier, TrackedAllocator,
 };
-use vramp::{Allocator, Bytes, Config, Preset, StreamId};
+use vramp::{Allocator, Bytes, StreamId};
 
 use crate::Bench;
 use crate::statistics::{median, nanos};
@@ -115,7 +116,8 @@ pub fn run(bench: &Bench, options: &Options) -> Result<Vec<Row>> {
         rows.extend(serving(waiters.into(), share)?);
     }
     for &preset in &options.presets {
-        let allocator = Allocator::new(bench.driver()?, Config::preset(preset))
+        let allocator = Config::preset(preset)
+            .open(bench.driver()?)
             .with_context(|| format!("cannot set up {}", preset.name()))?;
         rows.extend(mallocs(preset.name(), &Arc::new(allocator), share)?);
     }

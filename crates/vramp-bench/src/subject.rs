@@ -7,9 +7,8 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use vramp::{
-    Allocation, Allocator, Bytes, CloseError, Config, DeviceAddr, Driver, Preset, StreamId,
-};
+use vramp::peers::{Config, Preset};
+use vramp::{Allocation, Allocator, Bytes, CloseError, DeviceAddr, Driver, StreamId};
 use vramp_driver::Stream;
 use vramp_driver::meter::Metered;
 
@@ -126,8 +125,9 @@ impl MeteredAllocator {
         limit: Option<Bytes>,
     ) -> Result<MeteredAllocator> {
         let meter = Arc::new(Metered::new(driver));
-        let config = Config { limit, ..Config::preset(preset) };
-        let allocator = Allocator::new(Arc::clone(&meter) as Arc<dyn Driver>, config)
+        let config = Config::preset(preset).with_limit(limit);
+        let allocator = config
+            .open(Arc::clone(&meter) as Arc<dyn Driver>)
             .with_context(|| format!("cannot set up {}", preset.name()))?;
         Ok(MeteredAllocator { allocator, meter, name: preset.name() })
     }

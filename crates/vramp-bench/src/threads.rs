@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use fastrand::Rng;
 use serde::Serialize;
-use vramp::{Bytes, Preset};
+use vramp::Bytes;
+use vramp::peers::Preset;
 
 use crate::Bench;
 use crate::statistics::median;

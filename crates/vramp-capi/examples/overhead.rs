@@ -10,7 +10,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use vramp_alloc::{Allocator, Bytes, Config, Preset};
+use vramp_alloc::{Allocator, Bytes, Config};
 use vramp_capi::abi::vramp_status_t::VRAMP_OK;
 use vramp_capi::abi::{vramp_allocator_t, vramp_stream_t};
 use vramp_capi::interface::*;
@@ -35,7 +35,7 @@ fn pair_ns(mut pair: impl FnMut()) -> f64 {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = std::env::args().nth(1).unwrap_or_else(|| "sim:h200".to_owned());
     let driver = vramp_alloc::open(&device)?.driver;
-    let rust = Allocator::new(driver, Config::preset(Preset::Vramp))?;
+    let rust = Allocator::new(driver, Config::default())?;
     let on = rust.create_stream()?;
 
     let (mut c, mut stream) = (vramp_allocator_t::default(), vramp_stream_t::default());

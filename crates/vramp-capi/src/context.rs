@@ -13,7 +13,7 @@ use vramp_alloc::observe::{Event, Registration};
 use vramp_alloc::sharing::{Export, ExportError};
 use vramp_alloc::stats::ReservedMemory;
 use vramp_alloc::{
-    AllocError, Allocation, Allocator, Bytes, CloseError, Config, DeviceAddr, FreeError, StreamId,
+    AllocError, Allocation, Allocator, Bytes, CloseError, DeviceAddr, FreeError, StreamId,
 };
 
 use vramp_core::AddrRange;
@@ -138,9 +138,9 @@ impl Context {
     }
 
     /// Opens an allocator on an open device.
-    pub fn on(device: Device, config: Config) -> Result<Context> {
+    pub fn on(device: Device, config: vramp_peers::Config) -> Result<Context> {
         prepare();
-        let allocator = Allocator::new(Arc::clone(&device.driver), config)?;
+        let allocator = config.open(Arc::clone(&device.driver))?;
         Ok(Context {
             device,
             allocator: Arc::new(allocator),
@@ -165,7 +165,7 @@ impl Context {
     pub fn comm_pool(&self, name: &str) -> Result<Context> {
         Ok(Context {
             device: self.device.clone(),
-            allocator: Arc::new(self.allocator.comm_pool(name)?),
+            allocator: Arc::new(vramp_peers::comm_pool(&self.allocator, name)?),
             tiers: TiersSlot::default(),
             regions: None,
             plain: OnceLock::new(),
@@ -767,7 +767,7 @@ impl Context {
         if let Some(plain) = self.plain.get() {
             return Ok(plain);
         }
-        let made = self.allocator.plain_pool("plain")?;
+        let made = vramp_peers::plain_pool(&self.allocator, "plain")?;
         // Where another thread was first, this one goes.
         if self.plain.set(made).is_ok()
             && let Some(plain) = self.plain.get()

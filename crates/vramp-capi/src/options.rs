@@ -1,12 +1,14 @@
 //! Parses options: `preset=vramp,limit=80GiB`.
 
-use vramp_alloc::config::{Mixed, TorchConfig, VariableError};
+use vramp_alloc::Bytes;
+use vramp_alloc::config::{Mixed, Policy};
 use vramp_alloc::device::CaptureMode;
 use vramp_alloc::device::HandleType;
 use vramp_alloc::graph::{ArenaConfig, ArenaPolicy, Overlap};
 use vramp_alloc::kind::{Classify, Kind};
 use vramp_alloc::sharing::{Peers, Rdma, SharingConfig};
-use vramp_alloc::{Bytes, Config, Preset};
+use vramp_peers::torch::TorchConfig;
+use vramp_peers::{Config, Preset, VariableError};
 
 /// An option is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -196,18 +198,20 @@ impl Options {
     fn apply(&self, mut config: Config, memory: Bytes, fraction: Option<f64>) -> Config {
         let fraction = fraction.map(|fraction| part(memory, fraction));
         let limit = self.limit.map(|limit| limit.of(memory));
-        config.limit = limit.into_iter().chain(fraction).min();
-        config.prefill = self.prefill.unwrap_or(config.prefill);
-        config.page = self.page.or(config.page);
+        config.base.limit = limit.into_iter().chain(fraction).min();
+        config.base.prefill = self.prefill.unwrap_or(config.base.prefill);
+        config.base.page = self.page.or(config.base.page);
         // Chunks are whole pages. Their sizes are no options.
-        let Mixed { chunk_min, chunk_usual, chunk_max, .. } = &mut config.mixed;
-        for chunk in [chunk_min, chunk_usual, chunk_max] {
-            *chunk = (*chunk).max(self.page.unwrap_or(*chunk));
+        if let Policy::Mixed(mixed) = &mut config.base.policy {
+            let Mixed { chunk_min, chunk_usual, chunk_max, .. } = mixed;
+            for chunk in [chunk_min, chunk_usual, chunk_max] {
+                *chunk = (*chunk).max(self.page.unwrap_or(*chunk));
+            }
         }
-        config.span = self.span.unwrap_or(config.span);
+        config.base.span = self.span.unwrap_or(config.base.span);
         config.torch = self.torch.clone().unwrap_or(config.torch);
-        let SharingConfig { handle_type, rdma, peers } = config.sharing;
-        config.sharing = SharingConfig {
+        let SharingConfig { handle_type, rdma, peers } = config.base.sharing;
+        config.base.sharing = SharingConfig {
             handle_type: self.sharing.unwrap_or(handle_type),
             rdma: self.rdma.unwrap_or(rdma),
             peers: self.peers.clone().unwrap_or(peers),
@@ -368,10 +372,10 @@ mod tests {
         let text = " preset = vpmm, limit=50%,prefill=4MiB , page=4MiB,span=1TiB,";
         let config = Options::parse(text).unwrap().config(Bytes::gib(80), None);
         assert_eq!(config.preset, Preset::Vpmm);
-        assert_eq!(config.limit, Some(Bytes::gib(40)));
-        assert_eq!(config.prefill, Bytes::mib(4));
-        assert_eq!(config.page, Some(Bytes::mib(4)));
-        assert_eq!(config.span, Bytes::tib(1));
+        assert_eq!(config.base.limit, Some(Bytes::gib(40)));
+        assert_eq!(config.base.prefill, Bytes::mib(4));
+        assert_eq!(config.base.page, Some(Bytes::mib(4)));
+        assert_eq!(config.base.span, Bytes::tib(1));
     }
 
     #[test]
@@ -379,7 +383,7 @@ mod tests {
         let list = "roundup_power2_divisions:[256:1,>:4]";
         let text = format!("preset=torch, torch = [max_split_size_mb:64,{list}],limit=1GiB");
         let config = Options::parse(&text).unwrap().config(Bytes::gib(80), None);
-        assert_eq!((config.preset, config.limit), (Preset::Torch, Some(Bytes::gib(1))));
+        assert_eq!((config.preset, config.base.limit), (Preset::Torch, Some(Bytes::gib(1))));
         assert_eq!(config.torch.max_split_size, Some(Bytes::mib(64)));
         let parsed = TorchConfig::parse(list).unwrap();
         assert_eq!(config.torch.roundup_power2_divisions, parsed.roundup_power2_divisions);
@@ -413,8 +417,8 @@ mod tests {
             ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64"),
         ];
         let Configured { config, notice } = with("preset=vpmm", &set).unwrap();
-        assert_eq!((config.page, config.span), (Some(Bytes::mib(4)), Bytes::tib(1)));
-        assert_eq!(config.prefill_pages, Some(16));
+        assert_eq!((config.base.page, config.base.span), (Some(Bytes::mib(4)), Bytes::tib(1)));
+        assert_eq!(config.base.prefill_pages, Some(16));
         assert_eq!(config.torch, TorchConfig::default());
         assert_eq!(
             notice.unwrap(),
@@ -422,12 +426,12 @@ mod tests {
         );
         let Configured { config, notice } =
             with("preset=vpmm,page=2MiB,prefill=6MiB", &set).unwrap();
-        assert_eq!((config.page, config.span), (Some(Bytes::mib(2)), Bytes::tib(1)));
-        assert_eq!((config.prefill, config.prefill_pages), (Bytes::mib(6), None));
+        assert_eq!((config.base.page, config.base.span), (Some(Bytes::mib(2)), Bytes::tib(1)));
+        assert_eq!((config.base.prefill, config.base.prefill_pages), (Bytes::mib(6), None));
         assert_eq!(notice.unwrap(), "vramp: preset=vpmm uses VPMM_VA_SIZE=1TiB\n");
         for preset in ["", "preset=stream-ordered"] {
             let Configured { config, notice } = with(preset, &set).unwrap();
-            assert_eq!((config.page, config.prefill_pages, notice), (None, None, None));
+            assert_eq!((config.base.page, config.base.prefill_pages, notice), (None, None, None));
         }
         let error = with("preset=vpmm", &[("VPMM_PAGES", "many")]).unwrap_err();
         assert!(error.starts_with("VPMM_PAGES='many' cannot be used"), "{error}");
@@ -462,10 +466,10 @@ mod tests {
     #[test]
     fn the_smaller_of_limit_and_fraction_holds() {
         let options = Options::parse("limit=30GiB").unwrap();
-        let limit = |fraction| options.config(Bytes::gib(80), fraction).limit;
+        let limit = |fraction| options.config(Bytes::gib(80), fraction).base.limit;
         assert_eq!(limit(Some(0.25)), Some(Bytes::gib(20)));
         assert_eq!(limit(Some(0.5)), Some(Bytes::gib(30)));
-        assert_eq!(Options::default().config(Bytes::gib(80), None).limit, None);
+        assert_eq!(Options::default().config(Bytes::gib(80), None).base.limit, None);
     }
 
     #[test]
@@ -497,7 +501,11 @@ mod tests {
 
     #[test]
     fn chunks_are_at_least_as_large_as_the_page() {
-        let mixed = |text| Options::parse(text).unwrap().config(Bytes::gib(80), None).mixed;
+        let mixed = |text| {
+            let config = Options::parse(text).unwrap().config(Bytes::gib(80), None);
+            let Policy::Mixed(mixed) = config.base.policy else { panic!("vpmm was not asked for") };
+            mixed
+        };
         assert_eq!(mixed(""), Mixed::default());
         assert_eq!(mixed("page=4MiB"), Mixed::default());
         let large = mixed("page=1GiB");
@@ -507,7 +515,7 @@ mod tests {
     #[test]
     fn who_can_reach_the_memory_is_an_option() {
         let sharing =
-            |text: &str| Options::parse(text).unwrap().config(Bytes::gib(80), None).sharing;
+            |text: &str| Options::parse(text).unwrap().config(Bytes::gib(80), None).base.sharing;
         assert_eq!(sharing(""), SharingConfig::default());
         let all = sharing("sharing=fabric, rdma=auto, peers=[ 2, 0]");
         assert_eq!((all.handle_type, all.rdma), (HandleType::Fabric, Rdma::Auto));

@@ -9,7 +9,6 @@
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 
-use vramp_alloc::Config;
 use vramp_alloc::observe::is_in_callback;
 use vramp_driver::{Driver, Stream};
 
@@ -50,10 +49,13 @@ pub fn done(status: vramp_status_t) -> Outcome<()> {
 ///
 /// # Errors
 /// Those of `vramp_open`.
-pub fn open_on(driver: Arc<dyn Driver>, config: Config) -> Outcome<vramp_allocator_t> {
+pub fn open_on(
+    driver: Arc<dyn Driver>,
+    config: impl Into<vramp_peers::Config>,
+) -> Outcome<vramp_allocator_t> {
     let opened = catch_failure(|| {
         check_fork()?;
-        handles::insert(Arc::new(Context::on(Device::of(driver), config)?))
+        handles::insert(Arc::new(Context::on(Device::of(driver), config.into())?))
     });
     opened.map_err(|failure| Refusal { status: failure.status(), text: failure.text.clone() })
 }

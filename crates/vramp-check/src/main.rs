@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
-use vramp::{Bytes, Preset};
+use vramp::Bytes;
+use vramp::peers::Preset;
 use vramp_bench::sharing;
 use vramp_check::conformance::{self, Verdict};
 use vramp_check::lifecycle::{

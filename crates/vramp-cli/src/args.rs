@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
-use vramp::config::{TorchConfig, TorchConfigError, UnknownPreset};
-use vramp::{Bytes, Preset};
+use vramp::Bytes;
+use vramp::peers::Preset;
+use vramp::peers::UnknownPreset;
+use vramp::peers::torch::{TorchConfig, TorchConfigError};
 use vramp_analysis::limit::Limit;
 
 use crate::amount::{limit, memory};

@@ -4,7 +4,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use vramp::{Bytes, Config, Preset};
+use vramp::Bytes;
+use vramp::peers::{Config, Preset};
 use vramp_analysis::advise::advise;
 use vramp_analysis::candidates::Candidate;
 use vramp_analysis::explain::{self, explain};

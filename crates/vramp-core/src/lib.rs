@@ -45,6 +45,7 @@ mod heap;
 mod ids;
 mod pool;
 mod room;
+mod stat;
 mod stream_table;
 mod waiting;
 
@@ -63,4 +64,5 @@ pub use pool::{
     Policy, Pool, PoolConfig, Quarantined, Range, Request, Share, Shortage, Slab, Step, Stretch,
     StretchPart, UnknownBlock,
 };
+pub use stat::{Stat, StatByPool};
 pub use stream_table::StreamTable;

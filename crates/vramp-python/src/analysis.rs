@@ -7,14 +7,15 @@ use std::time::Instant;
 
 use pyo3::prelude::*;
 use serde::Serialize;
-use vramp_alloc::config::TorchConfig;
+use vramp_alloc::Bytes;
 use vramp_alloc::device::sim::CardModel;
 use vramp_alloc::device::{Device, DeviceOptions};
-use vramp_alloc::{Bytes, Config, Preset};
 use vramp_analysis::candidates::Candidate;
 use vramp_analysis::job::Job;
 use vramp_analysis::limit::Limit;
 use vramp_analysis::replay::{Options, Outcome, ReplayError};
+use vramp_peers::torch::TorchConfig;
+use vramp_peers::{Config, Preset};
 use vramp_trace::{ReadError, ReadLimits, Trace};
 
 use crate::error::refuse;
@@ -190,7 +191,7 @@ fn recorded_card(job: &Job<'_>) -> Option<&'static CardModel> {
 
 /// Returns the configuration of an allocator. Those of PyTorch have the settings of the recorded one.
 fn config(preset: Preset, limit: Option<Bytes>, job: &Job<'_>) -> (Config, Option<String>) {
-    let config = Config { limit, ..Config::preset(preset) };
+    let config = Config::preset(preset).with_limit(limit);
     let recorded = job.recorded.settings.as_deref().filter(|_| preset.is_torch());
     match recorded.and_then(|settings| Some((settings, TorchConfig::parse(settings).ok()?))) {
         Some((settings, torch)) => (Config { torch, ..config }, Some(settings.to_owned())),

@@ -31,6 +31,7 @@
 //! | keep addresses for captured CUDA graphs | [`graph`] | |
 //! | react to a shortage, or watch every request | [`observe`] | |
 //! | record events, write snapshots for PyTorch's viewers, read recordings | `history`, `trace` | `history` |
+//! | compare with PyTorch's allocator, the driver's pool, VPMM | `peers` | `peers` |
 //! | reserve memory of cards, hosts and disks before using it | `tiers` | `tiers` |
 //! | keep more data than fits on the card | `defer` | `defer` |
 //! | take turns at a card with other processes | [`turns`] | |
@@ -47,6 +48,8 @@ pub use vramp_ipc::turns;
 
 #[cfg(feature = "defer")]
 pub use vramp_defer as defer;
+#[cfg(feature = "peers")]
+pub use vramp_peers as peers;
 #[cfg(feature = "tiers")]
 pub use vramp_tiers as tiers;
 #[cfg(feature = "history")]

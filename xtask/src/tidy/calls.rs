@@ -27,10 +27,9 @@ const EDGES: [&str; 6] = [
     "crates/vramp-testing/",
 ];
 
-/// Code that only decides: two whole crates, and every folder named `core` in the others.
+/// Code that only decides: one whole crate, and every folder named `core` in the others.
 fn is_pure(path: &str) -> bool {
-    let crates = ["crates/vramp-core/src/", "crates/vramp-model/src/"];
-    crates.iter().any(|folder| path.starts_with(folder))
+    path.starts_with("crates/vramp-core/src/")
         || (path.starts_with("crates/") && path.contains("/src/") && path.contains("/core/"))
 }
 

@@ -3,6 +3,9 @@
 use super::{Finding, LAYERS, UNSAFE_CRATES};
 use crate::tree::Tree;
 
+/// The tests of the first also run on the second, which depends on it.
+const TESTED_ON: [(&str, &str); 1] = [("vramp-alloc", "vramp-peers")];
+
 /// A crate names only crates before it, in all its kinds of dependencies.
 pub fn layer_order(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -19,8 +22,9 @@ pub fn layer_order(tree: &Tree) -> Vec<Finding> {
                 continue;
             }
         };
-        for dependency in dependencies(&manifest) {
-            let lower = LAYERS[..layer].contains(&dependency.as_str());
+        for (kind, dependency) in dependencies(&manifest) {
+            let lower = LAYERS[..layer].contains(&dependency.as_str())
+                || kind == TESTS && TESTED_ON.contains(&(name, &dependency));
             // A crate names itself to turn on features for its tests; cargo allows it only there.
             if dependency.starts_with("vramp") && !lower && dependency != name {
                 let message =
@@ -53,20 +57,23 @@ fn crate_files<'a>(tree: &'a Tree, end: &'a str) -> impl Iterator<Item = (&'a st
         .filter(move |(path, _)| path.starts_with("crates/") && path.matches('/').count() == depth)
 }
 
-/// The names in every table of dependencies, those for one target too.
-fn dependencies(manifest: &toml::Table) -> Vec<String> {
-    let kinds = ["dependencies", "dev-dependencies", "build-dependencies"];
+/// The table of what only tests need.
+const TESTS: &str = "dev-dependencies";
+
+/// The names in every table of dependencies with the table's, those for one target too.
+fn dependencies(manifest: &toml::Table) -> Vec<(&'static str, String)> {
+    let kinds = ["dependencies", TESTS, "build-dependencies"];
     let targets = manifest.get("target").and_then(toml::Value::as_table);
     let tables =
         targets.into_iter().flat_map(|targets| targets.values()).filter_map(|t| t.as_table());
     std::iter::once(manifest)
         .chain(tables)
-        .flat_map(|table| kinds.iter().filter_map(|kind| table.get(*kind)?.as_table()))
-        .flat_map(|table| table.iter())
-        .map(|(name, value)| {
+        .flat_map(|table| kinds.map(|kind| (kind, table.get(kind).and_then(|it| it.as_table()))))
+        .flat_map(|(kind, table)| table.into_iter().flatten().map(move |entry| (kind, entry)))
+        .map(|(kind, (name, value))| {
             // A renamed dependency is still the one in `package`.
             let package = value.get("package").and_then(toml::Value::as_str);
-            package.unwrap_or(name).to_owned()
+            (kind, package.unwrap_or(name).to_owned())
         })
         .collect()
 }
@@ -99,6 +106,12 @@ mod tests {
         ] {
             assert!(order_of("vramp-driver", allowed).is_empty(), "{allowed}");
         }
+    }
+
+    #[test]
+    fn only_tests_run_on_what_depends_on_the_crate() {
+        assert!(order_of("vramp-alloc", "[dev-dependencies]\nvramp-peers = '1'").is_empty());
+        assert_eq!(order_of("vramp-alloc", "[dependencies]\nvramp-peers = '1'").len(), 1);
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Statistics and diagnostics: counts, census, audit, and access to the managers' states.
 
+use std::any::Any;
 use std::sync::atomic::Ordering;
 
 use vramp_core::{Bytes, Census, Counters, Inconsistency, Mark, StreamId};
 use vramp_driver::{Call, DriverError};
-use vramp_model::{TorchOp, TorchPool};
 
 use super::Allocator;
+use crate::backend::Backend;
 use crate::error::Unusable;
 
 /// Counts over all managers of an allocator.
@@ -20,16 +21,16 @@ impl Allocator {
         Unusable::check_fork_before(Call::PoolUsage)?;
         let inner = self.shared.lock_anyway();
         let counts = inner.counts();
-        let by_driver = inner.manager.placed_by_driver();
+        let usage = inner.manager.driver_usage()?;
         Ok(Stats {
             live: counts.live(),
             live_peak: counts.live_peak(),
             hits: counts.blocks_placed() - counts.misses(),
-            misses: counts.misses() - by_driver,
+            misses: counts.misses() - inner.manager.placed_by_driver(usage),
             placed: counts.blocks_placed(),
             freed: counts.blocks_freed(),
             callback_panics: self.shared.observers.panics(),
-            ..inner.manager.counters()?
+            ..inner.manager.counters_with(usage)
         })
     }
 
@@ -63,18 +64,12 @@ impl Allocator {
         inner.manager.virtual_pool().map(|pool| pool.pool.clone())
     }
 
-    /// Returns a copy of the state of PyTorch's allocator. `None` for other presets. O(n).
-    pub fn torch_state(&self) -> Option<TorchPool> {
+    /// Calls `read` with the backend, if one of this kind serves the allocator. The lock is held meanwhile.
+    pub fn read_backend<B: Backend, R>(&self, read: impl FnOnce(&B) -> R) -> Option<R> {
         let mut inner = self.shared.lock_anyway();
         inner.add_streams(&self.shared.group);
-        inner.manager.caching().map(|caching| caching.pool.clone())
-    }
-
-    /// Returns the operations that the last request made in PyTorch's allocator; none for other
-    /// presets.
-    pub fn torch_operations(&self) -> Vec<TorchOp> {
-        let inner = self.shared.lock_anyway();
-        inner.manager.caching().map(|caching| caching.pool.performed().to_vec()).unwrap_or_default()
+        let backend: &dyn Any = inner.manager.backend()?;
+        backend.downcast_ref::<B>().map(read)
     }
 
     /// Returns the mark that work queued on `stream` so far is covered by: memory freed on the
@@ -82,10 +77,7 @@ impl Allocator {
     pub fn mark(&self, stream: StreamId) -> Option<Mark> {
         let mut inner = self.shared.lock_anyway();
         inner.add_streams(&self.shared.group);
-        let of_torch = || inner.manager.caching().map(|caching| caching.pool.now(stream));
-        match inner.manager.virtual_pool() {
-            Some(pool) => pool.pool.has_stream(stream).then(|| pool.pool.now(stream)),
-            None => of_torch().filter(|_| inner.knows_stream(stream)),
-        }
+        let known = inner.knows_stream(stream);
+        inner.manager.mark(stream).filter(|_| known)
     }
 }

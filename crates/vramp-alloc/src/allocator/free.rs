@@ -133,7 +133,7 @@ impl Allocator {
         let (id, at, of_pool) = match allocation.owner {
             Owner::Pool { id, at } => (id, at, true),
             Owner::Heap { id, at } => (id, at, false),
-            Owner::Driver { .. } | Owner::Caching { .. } | Owner::Arena { .. } => return false,
+            Owner::Driver { .. } | Owner::Backend { .. } | Owner::Arena { .. } => return false,
         };
         // A block in a cache would serve requests for a stream that takes no work any more.
         let Some(heap) = local.heap(allocation.stream) else { return false };

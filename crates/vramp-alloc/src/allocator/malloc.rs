@@ -262,7 +262,7 @@ impl Allocator {
         }
         inner.check_host().map_err(Missing::other)?;
         let observed = self.shared.observers.is_observed();
-        let before = observed.then(|| inner.manager.known_counters()).flatten();
+        let before = observed.then(|| inner.manager.known_counters());
         let local = self.shared.fold_local(inner);
         let found = self.place(inner, local.as_deref(), Request { size, stream }, raw);
         if let Ok(found) = &found {
@@ -281,7 +281,7 @@ impl Allocator {
         if found.as_ref().is_ok_and(|found| !found.hit) {
             self.collect_garbage(inner);
         }
-        let after = observed.then(|| inner.manager.known_counters()).flatten();
+        let after = observed.then(|| inner.manager.known_counters());
         drop(guard);
         if let (Some(before), Some(after)) = (before, after) {
             self.notify_changes(&before, &after);

@@ -1,4 +1,5 @@
-//! The allocator: one interface to several memory managers.
+//! The allocator: streams, threads, limits and statistics around the virtual pool, or a backend in its
+//! place.
 //!
 //! One malloc, from top to bottom:
 //!
@@ -33,11 +34,11 @@ mod tags;
 
 use std::sync::Arc;
 
-use vramp_core::{Bytes, Mixed};
+use vramp_core::{Bytes, Mixed, Policy};
 use vramp_driver::Driver;
 use vramp_host::fork::is_forked;
 
-use crate::config::{Config, FIRST_SPAN_BESIDE, Preset};
+use crate::config::{Config, FIRST_SPAN_BESIDE};
 use crate::error::{CloseError, CreateError, Unusable};
 use crate::group::Group;
 use crate::manager::Manager;
@@ -102,9 +103,20 @@ impl Allocator {
         let first_span = self.config.first_span.or(Some(FIRST_SPAN_BESIDE));
         let (prefill, prefill_pages) = (Bytes::ZERO, None);
         let mut config = Config { prefill, prefill_pages, first_span, ..self.config.clone() };
-        change(&mut config.mixed);
+        if let Policy::Mixed(mixed) = &mut config.policy {
+            change(mixed);
+        }
+        self.create_pool_of(name, config)
+    }
+
+    /// Creates another pool as [`Allocator::create_pool`] does, with this configuration except for the
+    /// limit.
+    ///
+    /// # Errors
+    /// As of [`Allocator::new`].
+    pub fn create_pool_of(&self, name: &str, config: Config) -> Result<Allocator, CreateError> {
         let group = Arc::clone(&self.shared.group);
-        Allocator::in_group(name.to_owned(), Arc::clone(&self.shared.driver), config, group)
+        Allocator::in_group(name.to_owned(), Arc::clone(self.driver()), config, group)
     }
 
     fn in_group(
@@ -139,53 +151,6 @@ impl Allocator {
         Ok(allocator)
     }
 
-    /// Creates another pool as [`Allocator::create_pool`] does, for memory that communication libraries
-    /// register: NCCL's user buffers, `torch.cuda.MemPool` with `register_mem_pool`, UCX.
-    ///
-    /// It is PyTorch's caching allocator with segments of one handle each. A segment keeps its memory from
-    /// its creation until it is freed whole, by [`Allocator::trim`] or when the card is full; it can be
-    /// exported, and cards with access to this allocator have access to it.
-    ///
-    /// # Errors
-    /// As of [`Allocator::new`]; the device needs virtual memory management.
-    pub fn comm_pool(&self, name: &str) -> Result<Allocator, CreateError> {
-        if !self.driver().info().capabilities.virtual_memory {
-            return Err(CreateError::NotSupported {
-                preset: "comm pool",
-                needed: "virtual memory management",
-                instead: Preset::Torch.name(),
-            });
-        }
-        let config = Config {
-            preset: Preset::Torch,
-            one_handle_segments: true,
-            sharing: self.config.sharing.clone(),
-            progress: self.config.progress.clone(),
-            patience: self.config.patience,
-            ..Config::default()
-        };
-        let group = Arc::clone(&self.shared.group);
-        Allocator::in_group(name.to_owned(), Arc::clone(self.driver()), config, group)
-    }
-
-    /// Creates another pool as [`Allocator::create_pool`] does, each segment of which is a plain allocation of
-    /// the driver: for memory whose addresses go to calls that refuse mapped memory, as `cudaIpcGetMemHandle`
-    /// does. It is PyTorch's caching allocator: segments of 2 MiB, 20 MiB or what a request needs, which never
-    /// move, and are freed by a trim or when memory is short. They cannot leave the card in a sleep.
-    ///
-    /// # Errors
-    /// As of [`Allocator::new`].
-    pub fn plain_pool(&self, name: &str) -> Result<Allocator, CreateError> {
-        let config = Config {
-            preset: Preset::Torch,
-            progress: self.config.progress.clone(),
-            patience: self.config.patience,
-            ..Config::default()
-        };
-        let group = Arc::clone(&self.shared.group);
-        Allocator::in_group(name.to_owned(), Arc::clone(self.driver()), config, group)
-    }
-
     /// Returns how the memory can be shared: as configured, or as far as the device can. No driver
     /// call.
     pub fn sharing(&self) -> Sharing {
@@ -197,9 +162,14 @@ impl Allocator {
         &self.config.sharing
     }
 
-    /// Returns the preset.
-    pub fn preset(&self) -> Preset {
-        self.config.preset
+    /// Returns the configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Returns true if heaps serve small requests: in the virtual pool with its default policy.
+    pub fn has_heaps(&self) -> bool {
+        self.shared.heaps_serve.is_some()
     }
 
     /// Returns the device.

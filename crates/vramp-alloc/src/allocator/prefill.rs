@@ -1,10 +1,13 @@
-//! Memory reserved before the first request: by a prefill, or as a recording shows it.
+//! Memory reserved before the first request: by a prefill, or as a backend placed it.
+
+use std::any::Any;
 
 use vramp_core::{Bytes, StreamId};
-use vramp_model::TorchSegment;
+use vramp_driver::DriverResult;
 
 use super::Allocator;
 use crate::allocation::Allocation;
+use crate::backend::{Backend, BackendBlock};
 use crate::error::{AllocError, CreateError};
 use crate::virtual_pool::Refusal;
 
@@ -32,9 +35,9 @@ impl Allocator {
     /// As of [`Allocator::malloc`].
     pub fn prefill(&self, len: Bytes, stream: StreamId) -> Result<(), AllocError> {
         let mut inner = self.shared.lock_for_memory()?;
-        inner.open_stream(stream).ok_or(AllocError::UnknownStream(stream))?;
+        let raw = inner.open_stream(stream).ok_or(AllocError::UnknownStream(stream))?;
         inner.check_host()?;
-        let prefilled = inner.manager.prefill(len, stream);
+        let prefilled = inner.manager.prefill(len, stream, raw);
         drop(inner);
         match prefilled {
             Ok(()) => Ok(()),
@@ -48,33 +51,30 @@ impl Allocator {
         }
     }
 
-    /// Gives PyTorch's allocator recorded segments, before the first request: see
-    /// [`TorchPool::restore`](crate::torch::TorchPool::restore). Returns the blocks that were
-    /// allocated, in order; none for other presets and for impossible segments. One allocation of
-    /// the driver for each segment.
+    /// Returns blocks that a backend placed without a request, such as those of a recording, as
+    /// allocations: of each that `placed` returns the stream, the bytes requested and the block. Empty
+    /// where no backend of this kind serves the allocator.
     ///
     /// # Errors
     /// A driver call failed.
-    pub fn restore(
+    pub fn adopt_blocks<B: Backend>(
         &self,
-        segments: &[TorchSegment],
+        placed: impl FnOnce(&mut B) -> DriverResult<Vec<(StreamId, Bytes, Option<BackendBlock>)>>,
     ) -> Result<Vec<Option<Allocation>>, AllocError> {
         let mut guard = self.shared.lock()?;
         let inner = &mut *guard;
         self.shared.refresh(inner);
-        let Some(caching) = inner.manager.caching_mut() else { return Ok(Vec::new()) };
-        let found = caching.restore(segments)?;
-        let blocks = segments.iter().flat_map(|segment| {
-            segment.held.iter().map(|&(_, requested)| (segment.stream, requested))
-        });
-        let mut restored = Vec::new();
-        for ((stream, requested), found) in blocks.zip(found) {
-            restored.push(found.map(|found| {
-                let len = found.len;
-                inner.count_placed(len, requested, false);
-                self.allocation(found, requested, stream, false, None)
+        let backend: Option<&mut dyn Any> = inner.manager.backend_mut().map(|it| it as _);
+        let Some(backend) = backend.and_then(|it| it.downcast_mut::<B>()) else {
+            return Ok(Vec::new());
+        };
+        let mut adopted = Vec::new();
+        for (stream, requested, block) in placed(backend)? {
+            adopted.push(block.map(|block| {
+                inner.count_placed(block.len, requested, false);
+                self.allocation(block.into(), requested, stream, false, None)
             }));
         }
-        Ok(restored)
+        Ok(adopted)
     }
 }

@@ -6,7 +6,7 @@ use vramp_core::{ArenaId, Attempt, Bytes, Mark, StreamId};
 use vramp_driver::DriverError;
 
 use crate::completion::Awaited;
-use crate::exec::captures;
+use crate::completion::captures;
 use crate::virtual_pool::{Refusal, Served, VirtualPool};
 
 /// Most polls of arenas that may be idle soon: some tens of microseconds.

@@ -4,7 +4,7 @@ use vramp_core::{ArenaId, ArenaLeaseId, Bytes, Mark, Overlap, StreamId};
 use vramp_driver::{Driver, DriverError};
 
 use super::NoLease;
-use crate::exec::captures;
+use crate::completion::captures;
 use crate::virtual_pool::{Refusal, VirtualPool};
 
 /// Events of replays that are recorded before their completion is asked about.

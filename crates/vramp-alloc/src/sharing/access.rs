@@ -119,7 +119,7 @@ impl Allocator {
         let mut cost = AccessChange::default();
         for member in shared.group.members() {
             let Some(mut inner) = member.lock_open()? else { continue };
-            match inner.manager.change_access(ordinal, change) {
+            match inner.manager.change_access(&*member.driver, ordinal, change) {
                 Ok(change) => {
                     cost.calls += change.calls;
                     cost.bytes += change.bytes;
@@ -148,26 +148,29 @@ impl Allocator {
 /// only from memory that is mapped later.
 fn undo(member: &Shared, ordinal: u32, inverse: Change) {
     if let Ok(Some(mut inner)) = member.lock_open() {
-        let _ = inner.manager.change_access(ordinal, inverse);
+        let _ = inner.manager.change_access(&*member.driver, ordinal, inverse);
     }
 }
 
 impl Manager {
-    fn change_access(&mut self, ordinal: u32, change: Change) -> Result<AccessChange, AccessError> {
+    fn change_access(
+        &mut self,
+        driver: &dyn Driver,
+        ordinal: u32,
+        change: Change,
+    ) -> Result<AccessChange, AccessError> {
         match self {
             Manager::Virtual { pool, .. } => {
                 let ranges = pool.exec.mapped(pool.pool.accessible_ranges());
                 let ranges = ranges.into_iter().map(|range| pool.exec.range(range)).collect();
-                let driver = Arc::clone(&pool.exec.driver);
-                change_ranges(&*driver, ranges, &mut pool.exec.access.peers, ordinal, change)
+                change_ranges(driver, ranges, &mut pool.exec.access.peers, ordinal, change)
             }
-            Manager::Caching(caching) => {
-                let ranges = caching.mapped_ranges();
-                let ranges = ranges.ok_or(AccessError::NotSupported { preset: "torch" })?;
-                let driver = Arc::clone(&caching.driver);
-                change_ranges(&*driver, ranges, &mut caching.access.peers, ordinal, change)
+            Manager::Backend(backend) => {
+                let preset = backend.name();
+                let ranges = backend.mapped_ranges().zip(backend.access_mut());
+                let (ranges, access) = ranges.ok_or(AccessError::NotSupported { preset })?;
+                change_ranges(driver, ranges, &mut access.peers, ordinal, change)
             }
-            Manager::Ordered(_) => Err(AccessError::NotSupported { preset: "stream-ordered" }),
         }
     }
 }

@@ -93,8 +93,10 @@ pub struct Sharing {
 
 /// What a manager creates and maps memory as.
 #[derive(Clone, Debug)]
-pub(crate) struct Access {
+pub struct Access {
+    /// Properties of each handle.
     pub properties: MemoryProperties,
+    /// Why they are less than was configured. `None` if they are not.
     pub fallback: Option<String>,
     /// Cards that each set-access grants access to, in ascending order.
     pub peers: Vec<u32>,
@@ -106,10 +108,7 @@ impl Access {
     ///
     /// # Errors
     /// The device has no RDMA, or a configured peer is none.
-    pub(crate) fn resolve(
-        driver: &dyn Driver,
-        config: &SharingConfig,
-    ) -> Result<Access, CreateError> {
+    pub fn resolve(driver: &dyn Driver, config: &SharingConfig) -> Result<Access, CreateError> {
         let info = driver.info();
         let can = info.capabilities;
         if config.rdma == Rdma::On && !can.rdma {

@@ -19,10 +19,11 @@ use vramp_core::{Bytes, ChunkAt, DeviceAddr, NotPoolMemory};
 use vramp_driver::{DriverError, ExportedHandle, Handle, HandleType};
 use vramp_host::fork::is_forked;
 
+use crate::allocation::Owner;
 use crate::error::Unusable;
 use crate::manager::Manager;
 use crate::shared::{Inner, Shared};
-use crate::sharing::range_of;
+use crate::sharing::{Access, range_of};
 use crate::{Allocation, Allocator};
 
 /// How an exported block lies in its handles.
@@ -157,22 +158,24 @@ impl Manager {
                 let lens = chunks.iter().map(|chunk| chunk.len).collect();
                 Ok((lens, start, Memory::Chunks(chunks)))
             }
-            Manager::Caching(caching) => {
-                match allocation.id().and_then(|id| caching.handles_of(id)) {
-                    Some((start, held))
-                        if caching.access.properties.handle_type != HandleType::None =>
-                    {
+            Manager::Backend(backend) => {
+                let id = allocation.owner.backend_id();
+                let held = id.and_then(|id| backend.handles_of(id));
+                let has_handles =
+                    |access: &mut Access| access.properties.handle_type != HandleType::None;
+                match held {
+                    Some((start, held)) if backend.access_mut().is_some_and(has_handles) => {
                         let (handles, lens) = held.into_iter().unzip();
                         Ok((lens, start, Memory::Segment(handles)))
                     }
                     Some(_) => refuse("it was created for one process: set `sharing` to posix-fd"),
+                    None if matches!(allocation.owner, Owner::Driver { .. }) => {
+                        refuse("it is memory of the driver's pool: use the preset vramp")
+                    }
                     None => {
                         refuse("it is a plain allocation: use the preset vramp, or a comm pool")
                     }
                 }
-            }
-            Manager::Ordered(_) => {
-                refuse("it is memory of the driver's pool: use the preset vramp")
             }
         }
     }

@@ -42,8 +42,7 @@ mod pins;
 mod wire;
 
 pub use access::{AccessChange, AccessError};
-pub(crate) use config::Access;
-pub use config::{Peers, Rdma, Sharing, SharingConfig};
+pub use config::{Access, Peers, Rdma, Sharing, SharingConfig};
 pub use dma_buf::{DmaBuf, DmaBufError};
 pub use exchange::{Exchange, FetchError, OpenMemoryError, OpenedMemory, READY_MAX, SharedMemory};
 pub use export::{Description, Export, ExportError};

@@ -70,7 +70,7 @@ impl Allocator {
     /// ([`StableRange::refuse_pins`](crate::range::StableRange::refuse_pins)), or the preset is PyTorch's or the driver's.
     pub fn pin_range(&self, range: AddrRange) -> Result<PinnedRange, PinError> {
         let mut inner = self.shared().lock()?;
-        let preset = self.preset().name();
+        let preset = inner.manager.name();
         let pool = inner.manager.virtual_pool_mut().ok_or(PinError::NotSupported { preset })?;
         let place = pool.exec.find(range).ok_or(PinError::NotOwned { range })?;
         if pool.pool.refuses_pins(place) {

@@ -1,9 +1,10 @@
 //! Addresses: taken as a pool grows, so that many pools share those of one process.
 
 use crate::common::{Rig, pages};
-use vramp_alloc::{AllocError, Allocator, Bytes, Config, Preset};
+use vramp_alloc::{AllocError, Allocator, Bytes, Config};
 use vramp_driver::sim::{CardModel, Simulator};
 use vramp_driver::{Call, Driver};
+use vramp_peers::Preset;
 
 #[test]
 fn a_thousand_pools_share_the_addresses_of_a_card() {
@@ -11,7 +12,7 @@ fn a_thousand_pools_share_the_addresses_of_a_card() {
         [(Preset::Vramp, "h200"), (Preset::Vpmm, "h200"), (Preset::Vramp, "rtx4090")]
     {
         let card = CardModel::find(card).expect("the card is known");
-        let rig = Rig::on(Simulator::builder().card(card), Config::preset(preset));
+        let rig = Rig::on(Simulator::builder().card(card), preset.config());
         let first = rig.malloc(1);
         let mut pools: Vec<Allocator> = (0..1000)
             .map(|n| {
@@ -65,7 +66,7 @@ fn a_request_without_addresses_names_them_and_the_call_that_found_none() {
         [(Preset::Vramp, 600), (Preset::Vpmm, 600), (Preset::TorchExpandable, 600)]
     {
         let card = Simulator::builder().memory(Bytes::gib(24)).address_space(Bytes::mib(space));
-        let rig = Rig::on(card, Config { span: Bytes::mib(128), ..Config::preset(preset) });
+        let rig = Rig::on(card, Config { span: Bytes::mib(128), ..preset.config() });
         let mut blocks = Vec::new();
         let error = loop {
             match rig.allocator.malloc(pages(25), rig.stream) {

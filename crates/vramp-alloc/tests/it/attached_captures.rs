@@ -3,13 +3,13 @@
 use crate::common::{Rig, pages, range};
 use vramp_alloc::device::CaptureMode;
 use vramp_alloc::graph::{ArenaConfig, ArenaPolicy, CaptureError, GraphArena, GraphHold};
-use vramp_alloc::{Allocation, Bytes, Config, Driver, Preset, StreamId};
+use vramp_alloc::{Allocation, Bytes, Config, Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Kernel, Simulator};
 use vramp_driver::{Call, GraphExec};
 
 fn checked() -> Rig {
-    Rig::on(Simulator::builder().checked().logged(100_000), Config::preset(Preset::Vramp))
+    Rig::on(Simulator::builder().checked().logged(100_000), Config::default())
 }
 
 fn arena(rig: &Rig) -> GraphArena {
@@ -251,7 +251,7 @@ fn memory_of_another_pool_that_is_freed_inside_is_kept_until_the_hold_goes() {
 /// memory is asked for, and written to.
 fn dropped_in_flight(body: impl Fn(&Rig, Allocation) -> Option<Allocation>) {
     for (launched_on, asked_on) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-        let config = Config { limit: Some(pages(20)), ..Config::preset(Preset::Vramp) };
+        let config = Config { limit: Some(pages(20)), ..Config::default() };
         let rig = Rig::on(Simulator::builder().checked(), config);
         let arena = arena(&rig);
         let streams = [rig.stream, rig.allocator.create_stream().expect("a stream can be made")];

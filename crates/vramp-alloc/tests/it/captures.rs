@@ -1,9 +1,10 @@
 //! While a stream captures a graph: memory comes and goes, and nothing is done that spoils it.
 
 use crate::common::{Rig, pages};
-use vramp_alloc::{Bytes, Config, Preset};
+use vramp_alloc::{Bytes, Config};
 use vramp_driver::sim::{Kernel, Simulator};
 use vramp_driver::{Call, CaptureMode, Driver};
+use vramp_peers::Preset;
 
 /// A pool that is full but for what is free on the capturing stream or idle elsewhere.
 fn crowded() -> Rig {
@@ -89,7 +90,7 @@ fn memory_of_other_streams_serves_one_that_captures_once_their_work_is_over() {
     for preset in [Preset::Vramp, Preset::Vpmm] {
         let rig = Rig::on(
             Simulator::builder().checked().logged(1_000),
-            Config { limit: Some(pages(16)), span: Bytes::gib(1), ..Config::preset(preset) },
+            Config { limit: Some(pages(16)), span: Bytes::gib(1), ..preset.config() },
         );
         let other = rig.allocator.create_stream().expect("a stream can be made");
         let raw = rig.raw(rig.stream);

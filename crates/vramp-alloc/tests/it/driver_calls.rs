@@ -1,16 +1,17 @@
 //! What each operation costs in driver calls, as exact lists, so that no operation gets dearer unnoticed.
 
 use crate::common::{Rig, pages};
-use vramp_alloc::{AllocError, Allocation, Bytes, Config, Preset, StreamId};
+use vramp_alloc::{AllocError, Allocation, Bytes, Config, StreamId};
 use vramp_driver::Call;
 use vramp_driver::sim::{Gate, Kernel, Simulator};
+use vramp_peers::Preset;
 
 fn rig(preset: Preset) -> Rig {
     limited(preset, None)
 }
 
 fn limited(preset: Preset, limit: Option<Bytes>) -> Rig {
-    let config = Config { span: Bytes::gib(16), limit, ..Config::preset(preset) };
+    let config = Config { span: Bytes::gib(16), limit, ..preset.config() };
     let rig = Rig::on(Simulator::builder().logged(1 << 12), config);
     rig.sim.take_log();
     rig
@@ -263,11 +264,7 @@ fn only_a_plan_with_events_asks_whether_a_stream_captures_and_only_its_own() {
 
 #[test]
 fn what_is_assembled_ahead_leaves_the_last_piece_alone_to_move() {
-    let config = Config {
-        span: Bytes::gib(16),
-        limit: Some(Bytes::mib(64)),
-        ..Config::preset(Preset::Vramp)
-    };
+    let config = Config { span: Bytes::gib(16), limit: Some(Bytes::mib(64)), ..Config::default() };
     let rig = Rig::on(Simulator::builder().logged(1 << 12), config);
     // The whole limit, in chunks of 8 MiB, each of an arena that keeps it at other addresses.
     let piece = Bytes::mib(8);
@@ -301,7 +298,7 @@ fn what_is_assembled_ahead_leaves_the_last_piece_alone_to_move() {
 
 #[test]
 fn what_is_assembled_among_many_larger_regions_is_moved_once() {
-    let config = Config { span: Bytes::gib(16), ..Config::preset(Preset::Vramp) };
+    let config = Config { span: Bytes::gib(16), ..Config::default() };
     let rig = Rig::on(Simulator::builder().logged(1 << 12), config);
     // More regions than are looked at, each larger than what can be moved, and none can grow.
     let chunk = Bytes::mib(32);

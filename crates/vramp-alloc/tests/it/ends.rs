@@ -7,15 +7,16 @@ use crate::common::Rig;
 use crate::common::graph_rig::{GraphRig, LONG_NS, range};
 use vramp_alloc::error::{CloseError, StreamError, Unusable};
 use vramp_alloc::graph::{ArenaConfig, CaptureMode, LaunchError};
-use vramp_alloc::{AllocError, Allocator, Bytes, Config, Preset, StreamWork};
+use vramp_alloc::{AllocError, Allocator, Bytes, Config, StreamWork};
 use vramp_driver::sim::{FaultPlan, Kernel, LiveObjects, Simulator};
 use vramp_driver::wrapper::{Wrapped, Wrapper};
 use vramp_driver::{Call, Driver, DriverError, DriverResult, ErrorKind, Event, Stream};
+use vramp_peers::Preset;
 
 const MIB: Bytes = Bytes::mib(1);
 
 fn rig(preset: Preset) -> Rig {
-    Rig::on(Simulator::builder().checked(), Config::preset(preset))
+    Rig::on(Simulator::builder().checked(), preset.config())
 }
 
 /// Queues a long write of a new block on a new stream, and destroys that stream.
@@ -79,7 +80,7 @@ fn a_pool_that_is_created_while_the_end_of_a_stream_fails_serves_the_stream() {
     let made = Mutex::default();
     let driver = CreatesPool { sim: Arc::clone(&sim), from: Mutex::default(), made };
     let driver = Arc::new(Wrapped(driver));
-    let config = Config::preset(Preset::Vramp);
+    let config = Config::default();
     let allocator = Arc::new(Allocator::new(Arc::clone(&driver) as _, config).unwrap());
     let stream = allocator.create_stream().unwrap();
     *driver.from.lock().unwrap() = Arc::downgrade(&allocator);
@@ -429,7 +430,7 @@ fn blocks_are_freed_on_a_destroyed_stream_in_every_preset() {
 fn memory_of_destroyed_streams_can_be_trimmed_and_used_by_others() {
     for preset in Preset::ALL {
         // Too little for two of the blocks at once.
-        let config = Config { limit: Some(MIB * 96), ..Config::preset(preset) };
+        let config = Config { limit: Some(MIB * 96), ..preset.config() };
         let rig = Rig::on(Simulator::builder().checked(), config);
         for round in 0..4 {
             let gone = rig.allocator.create_stream().unwrap();
@@ -630,7 +631,7 @@ fn streams_that_end_leave_nothing_and_cost_later_requests_nothing() {
 #[test]
 fn ended_streams_leave_no_events() {
     for preset in Preset::ALL {
-        let rig = Rig::on(Simulator::builder(), Config::preset(preset));
+        let rig = Rig::on(Simulator::builder(), preset.config());
         let mut most = 0;
         for _ in 0..1_000 {
             let stream = rig.allocator.create_stream().unwrap();

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 
 use crate::common::Rig;
 use crate::common::random::Random;
-use vramp_alloc::{Allocation, Bytes, Config, Preset, StreamId};
+use vramp_alloc::{Allocation, Bytes, StreamId};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator, SimulatorBuilder};
+use vramp_peers::Preset;
 use vramp_trace::{ReadLimits, Request, Workload, read_trace};
 
 const STEPS: u64 = 2000;
@@ -132,13 +133,13 @@ fn card() -> SimulatorBuilder {
 /// One run without failures, then one for each of a sample of its calls, which fails: out of memory, not
 /// supported, an invalid value in turn.
 fn fail_each_call(card: fn() -> SimulatorBuilder, preset: Preset, program: Program) {
-    let whole = Rig::on(card(), Config::preset(preset));
+    let whole = Rig::on(card(), preset.config());
     let before = whole.sim.calls();
     program(&whole, true);
     let calls = whole.sim.calls() - before;
     whole.close();
     for (turn, n) in vramp_testing::failing_calls(calls).enumerate() {
-        let rig = Rig::on(card(), Config::preset(preset));
+        let rig = Rig::on(card(), preset.config());
         rig.sim.set_faults(FaultPlan::nth(n).with_code([2, 801, 1][turn % 3]));
         program(&rig, false);
         rig.sim.set_faults(FaultPlan::none());
@@ -205,7 +206,7 @@ fn each_kind_of_call_may_fail_for_good() {
     for preset in Preset::ALL {
         for call in used {
             for code in [2, 1] {
-                let rig = Rig::on(card(), Config::preset(preset));
+                let rig = Rig::on(card(), preset.config());
                 rig.sim.set_faults(FaultPlan::from_nth_of(call, 5).with_code(code));
                 program(&rig, false);
                 rig.sim.set_faults(FaultPlan::none());

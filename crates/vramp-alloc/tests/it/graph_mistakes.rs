@@ -11,9 +11,10 @@ use vramp_alloc::graph::{
     ArenaConfig, ArenaError, ArenaPolicy, CaptureError, CapturedGraph, GraphArena, LaunchError,
     ReplayLease,
 };
-use vramp_alloc::{AllocError, Allocation, Bytes, Config, Driver, FreeError, Preset};
+use vramp_alloc::{AllocError, Allocation, Bytes, Config, Driver, FreeError};
 use vramp_driver::sim::{FaultPlan, LiveObjects, Simulator};
 use vramp_driver::{Call, CaptureMode};
+use vramp_peers::Preset;
 
 const SIZE: Bytes = Bytes::mib(4);
 

@@ -3,9 +3,10 @@
 
 use crate::common::random::Random;
 use crate::common::{Rig, pages};
-use vramp_alloc::{Allocation, Bytes, Config, Preset, StreamId};
+use vramp_alloc::{Allocation, Bytes, Config, StreamId};
 use vramp_driver::sim::{Contents, Gate, Kernel, Simulator};
 use vramp_driver::{Call, Driver};
+use vramp_peers::Preset;
 
 /// A card that stores nothing: nothing is read here.
 fn rig() -> Rig {
@@ -176,8 +177,7 @@ fn streams_that_ended_leave_nothing_and_cost_later_ones_nothing() {
     let by_the_simulator = left_by_the_simulator();
     // PyTorch keeps the memory of each stream for that stream, and its presets do as it does.
     for preset in [Preset::Vramp, Preset::Vpmm, Preset::StreamOrdered] {
-        let rig =
-            Rig::on(Simulator::builder().contents(Contents::Discarded), Config::preset(preset));
+        let rig = Rig::on(Simulator::builder().contents(Contents::Discarded), preset.config());
         let other = rig.allocator.create_pool("other").expect("it is possible");
         let block = other.malloc(pages(1), rig.stream).expect("there is memory");
         // What 1,000 streams cost: driver calls, and entries looked at.

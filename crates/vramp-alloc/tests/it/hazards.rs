@@ -5,12 +5,13 @@
 use std::sync::Arc;
 
 use crate::common::skipping_driver::SkippingDriver;
-use vramp_alloc::config::Progress;
-use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, Preset, StreamId};
+use vramp_alloc::config::{Policy, Progress};
+use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Hazard, Kernel, Simulator};
 use vramp_driver::wrapper::Wrapped;
 use vramp_driver::{Call, Stream};
+use vramp_peers::Preset;
 
 const PAGE: Bytes = Bytes::mib(2);
 
@@ -29,12 +30,12 @@ struct HazardRig {
 
 impl HazardRig {
     fn new(preset: Preset) -> HazardRig {
-        HazardRig::with(Config::preset(preset))
+        HazardRig::with(preset.config())
     }
 
     /// A pool that may not grow beyond `count` pages.
     fn limited(preset: Preset, count: u64) -> HazardRig {
-        HazardRig::with(Config { limit: Some(PAGE * count), ..Config::preset(preset) })
+        HazardRig::with(Config { limit: Some(PAGE * count), ..preset.config() })
     }
 
     fn with(config: Config) -> HazardRig {
@@ -232,7 +233,7 @@ fn an_event_that_records_nothing_is_found() {
 fn told_too_early(left_out: Option<Call>) -> HazardRig {
     // An empty table: all recorded work is over.
     let progress = Progress::External(Arc::default());
-    let rig = HazardRig::with(Config { progress, ..Config::preset(Preset::Vramp) });
+    let rig = HazardRig::with(Config { progress, ..Config::default() });
     let block = rig.malloc(4, rig.a);
     rig.write("old owner", rig.a, &block, 1_000_000);
     rig.free(block, rig.a);
@@ -308,8 +309,10 @@ fn order_is_handed_on_by_an_owner_that_does_no_work() {
 
 /// Four of eight pages, every second pair, move to a new address for another stream.
 fn moved_for_another_stream(preset: Preset, left_out: Option<Call>) -> HazardRig {
-    let mut config = Config { limit: Some(PAGE * 8), ..Config::preset(preset) };
-    (config.mixed.chunk_min, config.mixed.chunk_usual) = (PAGE, PAGE);
+    let mut config = Config { limit: Some(PAGE * 8), ..preset.config() };
+    if let Policy::Mixed(mixed) = &mut config.policy {
+        (mixed.chunk_min, mixed.chunk_usual) = (PAGE, PAGE);
+    }
     let rig = HazardRig::with(config);
     let blocks = [(); 4].map(|()| rig.malloc(2, rig.a));
     for block in &blocks {

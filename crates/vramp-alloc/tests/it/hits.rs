@@ -2,7 +2,7 @@
 
 use crate::common::Rig;
 use crate::common::random::Random;
-use vramp_alloc::{Allocation, Bytes, Preset};
+use vramp_alloc::{Allocation, Bytes};
 use vramp_driver::sim::Simulator;
 
 const SIZES: [Bytes; 5] =
@@ -11,7 +11,7 @@ const SIZES: [Bytes; 5] =
 /// One allocator whose driver calls are in a log. The log takes heap memory for each call, so a
 /// call would be seen twice.
 fn rig() -> Rig {
-    let config = vramp_alloc::Config::preset(Preset::Vramp);
+    let config = vramp_alloc::Config::default();
     Rig::on(Simulator::builder().logged(1 << 12), config)
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::common::range_rig::{MIB, RangeRig, part};
 use vramp_alloc::range::{HostBacking, HostBackingError, NotVacant, StableRange};
-use vramp_alloc::{AllocError, Allocator, Bytes, Config, Driver, Preset};
+use vramp_alloc::{AllocError, Allocator, Bytes, Config, Driver};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{FaultPlan, Simulator};
 use vramp_driver::{Call, Capabilities, DeviceCopy};
@@ -91,7 +91,7 @@ fn a_device_that_maps_no_host_memory_says_so() {
     let can = Simulator::builder().build().info().capabilities;
     let capabilities = Capabilities { host_numa: false, ..can };
     let driver: Arc<dyn Driver> = Arc::new(Simulator::builder().capabilities(capabilities).build());
-    let allocator = Allocator::new(driver, Config::preset(Preset::Vramp)).unwrap();
+    let allocator = Allocator::new(driver, Config::default()).unwrap();
     let refused = allocator.host_backing(MIB(2), 0).unwrap_err();
     assert!(matches!(refused, HostBackingError::NotSupported), "{refused}");
 }

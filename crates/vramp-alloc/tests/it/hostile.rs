@@ -9,10 +9,11 @@ use crate::common::random::Random;
 use crate::common::{Rig, pages, range};
 use vramp_alloc::config::{ExternalProgress, Progress};
 use vramp_alloc::graph::ArenaConfig;
-use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, Preset, StreamId};
+use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, StreamId};
 use vramp_driver::sim::{Contents, FaultPlan, Kernel, Simulator};
 use vramp_driver::wrapper::{Wrapped, Wrapper};
 use vramp_driver::{Call, DriverResult, Event};
+use vramp_peers::Preset;
 
 const MIB: Bytes = Bytes::mib(1);
 
@@ -160,7 +161,7 @@ fn a_request_waits_without_a_lock_that_a_free_needs() {
 fn pools_that_wait_for_each_other_at_once_keep_the_limit() {
     for preset in [Preset::Vramp, Preset::Vpmm] {
         for seed in 0..5 {
-            let config = Config { limit: Some(MIB * 128), ..Config::preset(preset) };
+            let config = Config { limit: Some(MIB * 128), ..preset.config() };
             let rig = Rig::on(Simulator::builder().contents(Contents::Discarded).checked(), config);
             let pools: Vec<_> =
                 (0..3).map(|n| rig.allocator.create_pool(&n.to_string()).unwrap()).collect();
@@ -422,7 +423,7 @@ fn streams_that_take_turns_with_blocks_of_any_size_reserve_what_pools_of_their_o
 fn ends_with_faults(preset: Preset, seed: u64) {
     let card = Simulator::builder().memory(MIB * 192).checked().contents(Contents::Discarded);
     let progress = Arc::new(ExternalProgress::default());
-    let mut config = Config::preset(preset);
+    let mut config = preset.config();
     if seed % 5 == 4 {
         config.progress = Progress::External(progress);
     }
@@ -571,7 +572,7 @@ fn threads_may_free_while_others_end_the_streams() {
         for seed in 0..2 {
             let rig = Rig::on(
                 Simulator::builder().memory(MIB * 512).contents(Contents::Discarded),
-                Config { limit: Some(MIB * 256), ..Config::preset(preset) },
+                Config { limit: Some(MIB * 256), ..preset.config() },
             );
             let pool = rig.allocator.create_pool("second").unwrap();
             let shared = Mutex::new(vec![rig.allocator.create_stream().unwrap()]);

@@ -1,9 +1,10 @@
 //! A limit is a limit: no preset ever has more of the card, also between two driver calls.
 
 use crate::common::Rig;
-use vramp_alloc::config::TorchConfig;
-use vramp_alloc::{Allocation, Allocator, Bytes, Config, Preset};
+use vramp_alloc::{Allocation, Allocator, Bytes, Config};
 use vramp_driver::sim::Simulator;
+use vramp_peers::Preset;
+use vramp_peers::torch::TorchConfig;
 use vramp_trace::{ReadLimits, Request, Workload, read_trace};
 
 const TRACES: [&str; 3] = ["gnn", "llama_varlen_oom", "resnet_multires_stacks"];
@@ -66,7 +67,7 @@ fn no_preset_ever_exceeds_its_limit() {
         for preset in Preset::ALL {
             let mut refused = [0; 4];
             for (limit, refused) in limits(workload.peak_live).into_iter().zip(&mut refused) {
-                let config = Config { limit: Some(limit), ..Config::preset(preset) };
+                let config = Config { limit: Some(limit), ..preset.config() };
                 let rig = Rig::on(Simulator::builder(), config);
                 *refused = run(&[&rig.allocator], &workload);
                 let what = format!("{name} on {} with {limit}", preset.name());
@@ -87,7 +88,7 @@ fn pools_of_one_group_never_exceed_their_limit_together() {
     let workload = workload("gnn");
     for preset in Preset::ALL {
         for limit in limits(workload.peak_live) {
-            let config = Config { limit: Some(limit), ..Config::preset(preset) };
+            let config = Config { limit: Some(limit), ..preset.config() };
             let rig = Rig::on(Simulator::builder(), config);
             let pool = rig.allocator.create_pool("second").expect("a pool");
             run(&[&rig.allocator, &pool], &workload);
@@ -103,7 +104,7 @@ fn memory_reserved_ahead_of_demand_counts_against_the_limit() {
     for preset in Preset::ALL {
         for limit in limits(workload.peak_live) {
             let prefill = Bytes::new(limit.count() / 3);
-            let config = Config { limit: Some(limit), prefill, ..Config::preset(preset) };
+            let config = Config { limit: Some(limit), prefill, ..preset.config() };
             let rig = Rig::on(Simulator::builder(), config);
             let ahead = rig.sim.live().device_bytes;
             assert!(preset == Preset::StreamOrdered || ahead >= prefill, "{ahead}");
@@ -128,7 +129,8 @@ fn a_memory_fraction_is_a_limit_for_both_of_pytorchs_allocators() {
         for fraction in [0.0513, 0.1007, 0.1111] {
             let settings = format!("per_process_memory_fraction:{fraction}");
             let torch = TorchConfig::parse(&settings).expect("a setting of PyTorch");
-            let rig = Rig::on(Simulator::builder(), Config { torch, ..Config::preset(preset) });
+            let config = vramp_peers::Config { torch, ..vramp_peers::Config::preset(preset) };
+            let rig = Rig::on(Simulator::builder(), config.build());
             let refused = run(&[&rig.allocator], &workload);
             let memory = rig.allocator.driver().info().limits.memory.count();
             let limit = Bytes::new((memory as f64 * fraction) as u64);
@@ -141,7 +143,7 @@ fn a_memory_fraction_is_a_limit_for_both_of_pytorchs_allocators() {
 #[test]
 fn a_lower_limit_holds_from_then_on() {
     for preset in Preset::ALL {
-        let config = Config { limit: Some(Bytes::gib(1)), ..Config::preset(preset) };
+        let config = Config { limit: Some(Bytes::gib(1)), ..preset.config() };
         let rig = Rig::on(Simulator::builder(), config);
         let block = rig.allocator.malloc(Bytes::mib(700), rig.stream).expect("it fits");
         rig.allocator.free(block, rig.stream).expect("the block is the pool's");
@@ -160,7 +162,7 @@ fn a_lower_limit_holds_from_then_on() {
 #[test]
 fn out_of_memory_texts_are_short_and_claim_remapping_only_where_it_happens() {
     for preset in Preset::ALL {
-        let config = Config { limit: Some(Bytes::mib(101)), ..Config::preset(preset) };
+        let config = Config { limit: Some(Bytes::mib(101)), ..preset.config() };
         let rig = Rig::on(Simulator::builder(), config);
         let _kept = rig.allocator.malloc(Bytes::mib(60), rig.stream).expect("it fits");
         let error = rig.allocator.malloc(Bytes::mib(80), rig.stream).expect_err("it does not fit");

@@ -1,15 +1,16 @@
 //! A pool of plain allocations beside a virtual pool: what calls need that refuse mapped memory.
 
 use crate::common::Rig;
-use vramp_alloc::{AllocError, Allocator, Bytes, Config, Preset};
+use vramp_alloc::{AllocError, Allocator, Bytes, Config};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
+use vramp_peers::Preset;
 
 const MIB: Bytes = Bytes::mib(1);
 
 fn rig(preset: Preset, limit: Option<Bytes>) -> (Rig, Allocator) {
-    let rig = Rig::on(Simulator::builder().checked(), Config { limit, ..Config::preset(preset) });
-    let plain = rig.allocator.plain_pool("plain").unwrap();
+    let rig = Rig::on(Simulator::builder().checked(), Config { limit, ..preset.config() });
+    let plain = vramp_peers::plain_pool(&rig.allocator, "plain").unwrap();
     (rig, plain)
 }
 

@@ -4,9 +4,10 @@
 use crate::common::random::Random;
 use crate::common::{Rig, pages};
 use vramp_alloc::error::OutOfMemoryReport;
-use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, Driver, Preset};
+use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, Driver};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
+use vramp_peers::Preset;
 
 const INVALID: i32 = 1;
 
@@ -19,7 +20,7 @@ fn report_of(error: AllocError) -> OutOfMemoryReport {
 
 /// An allocator with 16 pages that a trim could not release, of a limit of 32.
 fn with_quarantined(preset: Preset) -> Rig {
-    let config = Config { limit: Some(pages(32)), ..Config::preset(preset) };
+    let config = Config { limit: Some(pages(32)), ..preset.config() };
     let rig = Rig::on(Simulator::builder(), config);
     let block = rig.malloc(16);
     rig.free(block);
@@ -73,7 +74,7 @@ fn a_failed_release_is_counted_and_named_and_tried_again_once_for_each_request_t
 fn a_trim_returns_what_failed_calls_left() {
     for preset in [Preset::Vramp, Preset::Vpmm, Preset::Torch, Preset::TorchExpandable] {
         for call in [Call::Unmap, Call::Release, Call::Map, Call::SetAccess, Call::FreeMemory] {
-            let config = Config { limit: Some(Bytes::mib(400)), ..Config::preset(preset) };
+            let config = Config { limit: Some(Bytes::mib(400)), ..preset.config() };
             let rig = Rig::on(Simulator::builder().memory(Bytes::gib(1)), config);
             rig.sim.set_faults(FaultPlan::randomly_of(call, 0.2).with_code(INVALID));
             let held = program(&rig);

@@ -7,10 +7,11 @@ use crate::common::random::Random;
 use vramp_alloc::device::Driver;
 use vramp_alloc::range::StableRange;
 use vramp_alloc::sharing::{Export, Imported, PinnedRange, range_of};
-use vramp_alloc::{Allocation, Allocator, Bytes, Config, Preset, StreamId};
+use vramp_alloc::{Allocation, Allocator, Bytes, Config, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Contents, Simulator};
 use vramp_driver::{DeviceCopy, Stream};
+use vramp_peers::Preset;
 
 const PAGE: u64 = 2 << 20;
 const SAMPLE: Bytes = Bytes::new(64);
@@ -51,7 +52,7 @@ impl Program {
         let open = |card: usize, config: Config| {
             Allocator::new(Arc::clone(&cards[card]) as Arc<dyn Driver>, config).unwrap()
         };
-        let owner = open(0, Config::preset(preset));
+        let owner = open(0, preset.config());
         let other = open(1, Config::default());
         let streams = (0..3).map(|_| owner.create_stream().unwrap()).collect();
         let their = other.create_stream().unwrap();
@@ -165,7 +166,7 @@ impl Program {
         if self.pools.len() < 3 {
             let made = match self.random.below(2) {
                 0 => self.pools[0].create_pool("side").unwrap(),
-                _ => self.pools[0].comm_pool("comm").unwrap(),
+                _ => vramp_peers::comm_pool(&self.pools[0], "comm").unwrap(),
             };
             self.pools.push(made);
         }

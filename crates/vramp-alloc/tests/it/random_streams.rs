@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 
 use crate::common::random::Random;
 use crate::common::{PAGE, Rig};
-use vramp_alloc::{Allocation, Allocator, Bytes, Config, Preset, StreamId};
+use vramp_alloc::{Allocation, Allocator, Bytes, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Kernel, Simulator};
+use vramp_peers::Preset;
 
 /// A block and who works on it: the program's own orders make this one chain.
 struct Held {
@@ -34,7 +35,7 @@ struct Program {
 impl Program {
     fn new(preset: Preset, seed: u64) -> Program {
         let card = Simulator::builder().memory(Bytes::mib(256)).checked();
-        let rig = Rig::on(card, Config::preset(preset));
+        let rig = Rig::on(card, preset.config());
         let count = if seed % 8 == 7 { 64 } else { 4 };
         let more = (1..count).map(|_| rig.allocator.create_stream().unwrap());
         let streams = std::iter::once(rig.stream).chain(more.collect::<Vec<_>>()).collect();

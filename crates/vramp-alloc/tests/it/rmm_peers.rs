@@ -8,10 +8,11 @@ use crate::common::{PAGE, Rig, pages, range};
 use vramp_alloc::history::HistorySize;
 use vramp_alloc::observe::Event;
 use vramp_alloc::{
-    AllocError, Allocation, Allocator, Bytes, Config, CreateError, Driver, Preset, StreamId,
+    AllocError, Allocation, Allocator, Bytes, Config, CreateError, Driver, StreamId,
 };
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Kernel, LiveObjects, Simulator};
+use vramp_peers::Preset;
 use vramp_trace::{BlockState, EventKind};
 
 const MIB: u64 = 1 << 20;
@@ -41,7 +42,7 @@ fn reserved(rig: &Rig) -> Bytes {
 fn more_memory_at_once_than_the_limit_allows_is_refused() {
     for preset in POOLS {
         let (prefill, limit) = (Bytes::mib(100), Some(Bytes::mib(50)));
-        let error = made(Config { prefill, limit, ..Config::preset(preset) });
+        let error = made(Config { prefill, limit, ..preset.config() });
         let error = error.expect_err("the limit is lower");
         assert!(matches!(error, CreateError::Prefill { .. }), "{}: {error}", preset.name());
         assert!(error.to_string().contains("use a smaller prefill"), "{error}");
@@ -52,7 +53,7 @@ fn more_memory_at_once_than_the_limit_allows_is_refused() {
 fn memory_taken_at_once_may_be_all_that_the_limit_allows() {
     for preset in POOLS {
         let (prefill, limit) = (Bytes::mib(100), Some(Bytes::mib(100)));
-        let rig = on_card(512, Config { prefill, limit, ..Config::preset(preset) });
+        let rig = on_card(512, Config { prefill, limit, ..preset.config() });
         assert_eq!(reserved(&rig), prefill, "{}", preset.name());
         // Given to the first stream that asks, though another one took it.
         let block = malloc(&rig, 100 * MIB);
@@ -64,7 +65,7 @@ fn memory_taken_at_once_may_be_all_that_the_limit_allows() {
 #[test]
 fn sizes_that_are_no_whole_pages_are_rounded_up() {
     for preset in POOLS {
-        let config = Config { prefill: Bytes::new(1_000_031), ..Config::preset(preset) };
+        let config = Config { prefill: Bytes::new(1_000_031), ..preset.config() };
         let rig = on_card(512, config);
         assert!(reserved(&rig) >= Bytes::new(1_000_031));
         assert!(reserved(&rig).is_multiple_of(PAGE), "{}", preset.name());
@@ -78,7 +79,7 @@ fn sizes_that_are_no_whole_pages_are_rounded_up() {
 #[test]
 fn nine_tenths_of_the_card_can_be_one_block() {
     for preset in Preset::ALL {
-        let rig = on_card(1000, Config::preset(preset));
+        let rig = on_card(1000, preset.config());
         let block = malloc(&rig, 900 * MIB);
         rig.free(block);
         let again = malloc(&rig, 900 * MIB);
@@ -90,7 +91,7 @@ fn nine_tenths_of_the_card_can_be_one_block() {
 #[test]
 fn two_blocks_of_nearly_half_the_limit_fit_beside_each_other() {
     for preset in Preset::ALL {
-        let rig = on_card(1000, Config { limit: Some(Bytes::mib(800)), ..Config::preset(preset) });
+        let rig = on_card(1000, Config { limit: Some(Bytes::mib(800)), ..preset.config() });
         let blocks = [(); 2].map(|()| malloc(&rig, 398 * MIB));
         assert!(reserved(&rig) <= Bytes::mib(800), "{}", preset.name());
         for block in blocks {
@@ -103,7 +104,7 @@ fn two_blocks_of_nearly_half_the_limit_fit_beside_each_other() {
 fn a_pool_grows_beyond_its_beginning_and_not_beyond_its_limit() {
     for preset in POOLS {
         let (prefill, limit) = (Bytes::mib(20), Some(Bytes::mib(100)));
-        let rig = on_card(512, Config { prefill, limit, ..Config::preset(preset) });
+        let rig = on_card(512, Config { prefill, limit, ..preset.config() });
         let grown = malloc(&rig, 60 * MIB);
         assert!(reserved(&rig) >= Bytes::mib(60));
         let error = rig.allocator.malloc(Bytes::mib(60), rig.stream).expect_err("beyond it");
@@ -117,7 +118,7 @@ fn a_pool_grows_beyond_its_beginning_and_not_beyond_its_limit() {
 #[test]
 fn a_device_that_cannot_tell_its_free_memory_serves_all_the_same() {
     for preset in Preset::ALL {
-        let rig = on_card(64, Config { limit: Some(Bytes::mib(40)), ..Config::preset(preset) });
+        let rig = on_card(64, Config { limit: Some(Bytes::mib(40)), ..preset.config() });
         rig.sim.set_faults(FaultPlan::from_nth_of(Call::MemoryInfo, 1));
         let block = malloc(&rig, 20 * MIB);
         let error = rig.allocator.malloc(Bytes::mib(50), rig.stream).expect_err("beyond it");
@@ -174,7 +175,7 @@ fn memory_of_many_streams_becomes_one_block_once_their_work_is_over() {
     // PyTorch's allocator gives it back to the card in between.
     for preset in POOLS {
         let card = Simulator::builder().memory(Bytes::mib(256)).checked();
-        let config = Config { limit: Some(Bytes::mib(240)), ..Config::preset(preset) };
+        let config = Config { limit: Some(Bytes::mib(240)), ..preset.config() };
         let rig = Rig::on(card, config);
         let more = (0..6).map(|_| rig.allocator.create_stream().expect("a stream can be made"));
         let blocks: Vec<_> = more.map(|stream| (rig.malloc_on(20, stream), stream)).collect();
@@ -419,7 +420,7 @@ fn what_was_never_freed_is_found_with_the_stack_that_asked_for_it() {
 fn a_limit_is_met_to_the_page_and_freed_memory_counts_again() {
     // Whole pages, whole granules of the driver's pool, and whole handles of expandable segments.
     for preset in Preset::ALL {
-        let rig = on_card(512, Config { limit: Some(pages(80)), ..Config::preset(preset) });
+        let rig = on_card(512, Config { limit: Some(pages(80)), ..preset.config() });
         let whole = rig.malloc(80);
         let refused = rig.allocator.malloc(pages(1), rig.stream);
         let short = refused.is_err_and(|error| error.is_out_of_memory());
@@ -439,7 +440,7 @@ fn a_handler_that_gives_up_lets_the_request_fail_and_one_that_gives_saves_it() {
     for preset in Preset::ALL {
         let sim = Arc::new(Simulator::builder().memory(Bytes::mib(128)).build());
         let driver: Arc<dyn Driver> = Arc::clone(&sim) as Arc<dyn Driver>;
-        let allocator = Arc::new(Allocator::new(driver, Config::preset(preset)).expect("made"));
+        let allocator = Arc::new(Allocator::new(driver, preset.config()).expect("made"));
         let stream = allocator.create_stream().expect("a stream can be made");
         let held = allocator.malloc(Bytes::mib(100), stream).expect("there is memory");
         let cache = Arc::new(Mutex::new(Some(held)));
@@ -461,7 +462,7 @@ fn a_handler_that_gives_up_lets_the_request_fail_and_one_that_gives_saves_it() {
 #[test]
 fn the_log_has_every_request_and_free_and_every_failure_in_order() {
     for preset in Preset::ALL {
-        let rig = on_card(64, Config::preset(preset));
+        let rig = on_card(64, preset.config());
         let recording = rig.allocator.record_history(HistorySize::default(), None);
         let [a, b] = [100, 7 * MIB].map(|size| malloc(&rig, size));
         let addrs = [a.addr(), b.addr()];

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use crate::common::{PAGE, Rig, pages, range};
 use vramp_alloc::error::StreamError;
 use vramp_alloc::observe::Event;
-use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, Driver, Preset};
+use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, Driver};
 use vramp_driver::sim::{Kernel, Simulator};
+use vramp_peers::Preset;
 
 fn limited(count: u64) -> Rig {
     let config = Config { limit: Some(pages(count)), ..Config::default() };
@@ -167,7 +168,7 @@ fn a_handler_is_asked_before_a_request_fails_and_may_use_the_allocator() {
 fn one_handler_call_is_enough_where_the_block_that_it_frees_is_of_another_pool() {
     for preset in Preset::ALL {
         for wanted in [pages(32), pages(60)] {
-            let config = Config { limit: Some(pages(500)), ..Config::preset(preset) };
+            let config = Config { limit: Some(pages(500)), ..preset.config() };
             let rig = Rig::on(Simulator::builder(), config);
             let side = Arc::new(rig.allocator.create_pool("side").expect("a pool can be made"));
             let own: Vec<_> = (0..4).map(|_| rig.malloc(60)).collect();

@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 
 use crate::common::random::Random;
 use crate::common::{Rig, range};
-use vramp_alloc::{Allocation, Bytes, Config, Preset, StreamId};
+use vramp_alloc::{Allocation, Bytes, Config, StreamId};
 use vramp_driver::sim::{Contents, Kernel, Simulator};
 use vramp_driver::{Call, Driver};
+use vramp_peers::Preset;
 
 const LONG_NS: u64 = 60_000_000_000;
 
@@ -92,7 +93,7 @@ fn at_the_limit_a_request_waits_for_it_on_the_device() {
 /// one more stream, which is busy with a long kernel. Returns when the fifteen are done, and the most
 /// memory reserved.
 fn beside_a_slow_stream(preset: Preset) -> (u64, Bytes) {
-    let rig = rig(Config::preset(preset));
+    let rig = rig(preset.config());
     let streams = || rig.allocator.create_stream().expect("a stream can be made");
     let (slow, fast) = (streams(), [(); 15].map(|()| streams()));
     let flag = malloc(&rig, Bytes::new(512), slow);

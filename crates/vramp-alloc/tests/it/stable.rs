@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::common::range_rig::{MIB, RangeRig, part};
 use vramp_alloc::graph::ArenaError;
-use vramp_alloc::{AllocError, Allocator, Bytes, Config, Driver, Preset};
+use vramp_alloc::{AllocError, Allocator, Bytes, Driver};
 use vramp_core::AddrRange;
+use vramp_peers::Preset;
 
 /// A card of which the allocator may have 256 MiB.
 fn rig() -> RangeRig {
@@ -208,6 +209,6 @@ fn ranges_are_refused_where_they_cannot_be() {
     let range = rig.allocator.stable_range(Bytes::new(1), Bytes::ZERO).unwrap();
     assert_eq!(range.range().len, MIB(2), "whole pages");
     let driver: Arc<dyn Driver> = rig.sim.clone();
-    let plain = Allocator::new(driver, Config::preset(Preset::StreamOrdered)).unwrap();
+    let plain = Allocator::new(driver, Preset::StreamOrdered.config()).unwrap();
     assert!(matches!(plain.stable_range(MIB(2), MIB(2)), Err(ArenaError::NotSupported)));
 }

@@ -7,8 +7,9 @@ use crate::common::random::Random;
 use crate::common::{PAGE, Rig, pages};
 use vramp_alloc::history::HistorySize;
 use vramp_alloc::stats::StatByPool;
-use vramp_alloc::{Allocation, Bytes, Config, Preset};
+use vramp_alloc::{Allocation, Bytes};
 use vramp_driver::sim::Simulator;
+use vramp_peers::Preset;
 use vramp_trace::{BlockState, EventKind, ReadLimits, read_trace};
 
 #[test]
@@ -223,7 +224,8 @@ fn inactive_split_counts_slabs_with_a_block_and_what_threads_cache() {
 #[test]
 fn what_only_pytorchs_allocator_counts_is_its_own_count() {
     let torch = "max_split_size_mb:64".parse().expect("the settings are good");
-    let config = Config { torch, ..Config::preset(Preset::Torch) };
+    let config = vramp_peers::Config { torch, ..vramp_peers::Config::preset(Preset::Torch) };
+    let config = config.build();
     let rig = Rig::on(Simulator::builder().memory(pages(100)), config);
     let block = rig.malloc(40);
     let stats = rig.allocator.memory_stats().expect("no call fails").by_name();
@@ -231,7 +233,7 @@ fn what_only_pytorchs_allocator_counts_is_its_own_count() {
     assert_eq!(stats["oversize_allocations.current"], 1);
     assert_eq!(stats["oversize_segments.current"], 1);
     rig.free(block);
-    let rig = Rig::on(Simulator::builder().memory(pages(100)), Config::preset(Preset::Torch));
+    let rig = Rig::on(Simulator::builder().memory(pages(100)), Preset::Torch.config());
     rig.free(rig.malloc(40));
     rig.free(rig.malloc(90));
     let stats = rig.allocator.memory_stats().expect("no call fails").by_name();

@@ -8,9 +8,10 @@ use crate::common::Rig;
 use crate::common::graph_rig::range;
 use crate::common::random::Random;
 use vramp_alloc::observe::Registration;
-use vramp_alloc::{Allocation, Allocator, Bytes, Config, Preset, StreamId};
+use vramp_alloc::{Allocation, Allocator, Bytes, Config, StreamId};
 use vramp_driver::Driver;
 use vramp_driver::sim::{Kernel, LiveObjects, Simulator};
+use vramp_peers::Preset;
 
 /// Blocks that any thread may free, each with the stream of its last work.
 type Handed = Mutex<Vec<(Allocation, StreamId)>>;
@@ -113,7 +114,7 @@ impl Worker<'_> {
 fn threads_end_objects_of_one_allocator_at_random() {
     for preset in Preset::ALL {
         for seed in 0..2 {
-            let config = Config { limit: Some(Bytes::mib(512)), ..Config::preset(preset) };
+            let config = Config { limit: Some(Bytes::mib(512)), ..preset.config() };
             let rig = Rig::on(Simulator::builder().checked(), config);
             let handed = Handed::default();
             std::thread::scope(|scope| {

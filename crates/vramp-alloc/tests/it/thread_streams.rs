@@ -9,14 +9,15 @@ use crate::common::Rig;
 use crate::common::graph_rig::{LONG_NS, range};
 use crate::common::random::Random;
 use vramp_alloc::graph::CaptureMode;
-use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, Preset, StreamId};
+use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, StreamId};
 use vramp_driver::sim::{FaultPlan, Kernel, LiveObjects, Simulator};
 use vramp_driver::{Call, Driver, ErrorKind, StreamThread};
+use vramp_peers::Preset;
 
 const MIB: Bytes = Bytes::mib(1);
 
 fn rig(preset: Preset, limit: Option<Bytes>) -> Rig {
-    Rig::on(Simulator::builder().checked(), Config { limit, ..Config::preset(preset) })
+    Rig::on(Simulator::builder().checked(), Config { limit, ..preset.config() })
 }
 
 fn assert_sound(sim: &Simulator, context: &str) {

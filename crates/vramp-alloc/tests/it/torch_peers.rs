@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::random::Random;
 use crate::common::{Rig, pages};
-use vramp_alloc::config::TorchConfig;
 use vramp_alloc::observe::Event;
 use vramp_alloc::stats::MemoryStats;
-use vramp_alloc::{AllocError, Allocation, Bytes, Config, Driver, Preset};
+use vramp_alloc::{AllocError, Allocation, Bytes, Config, Driver};
 use vramp_core::AddrRange;
 use vramp_driver::HostSlice;
 use vramp_driver::sim::{Contents, Simulator};
+use vramp_peers::Preset;
+use vramp_peers::torch::TorchConfig;
 
 const MIB: u64 = 1 << 20;
 
@@ -24,7 +25,7 @@ fn on_card(mib: u64, config: Config) -> Rig {
 
 fn settings(text: &str) -> Config {
     let torch: TorchConfig = text.parse().expect("the settings are possible");
-    Config { torch, ..Config::preset(Preset::Torch) }
+    vramp_peers::Config { torch, ..vramp_peers::Config::preset(Preset::Torch) }.build()
 }
 
 fn stats(rig: &Rig) -> MemoryStats {
@@ -181,7 +182,7 @@ fn peaks_of_reserved_memory_begin_anew_when_reset() {
 #[test]
 fn after_a_request_that_was_too_large_memory_and_work_go_on() {
     for preset in Preset::ALL {
-        let rig = on_card(256, Config::preset(preset));
+        let rig = on_card(256, preset.config());
         let kept = malloc(&rig, Bytes::mib(40));
         fill(&rig, &kept, 0x5a);
         for absurd in [Bytes::mib(240), Bytes::gib(800), Bytes::new(u64::MAX)] {
@@ -205,7 +206,7 @@ fn after_a_request_that_was_too_large_memory_and_work_go_on() {
 #[test]
 fn cached_memory_makes_room_before_a_request_fails() {
     for preset in Preset::ALL {
-        let rig = on_card(256, Config::preset(preset));
+        let rig = on_card(256, preset.config());
         let first = [60, 60, 60].map(|mib| malloc(&rig, Bytes::mib(mib)));
         for block in first {
             rig.free(block);
@@ -221,7 +222,7 @@ fn cached_memory_makes_room_before_a_request_fails() {
 #[test]
 fn a_share_of_the_card_is_kept_and_told_and_given_back() {
     for preset in Preset::ALL {
-        let rig = on_card(400, Config::preset(preset));
+        let rig = on_card(400, preset.config());
         for bad in [-0.1, 2.0, f64::INFINITY, f64::NAN] {
             let error = rig.allocator.set_memory_fraction(bad).expect_err("that is no share");
             assert!(error.to_string().contains("from 0 to 1"), "{error}");
@@ -281,7 +282,7 @@ fn running_out_is_an_error_with_and_without_a_split_size() {
 #[test]
 fn observers_are_told_of_each_request_that_failed() {
     for preset in Preset::ALL {
-        let rig = on_card(64, Config::preset(preset));
+        let rig = on_card(64, preset.config());
         let requested = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&requested);
         rig.allocator.observe(move |event| {
@@ -300,7 +301,7 @@ fn observers_are_told_of_each_request_that_failed() {
 #[test]
 fn observers_are_told_what_the_allocator_takes_and_gives_back() {
     for preset in [Preset::Vramp, Preset::Vpmm, Preset::Torch, Preset::TorchExpandable] {
-        let rig = on_card(256, Config::preset(preset));
+        let rig = on_card(256, preset.config());
         let (grown, shrunk) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let (grew, shrank) = (Arc::clone(&grown), Arc::clone(&shrunk));
         rig.allocator.observe(move |event| match event {
@@ -342,7 +343,7 @@ fn settings_of_rounding_change_what_a_request_takes() {
 #[test]
 fn plain_bytes_come_and_go_and_leave_nothing() {
     for preset in Preset::ALL {
-        let rig = on_card(256, Config::preset(preset));
+        let rig = on_card(256, preset.config());
         for size in [0, 1, 513, MIB + 1, 33 * MIB] {
             let block = malloc(&rig, Bytes::new(size));
             assert_eq!(block.requested(), Bytes::new(size));
@@ -357,7 +358,7 @@ fn plain_bytes_come_and_go_and_leave_nothing() {
 #[test]
 fn ten_thousand_random_requests_keep_their_contents() {
     for (seed, preset) in Preset::ALL.into_iter().enumerate() {
-        let rig = on_card(192, Config::preset(preset));
+        let rig = on_card(192, preset.config());
         let mut random = Random(seed as u64);
         let mut held: Vec<(Allocation, u8)> = Vec::new();
         let mut refused = 0;
@@ -404,7 +405,7 @@ fn ten_thousand_random_requests_keep_their_contents() {
 #[test]
 fn the_card_itself_tells_what_an_allocator_took() {
     for preset in [Preset::Vramp, Preset::Vpmm, Preset::Torch, Preset::TorchExpandable] {
-        let rig = on_card(256, Config::preset(preset));
+        let rig = on_card(256, preset.config());
         let free = |rig: &Rig| rig.sim.memory_info().expect("the card answers").free;
         let before = free(&rig);
         let block = rig.malloc(30);

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use crate::common::{Rig, pages};
-use vramp_alloc::{AllocError, Allocator, Bytes, Config, Driver, FreeError, Preset};
+use vramp_alloc::{AllocError, Allocator, Bytes, Driver, FreeError};
 use vramp_driver::Call;
 use vramp_driver::meter::Metered;
 use vramp_driver::sim::Simulator;
+use vramp_peers::Preset;
 
 /// What an allocator holds of the card.
 fn reserved(allocator: &Allocator) -> Bytes {
@@ -81,7 +82,7 @@ fn a_pool_may_stand_on_a_device_of_the_users_own() {
     let sim = Arc::new(Simulator::builder().build());
     let own = Arc::new(Metered::new(Arc::clone(&sim) as Arc<dyn Driver>));
     let driver: Arc<dyn Driver> = Arc::clone(&own) as Arc<dyn Driver>;
-    let allocator = Allocator::new(driver, Config::preset(Preset::Torch)).expect("it can be made");
+    let allocator = Allocator::new(driver, Preset::Torch.config()).expect("it can be made");
     let side = allocator.create_pool("side").expect("a pool can be made");
     let stream = side.create_stream().expect("a stream can be made");
     let block = side.malloc(pages(20), stream).expect("there is memory");
@@ -111,7 +112,7 @@ fn a_block_that_outlives_its_pool_is_refused_and_breaks_nothing() {
 fn with_side_pool(preset: Preset) -> (Arc<Simulator>, Allocator, Arc<Allocator>) {
     let sim = Arc::new(Simulator::builder().memory(Bytes::mib(128)).build());
     let driver: Arc<dyn Driver> = Arc::clone(&sim) as Arc<dyn Driver>;
-    let main = Allocator::new(driver, Config::preset(preset)).expect("it can be made");
+    let main = Allocator::new(driver, preset.config()).expect("it can be made");
     let side = Arc::new(main.create_pool("side").expect("a pool can be made"));
     let lender = Arc::downgrade(&side);
     main.on_shortage(move |_| {

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use crate::common::{Rig, pages};
 use vramp_alloc::history::HistorySize;
 use vramp_alloc::observe::Event;
-use vramp_alloc::{Allocation, Bytes, Config, Preset};
+use vramp_alloc::{Allocation, Bytes, Config};
 use vramp_driver::sim::Simulator;
+use vramp_peers::Preset;
 use vramp_trace::{BlockState, EventKind, Trace};
 
 fn on_card(mib: u64, config: Config) -> Rig {
@@ -136,7 +137,7 @@ fn an_observer_records_the_actions_that_it_wants() {
 #[test]
 fn running_out_is_in_the_history_with_what_was_asked() {
     for preset in Preset::ALL {
-        let rig = on_card(64, Config::preset(preset));
+        let rig = on_card(64, preset.config());
         let recording = rig.allocator.record_history(HistorySize::default(), None);
         assert!(rig.allocator.malloc(Bytes::mib(100), rig.stream).is_err());
         let trace = rig.allocator.snapshot(Some(&recording));

@@ -1,9 +1,10 @@
 //! One trim returns all idle memory, however it became idle.
 
 use crate::common::{Rig, pages};
-use vramp_alloc::{Bytes, Config, Preset};
+use vramp_alloc::{Bytes, Config};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
+use vramp_peers::Preset;
 
 /// All work is over by now: one trim leaves nothing.
 fn trim_leaves_nothing(rig: Rig) {
@@ -63,7 +64,7 @@ fn a_chunk_in_which_idle_memory_of_two_streams_meets_is_given_back() {
 #[test]
 fn a_chunk_that_is_stuck_where_it_was_to_move_is_kept_and_counted_until_it_is_unmapped() {
     for preset in [Preset::Vramp, Preset::Vpmm] {
-        let config = Config { span: Bytes::gib(1), ..Config::preset(preset) };
+        let config = Config { span: Bytes::gib(1), ..preset.config() };
         let rig = Rig::on(Simulator::builder(), config);
         let blocks: Vec<_> = (0..4).map(|_| rig.malloc(4)).collect();
         let mut kept = Vec::new();

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use crate::common::{PAGE, Rig, overlap, pages, range};
-use vramp_alloc::{AllocError, Allocator, Bytes, Config, CreateError, Driver, FreeError, Preset};
+use vramp_alloc::{AllocError, Allocator, Bytes, Config, CreateError, Driver, FreeError};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Contents, FaultPlan, Kernel, Simulator};
 use vramp_driver::{Call, Capabilities};
+use vramp_peers::Preset;
 
 /// A pool of eight pages in four pieces, ready for a request that has to move them.
 fn comb() -> (Rig, Vec<vramp_alloc::Allocation>) {
@@ -92,7 +93,7 @@ fn v4_addresses_that_cannot_be_unmapped_are_never_used_again() {
 
 /// Two streams on a checked card; the second one's kernel still runs on the block that is freed.
 fn used_on_two_streams(note_the_use: bool) -> u64 {
-    let rig = Rig::on(Simulator::builder().checked(), Config::preset(Preset::Vramp));
+    let rig = Rig::on(Simulator::builder().checked(), Config::default());
     let other = rig.allocator.create_stream().expect("a stream");
     let raw = |id| rig.allocator.stream(id).expect("the stream is known");
     let block = rig.malloc(4);
@@ -182,12 +183,11 @@ fn v8_a_lost_device_never_looks_like_work_in_flight() {
 fn v9_odd_pages_are_refused_and_small_address_spaces_are_enough() {
     let sim: Arc<dyn Driver> = Arc::new(Simulator::builder().build());
     for page in [Bytes::mib(3), Bytes::mib(6), Bytes::ZERO] {
-        let config = Config { page: Some(page), ..Config::preset(Preset::Vpmm) };
+        let config = Config { page: Some(page), ..Preset::Vpmm.config() };
         Allocator::new(Arc::clone(&sim), config).expect_err("not a page of this device");
     }
     for preset in [Preset::Vpmm, Preset::Vramp] {
-        let rig =
-            Rig::on(Simulator::builder().address_space(Bytes::gib(1)), Config::preset(preset));
+        let rig = Rig::on(Simulator::builder().address_space(Bytes::gib(1)), preset.config());
         rig.free(rig.malloc(100));
         rig.close();
     }
@@ -195,7 +195,7 @@ fn v9_odd_pages_are_refused_and_small_address_spaces_are_enough() {
 
 #[test]
 fn v10_no_block_straddles_two_reservations() {
-    let config = Config { span: pages(4), ..Config::preset(Preset::Vpmm) };
+    let config = Config { span: pages(4), ..Preset::Vpmm.config() };
     let rig = Rig::on(Simulator::builder(), config);
     let mut blocks: Vec<_> = (0..4).map(|_| rig.malloc(4)).collect();
     blocks.sort_by_key(vramp_alloc::Allocation::addr);
@@ -236,7 +236,7 @@ fn v11_events_are_used_again() {
 #[test]
 fn v12_a_thousand_pending_regions_cost_a_handful_of_queries() {
     for preset in [Preset::Vpmm, Preset::Vramp] {
-        let config = Config { limit: Some(pages(2000)), ..Config::preset(preset) };
+        let config = Config { limit: Some(pages(2000)), ..preset.config() };
         let rig = Rig::on(Simulator::builder().checked(), config);
         let blocks: Vec<_> = (0..2000)
             .map(|_| rig.allocator.malloc(PAGE, rig.stream).expect("there is memory"))
@@ -262,7 +262,7 @@ fn v12_a_thousand_pending_regions_cost_a_handful_of_queries() {
 
 #[test]
 fn v13_a_new_free_does_not_poison_its_idle_neighbour() {
-    let rig = Rig::on(Simulator::builder(), Config::preset(Preset::Vramp));
+    let rig = Rig::on(Simulator::builder(), Config::default());
     let other = rig.allocator.create_stream().expect("a stream");
     let raw = rig.allocator.stream(rig.stream).expect("the stream is known");
     let [hundred, one] = [100, 1].map(|count| rig.malloc(count));
@@ -351,7 +351,7 @@ fn v18_sizes_are_not_rounded_to_pages_and_small_ones_share_the_pool() {
 
 #[test]
 fn v19_memory_can_be_trimmed_and_capped_and_a_shortage_tells_its_numbers() {
-    let config = Config { limit: Some(pages(32)), ..Config::preset(Preset::Vramp) };
+    let config = Config { limit: Some(pages(32)), ..Config::default() };
     let rig = Rig::on(Simulator::builder(), config);
     let held = rig.malloc(20);
     let error = rig.allocator.malloc(pages(20), rig.stream).expect_err("above the limit");
@@ -426,7 +426,7 @@ fn v21_odd_requests_are_answers_and_never_panics() {
 fn v22_bytes_survive_remaps_beside_work_on_two_streams() {
     let builder = Simulator::builder().memory(pages(64)).contents(Contents::Stored).checked();
     for preset in [Preset::Vpmm, Preset::Vramp] {
-        let rig = Rig::on(builder.clone(), Config::preset(preset));
+        let rig = Rig::on(builder.clone(), preset.config());
         let other = rig.allocator.create_stream().expect("a stream");
         let mut kept = Vec::new();
         for round in 0..12u8 {

@@ -1,9 +1,10 @@
 //! The tests that OpenVM's VPMM has, each under a name of ours; `docs/peer-tests.md` maps them.
 
 use crate::common::{Cost, NOTHING, PAGE, Rig, pages, range};
-use vramp_alloc::{Bytes, Config, Preset};
+use vramp_alloc::{Bytes, Config};
 use vramp_driver::Call;
 use vramp_driver::sim::{Kernel, Simulator};
+use vramp_peers::Preset;
 
 #[test]
 fn blocks_freed_out_of_order_coalesce_into_one() {
@@ -19,7 +20,7 @@ fn blocks_freed_out_of_order_coalesce_into_one() {
 
 #[test]
 fn more_addresses_are_reserved_when_a_span_is_full() {
-    let config = Config { span: pages(2), ..Config::preset(Preset::Vpmm) };
+    let config = Config { span: pages(2), ..Preset::Vpmm.config() };
     let rig = Rig::on(Simulator::builder(), config);
     let blocks: Vec<_> = (0..4)
         .map(|count: usize| {
@@ -72,7 +73,7 @@ fn four_threads_mix_small_and_large_requests() {
 #[test]
 fn the_pool_serves_what_it_can_after_running_out() {
     // The driver's pool of small blocks grows by sixteen pages.
-    let config = Config::preset(Preset::Vpmm);
+    let config = Preset::Vpmm.config();
     let rig = Rig::on(Simulator::builder().memory(pages(4 * 32 + 16 + 9)), config);
     let mut held = Vec::new();
     let error = loop {
@@ -270,7 +271,7 @@ fn what_a_harvest_leaves_stays_with_its_stream() {
 
 #[test]
 fn a_block_that_another_stream_used_comes_back_under_a_limit() {
-    let config = Config { limit: Some(pages(4)), ..Config::preset(Preset::Vpmm) };
+    let config = Config { limit: Some(pages(4)), ..Preset::Vpmm.config() };
     let rig = Rig::on(Simulator::builder().checked(), config);
     let other = rig.allocator.create_stream().expect("a stream can be made");
     for _ in 0..3 {

@@ -2,16 +2,17 @@
 //! either for the other, old mappings unmapped at each of them, and the pool of pages disabled.
 
 use crate::common::{PAGE, Rig, pages};
-use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, CreateError, Preset};
+use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, CreateError};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{FaultPlan, Kernel, Simulator, SimulatorBuilder};
 use vramp_driver::{Call, Capabilities, Driver};
+use vramp_peers::Preset;
 
 /// The driver's pool grows by so much.
 const STEP: u64 = 16;
 
 fn rig(builder: SimulatorBuilder, limit: Option<u64>) -> Rig {
-    let config = Config { limit: limit.map(pages), ..Config::preset(Preset::Vpmm) };
+    let config = Config { limit: limit.map(pages), ..Preset::Vpmm.config() };
     Rig::on(builder, config)
 }
 
@@ -238,7 +239,8 @@ fn with_variables(set: &[(&str, &str)]) -> Config {
         let found = set.iter().find(|(variable, _)| *variable == name);
         found.map(|(_, value)| (*value).to_owned())
     };
-    Config::preset(Preset::Vpmm).with_vpmm_variables(lookup).expect("the values are possible")
+    let config = vramp_peers::Config::preset(Preset::Vpmm).with_vpmm_variables(lookup);
+    config.expect("the values are possible").build()
 }
 
 #[test]
@@ -275,7 +277,7 @@ fn the_largest_page_disables_the_pool_of_pages() {
         ..Simulator::builder().build().info().capabilities
     };
     let sim = Simulator::builder().capabilities(pages_only).build();
-    let config = Config { page: Some(Bytes::new(u64::MAX)), ..Config::preset(Preset::Vpmm) };
+    let config = Config { page: Some(Bytes::new(u64::MAX)), ..Preset::Vpmm.config() };
     let error = Allocator::new(std::sync::Arc::new(sim), config).expect_err("no pool is left");
     assert!(matches!(error, CreateError::NotSupported { instead: "vramp", .. }), "{error}");
 }

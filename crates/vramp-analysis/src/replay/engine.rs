@@ -9,9 +9,10 @@ use vramp::config::{ExternalProgress, Progress};
 use vramp::device::OpenError;
 use vramp::error::{Inconsistency, UseError};
 use vramp::inspect::{Mark, PoolAddr};
-use vramp::torch::TorchSegment;
+use vramp::peers::Config;
+use vramp::peers::torch::{self, TorchSegment};
 use vramp::{
-    AllocError, Allocation, Allocator, Bytes, CloseError, Config, CreateError, DeviceAddr, Driver,
+    AllocError, Allocation, Allocator, Bytes, CloseError, CreateError, DeviceAddr, Driver,
     DriverError, FreeError, StreamId,
 };
 use vramp_driver::meter::{MeterSnapshot, Metered};
@@ -255,8 +256,8 @@ impl<'a> Run<'a> {
         let progress = Arc::new(ExternalProgress::default());
         let pending = PendingUses::new(Arc::clone(&progress));
         let driver: Arc<dyn Driver> = Arc::clone(meter) as _;
-        config.progress = Progress::External(progress);
-        let allocator = Allocator::new(driver, config)?;
+        config.base.progress = Progress::External(progress);
+        let allocator = config.open(driver)?;
         // A block whose uses outlive its free is used by another stream, even if that stream never
         // allocates.
         let unseen =
@@ -265,12 +266,12 @@ impl<'a> Run<'a> {
             .map(|_| allocator.create_stream())
             .collect::<Result<_, _>>()?;
         let has_own_pool = allocator.pool_state().is_some();
-        let returns_by_itself = allocator.torch_state().map(|pool| {
+        let torch = torch::state(&allocator);
+        let returns_by_itself = torch.as_ref().map(|pool| {
             let config = pool.config();
             config.garbage_collection_threshold.is_some() || config.max_split_size.is_some()
         });
-        let is_expandable =
-            allocator.torch_state().is_some_and(|pool| pool.config().expandable_segments);
+        let is_expandable = torch.is_some_and(|pool| pool.config().expandable_segments);
         let mut live = Vec::new();
         live.resize_with(workload.blocks as usize, || None);
         Ok(Run {
@@ -371,7 +372,7 @@ impl<'a> Run<'a> {
             let (start, len) = (initial.start, initial.len);
             segments.push(TorchSegment { start, len, stream, held });
         }
-        let restored = self.allocator.restore(&segments)?;
+        let restored = torch::restore(&self.allocator, &segments)?;
         let blocks = recorded.initial.iter().zip(&segments).flat_map(|(initial, segment)| {
             initial.blocks.iter().map(|&block| (block, segment.stream))
         });
@@ -430,7 +431,7 @@ impl<'a> Run<'a> {
 
     fn record_segments(&mut self, request: usize) {
         if self.options.compare_with.is_some() {
-            for op in self.allocator.torch_operations() {
+            for op in torch::operations(&self.allocator) {
                 self.segments.record_op(request, op);
             }
         }

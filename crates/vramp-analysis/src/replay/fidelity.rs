@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use vramp::Bytes;
-use vramp::torch::TorchOp;
+use vramp::peers::torch::TorchOp;
 use vramp_trace::{EventKind, Request, Trace, Workload};
 
 use crate::number::Count;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use vramp::Preset;
+use vramp::peers::Preset;
 
 use super::{Fidelity, Recorded};
 

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use vramp::Bytes;
-use vramp::config::TorchConfig;
+use vramp::peers::torch::TorchConfig;
 use vramp_trace::{Coverage, Event, EventKind, OlderBlocks, Request, Trace, Workload};
 
 use super::initial::initial_segments;

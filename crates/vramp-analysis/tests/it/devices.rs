@@ -1,6 +1,7 @@
 //! Recordings of several devices: the job of each, and the sums over all.
 use vramp::device::Device;
-use vramp::{Bytes, Config, DeviceAddr, Preset};
+use vramp::peers::{Config, Preset};
+use vramp::{Bytes, DeviceAddr};
 use vramp_analysis::advise::{Advice, Run, Tried, fitting_everywhere};
 use vramp_analysis::job::Job;
 use vramp_analysis::limit::Limit;
@@ -74,7 +75,7 @@ fn outcomes(trace: &Trace) -> Vec<Outcome> {
     let device = Device::open("sim").unwrap();
     let run = |job: &Job<'_>, preset| {
         let limit = (job.workload.device > 2).then_some(Bytes::mib(4));
-        let config = Config { limit, ..Config::preset(preset) };
+        let config = Config::preset(preset).with_limit(limit);
         let outcome = replay(&job.workload, &device, config, Options::default(), |_| {});
         outcome.unwrap().with_recorded(&job.recorded)
     };

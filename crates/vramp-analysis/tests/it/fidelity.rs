@@ -2,7 +2,7 @@
 use std::path::PathBuf;
 
 use vramp::device::Device;
-use vramp::{Config, Preset};
+use vramp::peers::{Config, Preset};
 use vramp_analysis::replay::{Fidelity, Options, Recorded, replay};
 use vramp_trace::{ReadLimits, Trace, Workload, read_trace};
 

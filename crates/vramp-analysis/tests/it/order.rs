@@ -1,6 +1,7 @@
 //! Uses on other streams: no memory is reused too early, and the audit detects it if it is.
 use vramp::device::Device;
-use vramp::{Bytes, Config, DeviceAddr, Preset};
+use vramp::peers::{Config, Preset};
+use vramp::{Bytes, DeviceAddr};
 use vramp_analysis::replay::{Options, Outcome, ReplayError, replay};
 use vramp_trace::{Event, EventKind, StreamIndex, Trace, Workload};
 
@@ -76,7 +77,7 @@ fn run(
 ) -> Result<Outcome, ReplayError> {
     let device = Device::open("sim:h200").expect("the test has set this up");
     let mut config = Config::preset(preset);
-    config.limit = limit;
+    config.base.limit = limit;
     replay(workload, &device, config, options, |_| {})
 }
 

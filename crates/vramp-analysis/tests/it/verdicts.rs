@@ -2,7 +2,8 @@
 use std::num::NonZeroUsize;
 
 use vramp::device::Device;
-use vramp::{Bytes, DeviceAddr, Preset};
+use vramp::peers::Preset;
+use vramp::{Bytes, DeviceAddr};
 use vramp_analysis::advise::advise;
 use vramp_analysis::candidates::Candidate;
 use vramp_analysis::explain::{Explanation, Options, explain};

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
-use vramp::Preset;
+use vramp::peers::Preset;
 
 use super::{Pattern, Row};
 

@@ -1,6 +1,6 @@
 //! The rows of one pattern side by side.
 
-use vramp::Preset;
+use vramp::peers::Preset;
 
 use super::{Goal, Pattern, Row};
 

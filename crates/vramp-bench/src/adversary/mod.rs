@@ -27,7 +27,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use vramp::{Bytes, Preset};
+use vramp::Bytes;
+use vramp::peers::Preset;
 
 use crate::Device;
 use rig::{Counts, Rig};

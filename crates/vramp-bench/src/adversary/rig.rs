@@ -8,9 +8,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use fastrand::Rng;
-use vramp::{
-    AllocError, Allocation, Allocator, Bytes, Config, CreateError, Driver, Preset, StreamId,
-};
+use vramp::peers::{Config, Preset};
+use vramp::{AllocError, Allocation, Allocator, Bytes, CreateError, Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::meter::{MeterSnapshot, Metered};
 use vramp_driver::sim::{Kernel, Simulator};
@@ -184,8 +183,9 @@ impl Rig {
         let inner: Arc<dyn Driver> = Arc::new(Wrapped(by_device));
         let meter = Arc::new(Metered::new(inner));
         let card = pattern.card.filter(|_| simulator.is_none());
-        let config = Config { limit: pattern.limit.or(card), ..Config::preset(preset) };
-        let allocator = Allocator::new(Arc::clone(&meter) as Arc<dyn Driver>, config)
+        let config = Config::preset(preset).with_limit(pattern.limit.or(card));
+        let allocator = config
+            .open(Arc::clone(&meter) as Arc<dyn Driver>)
             .with_context(|| format!("cannot set up {}", preset.name()))?;
         meter.reset();
         host_meter.reset();

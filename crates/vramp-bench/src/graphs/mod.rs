@@ -20,7 +20,8 @@ mod sharing;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use vramp::{Allocator, Bytes, Driver, Preset, StreamId};
+use vramp::peers::Preset;
+use vramp::{Allocator, Bytes, Driver, StreamId};
 use vramp_driver::Stream;
 
 use crate::Bench;

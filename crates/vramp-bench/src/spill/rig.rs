@@ -10,7 +10,7 @@ use vramp::tiers::host::HostPoolConfig;
 use vramp::tiers::movers::MoverConfig;
 use vramp::tiers::space::Level;
 use vramp::tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
-use vramp::{Allocator, Bytes, Config, Driver, Preset, StreamId};
+use vramp::{Allocator, Bytes, Config, Driver, StreamId};
 use vramp_core::DeviceAddr;
 use vramp_driver::meter::{MeterSnapshot, Metered};
 use vramp_driver::{HostBuffer, HostSlice, Stream};
@@ -51,7 +51,7 @@ impl Rig {
     ) -> Result<Rig> {
         let meter = Arc::new(Metered::new(driver));
         let driver: Arc<dyn Driver> = Arc::clone(&meter) as _;
-        let allocator_config = Config { limit: config.limit, ..Config::preset(Preset::Vramp) };
+        let allocator_config = Config { limit: config.limit, ..Config::default() };
         let allocator = Arc::new(Allocator::new(Arc::clone(&driver), allocator_config)?);
         let pool = pool(&driver, config.pinned)?;
         let mover = Mover::new(Arc::clone(&driver), &pool, MoverConfig::default())?;

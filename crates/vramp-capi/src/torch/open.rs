@@ -149,7 +149,7 @@ impl Torch {
         }
         // An allocator that is opened must not fail because of what was asked before.
         let config = self.read_settings()?.options.config(Bytes::tib(1), None);
-        let is_allowed = match &config.sharing.peers {
+        let is_allowed = match &config.base.sharing.peers {
             Peers::None => false,
             Peers::OnDemand | Peers::All => true,
             Peers::These(listed) => listed.contains(&peer),

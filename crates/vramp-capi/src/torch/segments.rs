@@ -101,7 +101,7 @@ impl Segments {
         if let Some(comm) = &table.comm {
             return Ok(Arc::clone(comm));
         }
-        let comm = Arc::new(allocator.comm_pool("torch-comm")?);
+        let comm = Arc::new(vramp_peers::comm_pool(allocator, "torch-comm")?);
         table.comm = Some(Arc::clone(&comm));
         Ok(comm)
     }

@@ -118,7 +118,8 @@ impl Settings {
         let ipc = Ipc::parse(ipc)?;
         let options = Options::parse(&others).map_err(invalid)?;
         // Smaller than a page of any device, so a unit is probably missing.
-        if options.config(Bytes::tib(1), None).limit.is_some_and(|limit| limit < Bytes::mib(2)) {
+        if options.config(Bytes::tib(1), None).base.limit.is_some_and(|limit| limit < Bytes::mib(2))
+        {
             let text = "VRAMP_CONF is invalid: the limit is below 2 MiB; write a unit, such \
                         as 80GiB";
             return Err(Failure::new(Kind::Option, text));

@@ -3,8 +3,8 @@
 
 use std::ffi::{c_int, c_void};
 
+use vramp_alloc::StreamId;
 use vramp_alloc::history::{BlockState, Trace};
-use vramp_alloc::{Preset, StreamId};
 
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t;
@@ -118,7 +118,7 @@ fn parts_of(
     is_segment: impl Fn(u64) -> bool,
 ) -> Vec<vramp_torch_part_t> {
     let mut parts = Vec::new();
-    let has_slabs = context.allocator().preset() == Preset::Vramp;
+    let has_slabs = context.allocator().has_heaps();
     for segment in &trace.segments {
         let index = trace.streams.get(segment.stream.0 as usize).copied().unwrap_or(0);
         let stream = context.raw(StreamId::new(index as u32));

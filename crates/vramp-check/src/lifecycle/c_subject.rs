@@ -19,7 +19,8 @@ use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use vramp::{Bytes, Config, DeviceAddr, Driver, Preset};
+use vramp::peers::{Config, Preset};
+use vramp::{Bytes, DeviceAddr, Driver};
 use vramp_capi::abi::vramp_status_t::*;
 use vramp_capi::abi::{
     vramp_allocator_t, vramp_arena_t, vramp_graph_t, vramp_lease_t, vramp_status_t, vramp_stream_t,

@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use vramp::Preset;
+pub use vramp::peers::Preset;
 use vramp::{Bytes, Driver};
 use vramp_driver::sim::{Contents, Simulator};
 use vramp_driver::wrapper::Wrapped;

@@ -11,11 +11,9 @@ use vramp::graph::{
     CapturedGraph, GraphArena, GraphHold, LaunchError, Overlap, ReplayLease,
 };
 use vramp::observe::Registration;
+use vramp::peers::{Config, Preset};
 use vramp::range::{HostBackingError, StableRange};
-use vramp::{
-    AllocError, Allocation, Allocator, Bytes, Config, Driver, DriverError, FreeError, Preset,
-    StreamId,
-};
+use vramp::{AllocError, Allocation, Allocator, Bytes, Driver, DriverError, FreeError, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::{ErrorKind, GraphExec, Stream};
 
@@ -394,7 +392,7 @@ fn drop_in<T: Send>(way: Way, ended: T) {
 impl RustSubject {
     /// Returns the Rust interface of a preset on a device.
     pub fn new(device: Arc<dyn Driver>, preset: Preset, limit: Option<Bytes>) -> RustSubject {
-        RustSubject::with(device, Config { limit, ..Config::preset(preset) })
+        RustSubject::with(device, Config::preset(preset).with_limit(limit))
     }
 
     fn with(device: Arc<dyn Driver>, config: Config) -> RustSubject {
@@ -465,7 +463,7 @@ impl Subject for RustSubject {
     fn open(&mut self, pool: u64) -> Outcome<()> {
         let opened = match self.pools.values().next() {
             Some(first) => first.create_pool("further"),
-            None => Allocator::new(Arc::clone(&self.device), self.config.clone()),
+            None => self.config.clone().open(Arc::clone(&self.device)),
         };
         let opened = opened.map_err(|error| match &error {
             CreateError::Driver(error) => why_driver(error),

@@ -7,7 +7,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, Preset, StreamId};
+use vramp::peers::Preset;
+use vramp_alloc::{Allocation, Allocator, Bytes, Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::{DeviceCopy, Event, HostBuffer, HostSlice, Stream};
 
@@ -52,7 +53,7 @@ pub fn run(args: &Args) -> Outcome<()> {
     let driver = &ground.driver;
     let free = driver.memory_info()?.free;
     let budget = Bytes::new(free.count() / 100 * args.fill);
-    let allocator = Allocator::new(driver.clone(), Config::preset(preset))?;
+    let allocator = Allocator::new(driver.clone(), preset.config())?;
     let threads = args.threads.max(1);
     let torture = Torture {
         threads,

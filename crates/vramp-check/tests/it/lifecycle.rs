@@ -5,7 +5,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
-use vramp::{Driver, Preset};
+use vramp::Driver;
+use vramp::peers::Preset;
 use vramp_check::lifecycle::{self, MakeSubject, Op, Options, RustSubject, Subject, Summary};
 use vramp_driver::sim::{Access, Contents, Hazard, Simulator};
 use vramp_driver::wrapper::{Wrapped, Wrapper};

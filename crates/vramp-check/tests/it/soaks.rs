@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use vramp::{Allocator, Bytes, Config, Driver, Preset};
+use vramp::peers::Preset;
+use vramp::{Allocator, Bytes, Driver};
 use vramp_check::soaks::torture::Torture;
 use vramp_check::soaks::{sleep, spill};
 use vramp_driver::sim::{Contents, Simulator};
@@ -13,7 +14,7 @@ fn tortured(preset: Preset, threads: u64, seed: u64) {
     let card = Simulator::builder().memory(Bytes::mib(192)).contents(Contents::Stored).checked();
     let sim = Arc::new(card.build());
     let driver: Arc<dyn Driver> = Arc::clone(&sim) as Arc<dyn Driver>;
-    let allocator = Allocator::new(driver, Config::preset(preset)).expect("it can be made");
+    let allocator = Allocator::new(driver, preset.config()).expect("it can be made");
     let torture = Torture {
         threads,
         streams_per_thread: 2,

@@ -278,7 +278,7 @@ fn write_markdown(
 
 fn markdown_cell(row: &Row, misses: &[Miss]) -> String {
     let is_missed = |figure| {
-        row.allocator == vramp::Preset::Vramp.name()
+        row.allocator == vramp::peers::Preset::Vramp.name()
             && misses.iter().any(|miss| miss.figure == Some(figure))
     };
     let bold = |text: String, figure| match is_missed(figure) {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use vramp::Preset;
+use vramp::peers::Preset;
 use vramp_bench::{Bench, copy, disk, graphs, grow, hit, remap, reserve, spill, threads};
 use vramp_driver::DeviceInfo;
 use vramp_host::IoChoice;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use vramp::Config;
-use vramp::config::TorchConfig;
+use vramp::peers::Config;
+use vramp::peers::torch::TorchConfig;
 use vramp_trace::Workload;
 
 use vramp::device::sim::CardModel;
@@ -231,9 +231,9 @@ fn runs(args: &Replay) -> Result<Vec<Run>> {
     chosen
         .map(|preset| {
             let mut config = Config::preset(preset);
-            config.limit = args.limit.map(Limit::bytes);
+            config.base.limit = args.limit.map(Limit::bytes);
             config.torch = args.torch_config.clone().unwrap_or_default();
-            config.prefill = args.prefill.unwrap_or_default();
+            config.base.prefill = args.prefill.unwrap_or_default();
             let (config, variables) = config.with_variables(lookup)?;
             Ok(Run { config, variables })
         })

@@ -2,7 +2,9 @@
 
 use std::io::{self, Write};
 
-use vramp::{Bytes, Preset};
+use vramp::Bytes;
+
+use vramp::peers::Preset;
 use vramp_driver::DeviceInfo;
 use vramp_trace::{Repairs, Workload};
 
@@ -311,8 +313,8 @@ mod tests {
         let recorded = Recorded::of(&trace, &workload);
         let device = Device::open("sim").unwrap();
         let outcomes = [Preset::Vramp, Preset::StreamOrdered].map(|preset| {
-            let mut config = vramp::Config::preset(preset);
-            config.limit = limit;
+            let mut config = vramp::peers::Config::preset(preset);
+            config.base.limit = limit;
             replay(&workload, &device, config, Options::default(), |_| {}).unwrap()
         });
         let mut out = Vec::new();

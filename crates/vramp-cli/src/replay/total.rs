@@ -2,7 +2,9 @@
 
 use std::io::{self, Write};
 
-use vramp::{Bytes, Preset};
+use vramp::Bytes;
+
+use vramp::peers::Preset;
 use vramp_analysis::number::{Count, plural};
 use vramp_analysis::replay::{Outcome, Total};
 

@@ -7,7 +7,7 @@ use std::thread;
 
 use assert_cmd::Command;
 use serde_json::Value;
-use vramp::Preset;
+use vramp::peers::Preset;
 use vramp_bench::Device;
 use vramp_bench::adversary::{self, Bounds};
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use vramp_alloc::{Allocation, Allocator, Config, Driver, Preset, StreamId};
+use vramp_alloc::{Allocation, Allocator, Config, Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_defer::{Access, DeferrableBuffer, SpillError, SpillManager};
 use vramp_driver::Call;
@@ -58,7 +58,7 @@ fn block_of(rig: &Rig, allocator: &Arc<Allocator>, len: Bytes, byte: u8) -> Fore
 }
 
 fn other_allocator(rig: &Rig) -> Arc<Allocator> {
-    let config = Config { limit: Some(MIB(256)), ..Config::preset(Preset::Vramp) };
+    let config = Config { limit: Some(MIB(256)), ..Config::default() };
     Arc::new(Allocator::new(rig.sim.clone(), config).unwrap())
 }
 

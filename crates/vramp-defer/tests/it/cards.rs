@@ -99,7 +99,7 @@ fn spills_and_restores_reach_nine_tenths_of_the_link() {
         let config = HostPoolConfig { spare_blocks: 0, ..HostPoolConfig::default() };
         let pool =
             HostPool::new(&spaces.space(host).unwrap(), config, [Arc::clone(&drivers[0])]).unwrap();
-        let allocator = Allocator::new(Arc::clone(&drivers[0]), Config::preset(Preset::Vramp));
+        let allocator = Allocator::new(Arc::clone(&drivers[0]), Config::default());
         let allocator = Arc::new(allocator.unwrap());
         let config = PeerStoreConfig { limit: Bytes::gib(8), ahead, ..PeerStoreConfig::default() };
         let space = spaces.space(gpu).unwrap();

@@ -92,7 +92,7 @@ impl Machines {
         let allocators: Vec<Arc<Allocator>> = drivers
             .iter()
             .map(|driver| {
-                let config = Config { limit: self.limit, ..Config::preset(Preset::Vramp) };
+                let config = Config { limit: self.limit, ..Config::default() };
                 Arc::new(Allocator::new(Arc::clone(driver), config).unwrap())
             })
             .collect();

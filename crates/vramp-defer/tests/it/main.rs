@@ -50,7 +50,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vramp_alloc::{Allocator, Config, Driver, Preset, StreamId};
+use vramp_alloc::{Allocator, Config, Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_defer::{Access, DeferrableBuffer, SpillConfig, SpillManager, SpillParts};
 use vramp_driver::Stream;
@@ -148,7 +148,7 @@ impl Plan {
 
     /// Builds on a device that forwards calls to the simulator.
     fn build_behind(self, driver: Arc<dyn Driver>, sim: Arc<Simulator>) -> Rig {
-        let config = Config { limit: Some(self.limit), ..Config::preset(Preset::Vramp) };
+        let config = Config { limit: Some(self.limit), ..Config::default() };
         let allocator = Arc::new(Allocator::new(Arc::clone(&driver), config).unwrap());
         let (gpu, host, disk) = (SpaceId::gpu(0), SpaceId::host(0), SpaceId::disk(0));
         let spaces = ReservationManager::new([

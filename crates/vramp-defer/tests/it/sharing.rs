@@ -135,7 +135,7 @@ fn two_cards_share_a_host_and_a_disk() {
     let config = DiskConfig { file_size: MIB(32), ..DiskConfig::default() };
     let store = Arc::new(DiskStore::open(directory.path(), config, &disk).unwrap());
     let cards = drivers.map(|driver| {
-        let config = Config { limit: Some(MIB(48)), ..Config::preset(Preset::Vramp) };
+        let config = Config { limit: Some(MIB(48)), ..Config::default() };
         let allocator = Arc::new(Allocator::new(Arc::clone(&driver), config).unwrap());
         let mover = MoverConfig { step: MIB(4), ..MoverConfig::default() };
         let parts = SpillParts {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vramp_alloc::{Allocator, Config, Driver, Preset};
+use vramp_alloc::{Allocator, Config, Driver};
 use vramp_defer::{Access, SpillConfig, Tiers, TiersError, TiersOptions};
 use vramp_driver::sim::Simulator;
 use vramp_tiers::config::{
@@ -34,7 +34,7 @@ fn options() -> TiersOptions {
 /// Tiers on a simulator that checks every access.
 fn checked() -> (Arc<Simulator>, Arc<Allocator>, Tiers) {
     let sim = Arc::new(simulator().build());
-    let settings = Config { limit: Some(MIB(64)), ..Config::preset(Preset::Vramp) };
+    let settings = Config { limit: Some(MIB(64)), ..Config::default() };
     let allocator = Arc::new(Allocator::new(sim.clone(), settings).unwrap());
     let tiers = options().on(Arc::clone(&allocator), &config(1)).unwrap();
     (sim, allocator, tiers)

@@ -6,9 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::budget::{Bench, GPU, KIB};
-use vramp_alloc::{Allocator, Config, Driver, Preset};
+use vramp_alloc::{Allocator, Config, Driver};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
+use vramp_peers::Preset;
 use vramp_tiers::reserve::{Bound, ChargeError, GrowthFactor, LimitPolicy, OverrunAction, Payer};
 use vramp_tiers::spill::{RetryPolicy, SpillAndRetry, SpillRequest};
 use vramp_tiers::streams::{AcquirePolicy, StreamPool, StreamPoolError};
@@ -60,7 +61,7 @@ fn what_is_allocated_is_charged_to_the_reservation_by_its_exact_length() {
 fn a_charge_is_exact_in_every_manager_of_memory_and_for_odd_granules() {
     for preset in Preset::ALL {
         let device: Arc<dyn Driver> = Arc::new(Simulator::card("h200").unwrap());
-        let allocator = Arc::new(Allocator::new(device, Config::preset(preset)).unwrap());
+        let allocator = Arc::new(Allocator::new(device, preset.config()).unwrap());
         let stream = allocator.create_stream().unwrap();
         let config = SpaceConfig { granule: Bytes::new(700), ..SpaceConfig::gpu(Bytes::gib(1)) };
         let manager = ReservationManager::new([(GPU, config)]).unwrap();
@@ -441,7 +442,7 @@ fn the_handler_that_spills_retries_until_enough_has_left_and_begins_anew_each_ti
 fn an_allocation_that_the_device_refuses_has_only_what_it_lacks_spilled() {
     // 64 MiB of a card, of which one block keeps 48; the budget has room for more.
     let device: Arc<dyn Driver> = Arc::new(Simulator::card("h200").unwrap());
-    let config = Config { limit: Some(Bytes::mib(64)), ..Config::preset(Preset::Vramp) };
+    let config = Config { limit: Some(Bytes::mib(64)), ..Config::default() };
     let allocator = Arc::new(Allocator::new(device, config).unwrap());
     let stream = allocator.create_stream().unwrap();
     let manager = ReservationManager::new([(GPU, SpaceConfig::gpu(Bytes::gib(1)))]).unwrap();

@@ -8,10 +8,11 @@ pub mod skipping_driver;
 use std::sync::Arc;
 
 use vramp_alloc::stats::Census;
-use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, Preset, StreamId};
+use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Kernel, LiveObjects, Simulator, SimulatorBuilder};
 use vramp_driver::{Call, Stream};
+use vramp_peers::Preset;
 
 pub const PAGE: Bytes = Bytes::mib(2);
 
@@ -48,7 +49,7 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(preset: Preset) -> Rig {
-        Rig::on(Simulator::builder(), Config::preset(preset))
+        Rig::on(Simulator::builder(), preset.config())
     }
 
     pub fn on(builder: SimulatorBuilder, config: Config) -> Rig {
@@ -61,7 +62,7 @@ impl Rig {
 
     /// VPMM with `count` pages ahead of demand, on a checked card.
     pub fn vpmm(count: u64) -> Rig {
-        let config = Config { span: Bytes::gib(1), ..Config::preset(Preset::Vpmm) };
+        let config = Config { span: Bytes::gib(1), ..Preset::Vpmm.config() };
         let rig = Rig::on(Simulator::builder().checked(), config);
         if count > 0 {
             rig.allocator.prefill(pages(count), rig.stream).expect("the pages can be had");

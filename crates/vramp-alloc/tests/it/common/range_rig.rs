@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vramp_alloc::range::StableRange;
-use vramp_alloc::{Allocator, Bytes, Config, Preset, StreamId};
+use vramp_alloc::{Allocator, Bytes, Config, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Contents, Simulator};
 use vramp_driver::{DeviceCopy, Driver, Stream};
@@ -22,7 +22,7 @@ pub struct RangeRig {
 impl RangeRig {
     /// A card of which the allocator may have so much.
     pub fn limited(limit: Bytes) -> RangeRig {
-        RangeRig::with(Config { limit: Some(limit), ..Config::preset(Preset::Vramp) })
+        RangeRig::with(Config { limit: Some(limit), ..Config::default() })
     }
 
     pub fn with(config: Config) -> RangeRig {

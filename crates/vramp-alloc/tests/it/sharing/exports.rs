@@ -7,9 +7,10 @@ use vramp_alloc::error::CreateError;
 use vramp_alloc::sharing::{
     Description, ExportError, ImportError, Peers, Rdma, SharingConfig, range_of,
 };
-use vramp_alloc::{Allocator, Bytes, Config, Preset};
+use vramp_alloc::{Allocator, Bytes, Config};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
+use vramp_peers::Preset;
 
 use super::*;
 use vramp_testing::fail_each_call;
@@ -45,7 +46,7 @@ fn imported_memory_is_the_exporters() {
 
 #[test]
 fn a_block_of_an_expandable_segment_is_exported_with_all_its_handles() {
-    let machine = Machine::with(1, Config::preset(Preset::TorchExpandable));
+    let machine = Machine::with(1, Preset::TorchExpandable.config());
     let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
     let _before = owner.malloc(MIB(30), stream).unwrap();
     let block = owner.malloc(MIB(100), stream).unwrap();
@@ -103,8 +104,8 @@ fn only_memory_that_was_created_for_it_is_exported() {
     let sharing = SharingConfig { handle_type: HandleType::None, ..SharingConfig::default() };
     let error = refused(Config { sharing, ..Config::default() });
     assert!(error.contains("set `sharing` to posix-fd"), "{error}");
-    assert!(refused(Config::preset(Preset::StreamOrdered)).contains("use the preset vramp"));
-    assert!(refused(Config::preset(Preset::Torch)).contains("comm pool"));
+    assert!(refused(Preset::StreamOrdered.config()).contains("use the preset vramp"));
+    assert!(refused(Preset::Torch.config()).contains("comm pool"));
 
     let machine = Machine::new(2);
     let block = machine.allocators[0].malloc(MIB(4), machine.streams[0]).unwrap();

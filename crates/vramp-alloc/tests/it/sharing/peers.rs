@@ -5,10 +5,11 @@ use std::sync::Arc;
 use vramp_alloc::device::Driver;
 use vramp_alloc::error::CreateError;
 use vramp_alloc::sharing::{AccessError, Peers, SharingConfig, range_of};
-use vramp_alloc::{Allocator, Bytes, Config, Preset};
+use vramp_alloc::{Allocator, Bytes, Config};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{FaultPlan, Simulator};
 use vramp_driver::{Call, ErrorKind};
+use vramp_peers::Preset;
 
 use super::*;
 
@@ -61,7 +62,7 @@ fn pools_arenas_ranges_and_comm_pools_are_granted_too() {
     let target = other.malloc(MIB(32), machine.streams[1]).unwrap();
     let target = AddrRange::new(target.addr(), MIB(2));
     let side = owner.create_pool("side").unwrap();
-    let comm = owner.comm_pool("comm").unwrap();
+    let comm = vramp_peers::comm_pool(&owner, "comm").unwrap();
     let range = owner.stable_range(MIB(32), MIB(32)).unwrap();
     range.back(stream).unwrap();
     let in_side = side.malloc(MIB(4), stream).unwrap();
@@ -69,7 +70,7 @@ fn pools_arenas_ranges_and_comm_pools_are_granted_too() {
     owner.grant_access(1).unwrap();
     let late = owner.create_pool("late").unwrap();
     let in_late = late.malloc(MIB(4), stream).unwrap();
-    let late_comm = owner.comm_pool("late comm").unwrap();
+    let late_comm = vramp_peers::comm_pool(&owner, "late comm").unwrap();
     let in_late_comm = late_comm.malloc(MIB(4), stream).unwrap();
     let starts = [&in_side, &in_comm, &in_late, &in_late_comm].map(|block| block.addr());
     for (byte, start) in (1..).zip(starts.into_iter().chain([range.range().start])) {
@@ -139,7 +140,7 @@ fn a_setting_names_the_cards_that_may_have_access() {
     assert!(matches!(open(these(&[0])), Err(CreateError::NoPeer { ordinal: 0, .. })));
     let error = all.allocators[0].grant_access(7).unwrap_err();
     assert_eq!(error.to_string(), "device 7 is no peer of sim:h200x3:0: its peers are [1, 2]");
-    let plain = Allocator::new(Arc::clone(&owner), Config::preset(Preset::StreamOrdered)).unwrap();
+    let plain = Allocator::new(Arc::clone(&owner), Preset::StreamOrdered.config()).unwrap();
     assert!(matches!(plain.grant_access(1), Err(AccessError::NotSupported { .. })));
 }
 

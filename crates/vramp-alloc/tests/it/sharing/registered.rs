@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use vramp_alloc::device::Driver;
 use vramp_alloc::sharing::{DmaBufError, PinError, range_of};
-use vramp_alloc::{Allocator, Bytes, Config, Preset};
+use vramp_alloc::{Allocator, Bytes, Config};
 use vramp_core::AddrRange;
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
+use vramp_peers::Preset;
 
 use super::*;
 
@@ -44,10 +45,8 @@ fn only_memory_of_the_allocator_is_pinned() {
     assert!(matches!(allocator.pin_range(beyond), Err(PinError::NotOwned { .. })));
     let endless = AddrRange::new(block.addr(), Bytes::MAX);
     assert!(matches!(allocator.pin_range(endless), Err(PinError::NotOwned { .. })));
-    let torch = Allocator::new(
-        Arc::clone(&machine.cards[0]) as Arc<dyn Driver>,
-        Config::preset(Preset::Torch),
-    );
+    let torch =
+        Allocator::new(Arc::clone(&machine.cards[0]) as Arc<dyn Driver>, Preset::Torch.config());
     let torch = torch.unwrap();
     let stream = torch.create_stream().unwrap();
     let other = torch.malloc(MIB(2), stream).unwrap();
@@ -124,7 +123,7 @@ fn a_dma_buf_that_is_refused_pins_nothing() {
 fn segments_of_a_comm_pool_are_one_handle_each_and_stay() {
     let machine = Machine::new(1);
     let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
-    let comm = owner.comm_pool("nccl").unwrap();
+    let comm = vramp_peers::comm_pool(&owner, "nccl").unwrap();
     let creates = machine.calls(0, Call::Create);
     let large = comm.malloc(MIB(100), stream).unwrap();
     assert_eq!(machine.calls(0, Call::Create) - creates, 1, "one handle");
@@ -149,7 +148,7 @@ fn a_segment_of_which_any_call_fails_leaves_nothing() {
     for call in [Call::Reserve, Call::Create, Call::Map, Call::SetAccess] {
         let machine = Machine::new(1);
         let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
-        let comm = owner.comm_pool("nccl").unwrap();
+        let comm = vramp_peers::comm_pool(&owner, "nccl").unwrap();
         machine.cards[0].set_faults(FaultPlan::nth_of(call, 1).with_code(800));
         comm.malloc(MIB(100), stream).unwrap_err();
         machine.cards[0].set_faults(FaultPlan::none());

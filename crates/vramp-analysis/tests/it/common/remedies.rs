@@ -2,8 +2,9 @@
 
 use std::num::NonZeroUsize;
 
+use vramp::Bytes;
 use vramp::device::{Device, DeviceOptions};
-use vramp::{Bytes, Preset};
+use vramp::peers::Preset;
 use vramp_analysis::advise::advise;
 use vramp_analysis::candidates::Candidate;
 use vramp_analysis::explain::{Options, explain};

@@ -1,7 +1,8 @@
 //! Cards that are nearly full.
 
 use anyhow::Result;
-use vramp::{Bytes, Preset};
+use vramp::Bytes;
+use vramp::peers::Preset;
 
 use super::super::draw::{GIB, KIB, MIB, log_uniform, take};
 use super::super::rig::Rig;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use anyhow::Result;
-use vramp::Preset;
+use vramp::peers::Preset;
 
 use super::super::draw::{GIB, MIB, log_uniform, take};
 use super::super::rig::{Block, Rig};

@@ -1,7 +1,7 @@
 //! Streams that allocate and free in turn, beside memory that stays.
 
 use anyhow::Result;
-use vramp::Preset;
+use vramp::peers::Preset;
 
 use super::super::draw::{GIB, KIB, MIB};
 use super::super::rig::Rig;

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-use vramp_alloc::{Bytes, Config, Preset};
+use vramp_alloc::{Bytes, Config};
 use vramp_capi::abi::vramp_status_t::{self, VRAMP_OK};
 use vramp_capi::abi::{vramp_allocator_t, vramp_stream_t};
 use vramp_capi::tiers::abi::vramp_buffer_state_t::VRAMP_BUFFER_EMPTY;
@@ -48,7 +48,7 @@ pub fn open_tiers(allocator: vramp_allocator_t, options: &vramp_tiers_options_t)
 pub fn open_mapped(limit_mib: u64) -> vramp_allocator_t {
     let device = vramp_alloc::device::open_mapped("sim:h200").expect("the simulator opens");
     let limit = Some(Bytes::mib(limit_mib));
-    let config = Config { limit, ..Config::preset(Preset::Vramp) };
+    let config = Config { limit, ..Config::default() };
     let opened = vramp_capi::testing::open_on(device.driver, config);
     opened.expect("the configuration is valid")
 }

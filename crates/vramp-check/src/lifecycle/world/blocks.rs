@@ -1,6 +1,8 @@
 //! Blocks: malloc, work, uses, free, and the comparison of their bytes.
 
-use vramp::{Bytes, Preset};
+use vramp::Bytes;
+
+use vramp::peers::Preset;
 use vramp_core::AddrRange;
 use vramp_driver::sim::Kernel;
 use vramp_driver::{HostSlice, Stream};

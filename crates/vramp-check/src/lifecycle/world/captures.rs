@@ -1,7 +1,8 @@
 //! Arenas, captures, graphs and leases.
 
+use vramp::Bytes;
 use vramp::graph::CaptureMode;
-use vramp::{Bytes, Preset};
+use vramp::peers::Preset;
 use vramp_driver::{Event, Stream};
 
 use super::model::{Arena, Capture, From, Graph, Lease, Named, later_than, note};

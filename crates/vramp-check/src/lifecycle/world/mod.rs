@@ -16,7 +16,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use vramp::graph::CaptureMode;
-use vramp::{Bytes, DeviceAddr, Driver, DriverError, Preset};
+use vramp::peers::Preset;
+use vramp::{Bytes, DeviceAddr, Driver, DriverError};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Gate, LiveObjects, Simulator};
 use vramp_driver::wrapper::Wrapped;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::*;
 use crate::planner::Access;
 use crate::{DeferrableBuffer, SpillConfig, SpillManager, SpillParts};
-use vramp_alloc::{Allocator, Config, Driver, Preset, StreamId};
+use vramp_alloc::{Allocator, Config, Driver, StreamId};
 use vramp_driver::sim::{Contents, Simulator};
 use vramp_tiers::host::HostPoolConfig;
 use vramp_tiers::movers::MoverConfig;
@@ -27,7 +27,7 @@ impl Rig {
     fn new() -> Rig {
         let sim = Simulator::builder().memory(Bytes::gib(1)).contents(Contents::Stored).checked();
         let driver: Arc<dyn Driver> = Arc::new(sim.build());
-        let config = Config { limit: Some(MIB(64)), ..Config::preset(Preset::Vramp) };
+        let config = Config { limit: Some(MIB(64)), ..Config::default() };
         let allocator = Arc::new(Allocator::new(Arc::clone(&driver), config).unwrap());
         let host = SpaceId::host(0);
         let spaces = ReservationManager::new([(host, SpaceConfig::host(MIB(32)))]).unwrap();

@@ -1,7 +1,7 @@
 //! Shared by the tests of tracked allocators: a simulated GPU with a budget.
 use std::sync::Arc;
 
-use vramp_alloc::{Allocator, Config, Driver, Preset, StreamId};
+use vramp_alloc::{Allocator, Config, Driver, StreamId};
 use vramp_driver::sim::Simulator;
 use vramp_tiers::tracked::Policies;
 use vramp_tiers::{Bytes, MemorySpace, ReservationManager, SpaceConfig, SpaceId, TrackedAllocator};
@@ -22,7 +22,7 @@ impl Bench {
     pub fn new(budget: Bytes, defaults: Policies) -> Bench {
         let device = Arc::new(Simulator::card("h200").unwrap());
         let driver: Arc<dyn Driver> = device.clone();
-        let allocator = Arc::new(Allocator::new(driver, Config::preset(Preset::Vramp)).unwrap());
+        let allocator = Arc::new(Allocator::new(driver, Config::default()).unwrap());
         let streams = [(); 2].map(|()| allocator.create_stream().unwrap());
         let manager = ReservationManager::new([(GPU, SpaceConfig::gpu(budget))]).unwrap();
         let space = manager.space(GPU).unwrap();

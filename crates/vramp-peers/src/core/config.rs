@@ -19,10 +19,10 @@ pub(crate) mod fixed {
 /// The settings of PyTorch's allocator, as `PYTORCH_CUDA_ALLOC_CONF` names them.
 ///
 /// ```
-/// use vramp_model::{Bytes, TorchConfig};
+/// use vramp_peers::torch::{Bytes, TorchConfig};
 /// let config: TorchConfig = "max_split_size_mb:128,expandable_segments:False".parse()?;
 /// assert_eq!(config.max_split_size, Some(Bytes::mib(128)));
-/// # Ok::<(), vramp_model::TorchConfigError>(())
+/// # Ok::<(), vramp_peers::torch::TorchConfigError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TorchConfig {

@@ -3,7 +3,7 @@
 //! The pool makes decisions; the caller performs them on a device, or without one as here:
 //!
 //! ```
-//! use vramp_model::{Bytes, Request, TorchAttempt, TorchConfig, TorchPool, TorchStep};
+//! use vramp_peers::torch::{Bytes, Request, TorchAttempt, TorchConfig, TorchPool, TorchStep};
 //!
 //! let config: TorchConfig = "max_split_size_mb:128".parse()?;
 //! let mut pool = TorchPool::new(config, Bytes::gib(80), None);
@@ -42,11 +42,10 @@
 //!
 //! Deliberately absent: a device and a clock; captures of graphs and private pools; memory shared
 //! between processes.
-#![forbid(unsafe_code)]
 
 mod addresses;
 mod audit;
-mod block;
+pub(crate) mod block;
 mod config;
 mod free;
 mod layout;
@@ -70,7 +69,7 @@ pub use release::TorchRelease;
 pub use restore::TorchSegment;
 pub use segment::SegmentId;
 pub use settle::{TorchOp, TorchPlan};
-pub use stats::{Stat, StatByPool, TorchStats};
+pub use stats::TorchStats;
 
 pub use vramp_core::{
     BlockId, Bytes, Counters, DeviceAddr, Epoch, Inconsistency, Mark, PartKind, PoolAddr, Request,

@@ -1,37 +1,65 @@
 //! PyTorch's caching allocator on a device: gets decisions from the model and performs them.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
+use vramp_alloc::backend::{
+    Access, Backend, BackendBlock, BackendStretch, Completions, Events, Refused, StreamTable,
+    captures,
+};
+use vramp_alloc::config::{MakeBackend, Progress, Serving};
+use vramp_alloc::error::{CreateError, Largest, QuarantinedMemory};
+use vramp_alloc::stats::MemoryStats;
+use vramp_alloc::{Config, StreamEnd};
 use vramp_core::{
-    AddrRange, BlockId, Bytes, Counters, DeviceAddr, PoolAddr, Request, StreamId, StreamTable,
+    AddrRange, BlockId, Bytes, Counters, DeviceAddr, Inconsistency, Mark, Request, StreamId,
 };
 use vramp_driver::{Driver, DriverError, DriverResult, Handle, Stream};
-use vramp_model::{
-    SegmentId, TorchAttempt, TorchBlock, TorchOp, TorchPool, TorchSegment, TorchStep,
+
+use crate::core::{
+    SegmentId, TorchAttempt, TorchBlock, TorchConfig, TorchOp, TorchPool, TorchSegment, TorchStep,
 };
 
-use crate::allocation::Found;
-use crate::allocation::Owner;
-use crate::completion::Events;
-use crate::config::{Config, Progress};
-use crate::error::QuarantinedMemory;
-use crate::exec::captures;
-use crate::sharing::Access;
-use crate::stream_end::StreamEnd;
-use crate::virtual_pool::Refusal;
+/// What a caching pool is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// Name in errors.
+    pub name: &'static str,
+    pub torch: TorchConfig,
+    /// True if each segment is one handle, which can be exported and accessed by peers; else segments
+    /// that are not expandable are plain allocations.
+    pub one_handle: bool,
+}
+
+impl Settings {
+    /// Returns what makes PyTorch's allocator with these settings.
+    pub(crate) fn backend(self) -> MakeBackend {
+        MakeBackend::new(move |driver, config| {
+            Ok(Serving::All(Box::new(CachingPool::open(driver, self.clone(), config)?)))
+        })
+    }
+}
+
+impl Completions for TorchPool {
+    fn pending(&self) -> Vec<Mark> {
+        self.pending()
+    }
+
+    fn reached(&mut self, mark: Mark) {
+        self.reached(mark);
+    }
+}
 
 /// A caching pool and its device.
 pub(crate) struct CachingPool {
     pub pool: TorchPool,
     /// The driver's streams that have not ended.
     streams: StreamTable<Stream>,
-    pub driver: Arc<dyn Driver>,
+    driver: Arc<dyn Driver>,
     /// What memory is created and mapped as.
-    pub access: Access,
-    /// True if each segment is one handle, which can be exported and accessed by peers; else segments
-    /// that are not expandable are plain allocations.
-    one_handle: bool,
+    access: Access,
+    settings: Settings,
     events: Events,
     progress: Progress,
     /// Memory of each segment, by id.
@@ -70,18 +98,31 @@ impl Memory {
 }
 
 impl CachingPool {
-    pub(crate) fn new(
-        driver: Arc<dyn Driver>,
-        access: Access,
-        pool: TorchPool,
+    /// Creates PyTorch's allocator on a device. No driver call but those of [`Access::resolve`].
+    fn open(
+        driver: &Arc<dyn Driver>,
+        settings: Settings,
         config: &Config,
-    ) -> CachingPool {
-        CachingPool {
+    ) -> Result<CachingPool, CreateError> {
+        let (info, torch) = (driver.info(), settings.torch.clone());
+        if torch.expandable_segments && !info.capabilities.virtual_memory {
+            return Err(CreateError::NotSupported {
+                preset: settings.name,
+                needed: "virtual memory management",
+                instead: "torch",
+            });
+        }
+        let (page, granularity) = (Bytes::mib(2), info.limits.page);
+        if torch.expandable_segments && !page.is_multiple_of(granularity) {
+            return Err(CreateError::Granularity { page, granularity });
+        }
+        let pool = TorchPool::new(torch, info.limits.memory, config.limit);
+        Ok(CachingPool {
             pool,
             streams: StreamTable::default(),
-            driver,
-            access,
-            one_handle: config.one_handle_segments,
+            driver: Arc::clone(driver),
+            access: Access::resolve(&**driver, &config.sharing)?,
+            settings,
             events: Events::default(),
             progress: config.progress.clone(),
             segments: Vec::new(),
@@ -90,133 +131,31 @@ impl CachingPool {
             left_by: None,
             held: Bytes::ZERO,
             held_peak: Bytes::ZERO,
-        }
+        })
     }
 
-    /// Returns the counts, with all memory that is reserved on the card. No driver call.
-    pub(crate) fn counters(&self) -> Counters {
-        let QuarantinedMemory { memory, addresses, .. } = self.quarantined();
-        Counters {
-            reserved: self.held,
-            reserved_peak: self.held_peak,
-            quarantined: memory,
-            quarantined_addresses: addresses,
-            ..self.pool.counters()
-        }
-    }
-
-    pub(crate) fn reset_peaks(&mut self) {
-        self.pool.reset_peaks();
-        self.held_peak = self.held;
-    }
-
-    /// Returns the device address of a stretch of the pool.
-    #[cfg(feature = "history")]
-    pub(crate) fn start(&self, stretch: &vramp_model::TorchStretch) -> DeviceAddr {
-        self.memory(stretch.segment).start() + stretch.offset
-    }
-
-    /// Adds a stream; `None` for one that ended. Ids below it that were not added are those of streams
-    /// that ended, whose work is over.
-    pub(crate) fn add_stream(&mut self, id: StreamId, stream: Option<Stream>) {
-        if let Some(stream) = stream {
-            self.streams.insert(id, stream);
-        }
-        self.pool.add_stream_as(id);
-    }
-
-    /// Ends a stream, whose work is over once `end` is reached. No driver call.
-    pub(crate) fn end_stream(&mut self, id: StreamId, end: Option<&Arc<StreamEnd>>) {
-        let mark = self.pool.now(id);
-        self.pool.recorded(mark);
-        self.pool.end_stream(id);
-        self.streams.remove(id);
-        self.events.add_end(&mut self.pool, mark, end);
-    }
-
-    /// Allocates at least `size` bytes. No driver call on a hit except queries of open events.
-    pub(crate) fn malloc(&mut self, size: Bytes, stream: StreamId) -> Result<Found, Refusal> {
-        let mut attempt = TorchAttempt::new(Request { size, stream });
-        let (mut full, mut performed, mut retried) = (None, false, false);
-        loop {
-            match self.pool.place(&mut attempt) {
-                TorchStep::Placed(block) => return Ok(self.found(block, !performed)),
-                TorchStep::Poll => self.poll().map_err(Refusal::Driver)?,
-                TorchStep::Wait => self.wait().map_err(Refusal::Driver)?,
-                TorchStep::Perform(plan) => match self.perform_noting(plan.op(), &mut performed) {
-                    Ok(()) => self.pool.settle(plan),
-                    Err(error) if error.is_out_of_memory() => {
-                        attempt.full(&self.pool);
-                        full = Some(error);
-                    }
-                    Err(error) => return Err(Refusal::Driver(error)),
-                },
-                TorchStep::Short(shortage) => {
-                    if std::mem::replace(&mut retried, true) || !self.retry_left() {
-                        return Err(Refusal::Short(Box::new(shortage), full));
-                    }
-                    attempt = TorchAttempt::new(Request { size, stream });
-                }
-            }
-        }
-    }
-
-    fn found(&self, block: TorchBlock, hit: bool) -> Found {
-        let owner = Owner::Caching { id: block.id, at: block.at };
-        Found { addr: self.addr(&block), len: block.len, owner, hit }
-    }
-
-    fn perform_noting(&mut self, op: TorchOp, performed: &mut bool) -> DriverResult<()> {
-        *performed = true;
-        self.perform(op)
+    fn found(&self, block: TorchBlock, hit: bool) -> BackendBlock {
+        let (addr, id, at) = (self.addr(&block), block.id.number(), Some(block.at));
+        BackendBlock { addr, len: block.len, id, at, hit }
     }
 
     /// Restores recorded segments: see [`TorchPool::restore`]. Empty if they are impossible.
     pub(crate) fn restore(
         &mut self,
         segments: &[TorchSegment],
-    ) -> DriverResult<Vec<Option<Found>>> {
+    ) -> DriverResult<Vec<(StreamId, Bytes, Option<BackendBlock>)>> {
         let Some(plans) = self.pool.restore(segments) else { return Ok(Vec::new()) };
         for plan in plans {
             self.perform(plan.op())?;
             self.pool.settle(plan);
         }
         let blocks = self.pool.hold_restored(segments);
-        Ok(blocks.into_iter().map(|block| Some(self.found(block?, false))).collect())
-    }
-
-    pub(crate) fn holds(&self, id: BlockId, at: PoolAddr, addr: DeviceAddr) -> bool {
-        let found = self.pool.block(id);
-        found.is_ok_and(|block| block.at == at && self.addr(&block) == addr)
-    }
-
-    /// Frees a block. An event for each other stream that used it, else no driver call. The block
-    /// is free even if recording fails: a later event covers it.
-    pub(crate) fn free(&mut self, id: BlockId, stream: StreamId) -> DriverResult<()> {
-        let marks = self.pool.free(id, stream).expect("the allocator looked the block up");
-        if marks.is_empty() { Ok(()) } else { self.record_events() }
-    }
-
-    /// Returns unused segments to the card until no more than `to` is reserved. Waits for freed
-    /// blocks that other streams use, as PyTorch's `empty_cache` does, and for all work on the
-    /// device.
-    pub(crate) fn trim(&mut self, to: Bytes) -> DriverResult<()> {
-        self.wait()?;
-        self.retry_left();
-        let mut release = self.pool.release(to);
-        while let Some(plan) = self.pool.next_release(&mut release) {
-            self.perform(plan.op())?;
-            self.pool.settle(plan);
-        }
-        Ok(())
-    }
-
-    /// Reserves at least `len` bytes ahead of demand.
-    pub(crate) fn prefill(&mut self, len: Bytes, stream: StreamId) -> Result<(), Refusal> {
-        let Owner::Caching { id, .. } = self.malloc(len, stream)?.owner else {
-            unreachable!("the block was made here")
-        };
-        self.free(id, stream).map_err(Refusal::Driver)
+        let held = segments.iter().flat_map(|segment| {
+            segment.held.iter().map(|&(_, requested)| (segment.stream, requested))
+        });
+        let found = |block: Option<TorchBlock>| block.map(|block| self.found(block, false));
+        let restored = held.zip(blocks);
+        Ok(restored.map(|((stream, requested), it)| (stream, requested, found(it))).collect())
     }
 
     // --- events ---
@@ -262,7 +201,7 @@ impl CachingPool {
     /// Performs one operation, all of it or nothing.
     fn perform(&mut self, op: TorchOp) -> DriverResult<()> {
         match op {
-            TorchOp::Allocate { segment, len } if self.one_handle => {
+            TorchOp::Allocate { segment, len } if self.settings.one_handle => {
                 let start = self.driver.reserve(len, self.driver.info().limits.page)?;
                 let range = AddrRange::new(start, len);
                 self.add(segment, Memory::Range { range, handles: Handles::new() });
@@ -277,7 +216,7 @@ impl CachingPool {
                     return Err(error);
                 }
             }
-            TorchOp::Free { segment, len } if self.one_handle => {
+            TorchOp::Free { segment, len } if self.settings.one_handle => {
                 // As `cudaFree` does: work may still access the segment.
                 self.synchronize_streams()?;
                 self.unmap_each(segment, Bytes::ZERO, len)?;
@@ -333,38 +272,10 @@ impl CachingPool {
         Ok(())
     }
 
-    /// Returns the handles that a block lies in with their lengths, in address order, and the address of
-    /// the first. `None` for plain allocations. O(log n) for each handle.
-    pub(crate) fn handles_of(&self, id: BlockId) -> Option<(DeviceAddr, Vec<(Handle, Bytes)>)> {
-        let block = self.pool.block(id).ok()?;
-        let Memory::Range { range, handles } = self.memory(block.segment) else { return None };
-        let (&first, _) = handles.range(..=block.offset).next_back()?;
-        let held = handles.range(first..block.offset + block.len);
-        Some((range.start + first, held.map(|(_, &handle)| handle).collect()))
-    }
-
     /// Waits on the host for the work of all streams, destroyed ones included.
     fn synchronize_streams(&self) -> DriverResult<()> {
         self.streams.iter().try_for_each(|(_, &stream)| self.driver.synchronize_stream(stream))?;
         self.events.wait_for_ends()
-    }
-
-    /// Returns the ranges that the device may access. `None` if segments are plain allocations.
-    pub(crate) fn mapped_ranges(&self) -> Option<Vec<AddrRange>> {
-        let mut ranges: Vec<AddrRange> = Vec::new();
-        for memory in self.segments.iter().flatten() {
-            let Memory::Range { range, handles } = memory else { return None };
-            for (&offset, &(_, len)) in handles {
-                let at = range.start + offset;
-                match ranges.last_mut() {
-                    Some(last) if offset > Bytes::ZERO && last.start + last.len == at => {
-                        last.len += len
-                    }
-                    _ => ranges.push(AddrRange::new(at, len)),
-                }
-            }
-        }
-        Some(ranges)
     }
 
     fn add(&mut self, segment: SegmentId, memory: Memory) {
@@ -494,9 +405,130 @@ impl CachingPool {
             self.spoiled.push(Memory::Range { range, handles });
         }
     }
+}
 
-    /// Returns what failed calls left behind, and the last of these calls. O(what is).
-    pub(crate) fn quarantined(&self) -> QuarantinedMemory {
+impl Backend for CachingPool {
+    fn name(&self) -> &'static str {
+        self.settings.name
+    }
+
+    fn add_stream(&mut self, id: StreamId, stream: Option<Stream>) {
+        if let Some(stream) = stream {
+            self.streams.insert(id, stream);
+        }
+        self.pool.add_stream_as(id);
+    }
+
+    fn skip_streams(&mut self, ids: usize) {
+        self.pool.skip_streams(ids);
+    }
+
+    fn end_stream(&mut self, id: StreamId, end: Option<&Arc<StreamEnd>>) {
+        let mark = self.pool.now(id);
+        self.pool.recorded(mark);
+        self.pool.end_stream(id);
+        self.streams.remove(id);
+        self.events.add_end(&mut self.pool, mark, end);
+    }
+
+    /// No driver call on a hit except queries of open events.
+    fn malloc(
+        &mut self,
+        size: Bytes,
+        stream: StreamId,
+        _raw: Stream,
+    ) -> Result<BackendBlock, Refused> {
+        let mut attempt = TorchAttempt::new(Request { size, stream });
+        let (mut full, mut performed, mut retried) = (None, false, false);
+        loop {
+            match self.pool.place(&mut attempt) {
+                TorchStep::Placed(block) => return Ok(self.found(block, !performed)),
+                TorchStep::Poll => self.poll()?,
+                TorchStep::Wait => self.wait()?,
+                TorchStep::Perform(plan) => {
+                    performed = true;
+                    match self.perform(plan.op()) {
+                        Ok(()) => self.pool.settle(plan),
+                        Err(error) if error.is_out_of_memory() => {
+                            attempt.full(&self.pool);
+                            full = Some(error);
+                        }
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                TorchStep::Short(shortage) => {
+                    if std::mem::replace(&mut retried, true) || !self.retry_left() {
+                        return Err(Refused::Short(Box::new(shortage), full));
+                    }
+                    attempt = TorchAttempt::new(Request { size, stream });
+                }
+            }
+        }
+    }
+
+    fn record_use(&mut self, block: u64, stream: StreamId) {
+        let used = self.pool.record_use(BlockId::from_number(block), stream);
+        used.expect("the allocator looked the block up");
+    }
+
+    /// An event for each other stream that used the block, else no driver call. If recording fails, a
+    /// later event covers it.
+    fn free(
+        &mut self,
+        block: u64,
+        stream: StreamId,
+        _streams: &StreamTable<Stream>,
+    ) -> DriverResult<()> {
+        let marks = self.pool.free(BlockId::from_number(block), stream);
+        let marks = marks.expect("the allocator looked the block up");
+        if marks.is_empty() { Ok(()) } else { self.record_events() }
+    }
+
+    fn holds(&self, block: u64, addr: DeviceAddr) -> bool {
+        let found = self.pool.block(BlockId::from_number(block));
+        found.is_ok_and(|block| self.addr(&block) == addr)
+    }
+
+    /// Waits for freed blocks that other streams use, as PyTorch's `empty_cache` does, and for all work on
+    /// the device.
+    fn trim(&mut self, to: Bytes) -> DriverResult<()> {
+        self.wait()?;
+        self.retry_left();
+        let mut release = self.pool.release(to);
+        while let Some(plan) = self.pool.next_release(&mut release) {
+            self.perform(plan.op())?;
+            self.pool.settle(plan);
+        }
+        Ok(())
+    }
+
+    fn set_limit(&mut self, limit: Option<Bytes>) {
+        self.pool.set_limit(limit);
+    }
+
+    /// The counts, with all memory that is reserved on the card.
+    fn counters(&self) -> Counters {
+        let QuarantinedMemory { memory, addresses, .. } = self.quarantined();
+        Counters {
+            reserved: self.held,
+            reserved_peak: self.held_peak,
+            quarantined: memory,
+            quarantined_addresses: addresses,
+            ..self.pool.counters()
+        }
+    }
+
+    fn reset_peaks(&mut self) {
+        self.pool.reset_peaks();
+        self.held_peak = self.held;
+    }
+
+    fn prefill(&mut self, len: Bytes, stream: StreamId, raw: Stream) -> Result<(), Refused> {
+        let block = self.malloc(len, stream, raw)?;
+        Ok(self.free(block.id, stream, &StreamTable::default())?)
+    }
+
+    fn quarantined(&self) -> QuarantinedMemory {
         let mut left =
             QuarantinedMemory { failed_call: self.left_by.clone(), ..Default::default() };
         left.memory = self.stuck.iter().map(|&(_, len)| len).sum();
@@ -509,9 +541,81 @@ impl CachingPool {
         left
     }
 
-    /// Returns everything to the device. The caller waited for all work. Goes on after a failure
-    /// and returns the first one.
-    pub(crate) fn release_all(&mut self) -> DriverResult<()> {
+    /// With expandable segments PyTorch's allocator unmaps unused ends, but moves nothing.
+    fn largest_is(&self) -> Largest {
+        Largest::FreeBlock
+    }
+
+    fn audit(&self) -> Result<(), Inconsistency> {
+        self.pool.audit()
+    }
+
+    fn mark(&self, stream: StreamId) -> Option<Mark> {
+        Some(self.pool.now(stream))
+    }
+
+    fn complete_stats(&self, stats: MemoryStats) -> MemoryStats {
+        let torch = self.pool.stats();
+        MemoryStats {
+            active: torch.active,
+            active_bytes: torch.active_bytes,
+            reserved_bytes: torch.reserved_bytes,
+            segment: torch.segment,
+            inactive_split: torch.inactive_split,
+            inactive_split_bytes: torch.inactive_split_bytes,
+            oversize_allocations: torch.oversize_allocations,
+            oversize_segments: torch.oversize_segments,
+            num_alloc_retries: stats.num_alloc_retries + torch.num_alloc_retries,
+            num_sync_all_streams: torch.num_sync_all_streams,
+            num_device_alloc: torch.num_device_alloc,
+            num_device_free: torch.num_device_free,
+            max_split_size: self.pool.config().max_split_size,
+            ..stats
+        }
+    }
+
+    fn stretches(&self) -> Option<Vec<BackendStretch>> {
+        let stretches = self.pool.stretches().into_iter().map(|stretch| BackendStretch {
+            start: self.memory(stretch.segment).start() + stretch.offset,
+            memory: stretch.memory,
+            is_small: stretch.is_small,
+            is_expandable: stretch.is_expandable,
+        });
+        Some(stretches.collect())
+    }
+
+    fn access_mut(&mut self) -> Option<&mut Access> {
+        Some(&mut self.access)
+    }
+
+    /// `None` if segments are plain allocations.
+    fn mapped_ranges(&self) -> Option<Vec<AddrRange>> {
+        let mut ranges: Vec<AddrRange> = Vec::new();
+        for memory in self.segments.iter().flatten() {
+            let Memory::Range { range, handles } = memory else { return None };
+            for (&offset, &(_, len)) in handles {
+                let at = range.start + offset;
+                match ranges.last_mut() {
+                    Some(last) if offset > Bytes::ZERO && last.start + last.len == at => {
+                        last.len += len
+                    }
+                    _ => ranges.push(AddrRange::new(at, len)),
+                }
+            }
+        }
+        Some(ranges)
+    }
+
+    /// `None` for plain allocations. O(log n) for each handle.
+    fn handles_of(&self, block: u64) -> Option<(DeviceAddr, Vec<(Handle, Bytes)>)> {
+        let block = self.pool.block(BlockId::from_number(block)).ok()?;
+        let Memory::Range { range, handles } = self.memory(block.segment) else { return None };
+        let (&first, _) = handles.range(..=block.offset).next_back()?;
+        let held = handles.range(first..block.offset + block.len);
+        Some((range.start + first, held.map(|(_, &handle)| handle).collect()))
+    }
+
+    fn release_all(&mut self) -> DriverResult<()> {
         let driver = Arc::clone(&self.driver);
         let mut first: DriverResult<()> = Ok(());
         let mut note = |result: DriverResult<()>| {
@@ -536,5 +640,11 @@ impl CachingPool {
         }
         note(self.events.close(&*driver));
         first
+    }
+}
+
+impl fmt::Debug for CachingPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.pool.fmt(f)
     }
 }

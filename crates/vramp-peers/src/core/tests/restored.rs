@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::random::{Step, step};
 use super::*;
-use crate::block;
+use crate::core::block;
 
 /// The segments of a pool as a recording would tell of them, and the ids of their blocks in order.
 fn recorded(pool: &TorchPool) -> (Vec<TorchSegment>, Vec<BlockId>) {

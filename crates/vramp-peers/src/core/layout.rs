@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::block::{Block, Class, State};
 use super::pool::TorchPool;
-use crate::SegmentId;
+use super::segment::SegmentId;
 use vramp_core::Bytes;
 use vramp_core::{PartKind, Stretch, StretchPart};
 

@@ -1,70 +1,35 @@
 //! Counts with the meaning of `torch.cuda.memory_stats`.
 
+use vramp_core::{Stat, StatByPool};
+
 use super::block::Class;
 
-/// One quantity over time: a number of blocks, or bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stat {
-    /// Current value.
-    pub current: u64,
-    /// High-water mark.
-    pub peak: u64,
-    /// Sum of all increases.
-    pub allocated: u64,
-    /// Sum of all decreases.
-    pub freed: u64,
+/// A quantity that is counted for each class of blocks.
+pub(crate) trait ByClass {
+    fn increase(&mut self, class: Class, by: u64);
+    fn decrease(&mut self, class: Class, by: u64);
 }
 
-impl Stat {
-    pub(crate) fn increase(&mut self, by: u64) {
-        self.current += by;
-        self.allocated += by;
-        self.peak = self.peak.max(self.current);
-    }
-
-    pub(crate) fn decrease(&mut self, by: u64) {
-        self.current -= by;
-        self.freed += by;
-    }
-}
-
-/// One quantity for both pools together and for each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StatByPool {
-    /// Both pools.
-    pub all: Stat,
-    /// Pool of requests up to 1 MiB.
-    pub small_pool: Stat,
-    /// Pool of larger requests.
-    pub large_pool: Stat,
-}
-
-impl StatByPool {
-    fn reset_peaks(&mut self) {
-        for stat in [&mut self.all, &mut self.small_pool, &mut self.large_pool] {
-            stat.peak = stat.current;
-        }
-    }
-
-    pub(crate) fn increase(&mut self, class: Class, by: u64) {
+impl ByClass for StatByPool {
+    fn increase(&mut self, class: Class, by: u64) {
         self.all.increase(by);
-        self.of(class).increase(by);
+        of(self, class).increase(by);
     }
 
-    pub(crate) fn decrease(&mut self, class: Class, by: u64) {
+    fn decrease(&mut self, class: Class, by: u64) {
         self.all.decrease(by);
-        self.of(class).decrease(by);
-    }
-
-    fn of(&mut self, class: Class) -> &mut Stat {
-        match class {
-            Class::Small => &mut self.small_pool,
-            Class::Large => &mut self.large_pool,
-        }
+        of(self, class).decrease(by);
     }
 }
 
-/// Counts of a [`TorchPool`](crate::TorchPool), as in `torch.cuda.memory_stats`.
+fn of(stat: &mut StatByPool, class: Class) -> &mut Stat {
+    match class {
+        Class::Small => &mut stat.small_pool,
+        Class::Large => &mut stat.large_pool,
+    }
+}
+
+/// Counts of a [`TorchPool`](super::TorchPool), as in `torch.cuda.memory_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TorchStats {
     /// Allocated blocks.
@@ -118,7 +83,7 @@ impl TorchStats {
             stats.reset_peaks();
         }
         for stat in [&mut self.oversize_allocations, &mut self.oversize_segments] {
-            stat.peak = stat.current;
+            stat.reset_peak();
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use super::block::{Block, Class, Slot, State};
 use super::pool::{Segment, TorchPool};
-use crate::SegmentId;
+use super::segment::SegmentId;
+use super::stats::ByClass;
 use vramp_core::Bytes;
 use vramp_core::{PoolAddr, StreamId};
 

@@ -7,8 +7,9 @@
 use super::block::{Class, State};
 use super::config::fixed::{BLOCK_ALIGN, SMALL_LIMIT, SMALL_SEGMENT};
 use super::pool::{TorchBlock, TorchPool};
+use super::segment::SegmentId;
 use super::settle::{Target, TorchOp, TorchPlan};
-use crate::SegmentId;
+use super::stats::ByClass;
 use vramp_core::{Bytes, DeviceAddr};
 use vramp_core::{PoolAddr, SpanId, StreamId};
 

@@ -3,6 +3,7 @@
 use super::block::{Class, Slot, State};
 use super::config::fixed::{BLOCK_ALIGN, SMALL_LIMIT};
 use super::pool::TorchPool;
+use super::stats::ByClass;
 use vramp_core::{PoolAddr, StreamId};
 
 impl TorchPool {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use smallvec::SmallVec;
 
-use crate::SegmentId;
+use super::segment::SegmentId;
 use vramp_core::{BlockId, PoolAddr, StreamId};
 
 /// Which of the two pools a block belongs to.
