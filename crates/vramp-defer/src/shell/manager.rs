@@ -512,7 +512,7 @@ impl Drop for BufferGroup {
 }
 
 impl SpillManager {
-    /// Ends all waits for leases with [`SpillError::Cancelled`](super::SpillError::Cancelled), and those
+    /// Ends all waits for leases with [`SpillError::Cancelled`], and those
     /// that begin until [`allow_waits`](SpillManager::allow_waits). A lease that is being restored is not
     /// ended. Nothing is lost: the contents stay where they are.
     pub fn cancel_waits(&self) {

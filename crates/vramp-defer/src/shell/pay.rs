@@ -39,7 +39,7 @@
 //! 1. An attempt failed, and the manager is [at rest](Shared::at_rest). The request is stalled, and
 //!    tried once more: memory may have become free since the attempt looked for it.
 //! 2. The second attempt failed, the manager is at rest, and nothing changed in between: the request
-//!    is refused with [`SpillError::NothingCanLeave`](super::spill_error::SpillError::NothingCanLeave).
+//!    is refused with [`SpillError::NothingCanLeave`].
 //! 3. While a request waits in the queue of the card's space, the watching thread looks for rest, and
 //!    ends that wait for the two attempts.
 //!

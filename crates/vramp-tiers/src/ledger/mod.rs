@@ -41,8 +41,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Deliberately absent: locks, condition variables, clocks (time is a number of nanoseconds that
-//! the caller passes), threads, callbacks, and the memory itself. One thread at a time calls.
+//! Deliberately absent: locks, condition variables, clocks, deadlines (a caller that gives up leaves the
+//! queue), threads, callbacks, and the memory itself. One thread at a time calls.
 
 pub(crate) mod core;
 pub(crate) mod shell;

@@ -154,7 +154,7 @@ impl fmt::Display for Rate {
 }
 
 /// Distance of a space by the rate of its link: the space itself, then faster before slower links,
-/// then links of unknown rate. Of equals a [`Strategy`](super::Strategy) takes the smallest index.
+/// then links of unknown rate. Of equals a [`Strategy`] takes the smallest index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
     /// The space itself.

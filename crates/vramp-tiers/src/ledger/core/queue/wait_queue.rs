@@ -5,7 +5,7 @@
 //! waiter is woken with its reservation made, so no wake-up is lost and none is spurious.
 //!
 //! A request that fits may overtake waiters that do not, within a bound
-//! ([`Overtaking`](super::Overtaking)). A waiter that was overtaken up to its bound keeps all
+//! ([`Overtaking`]). A waiter that was overtaken up to its bound keeps all
 //! requests behind it out of the spaces it waits for, so that memory gathers for it. Grants to
 //! younger requests of higher priority are bounded too ([`QueueConfig::promote_after`]): after
 //! that many a waiter becomes urgent. So no waiter starves: at most
