@@ -139,6 +139,18 @@ pub trait Classify: Error {
     }
 }
 
+/// Returns the name of the pool that sleeps, of an error that says so in one variant.
+macro_rules! region_of_pool {
+    () => {
+        fn region(&self) -> Option<&str> {
+            match self {
+                Self::Unusable(why) => why.region(),
+                _ => None,
+            }
+        }
+    };
+}
+
 impl Classify for DriverError {
     fn kind(&self) -> Kind {
         if self.kind == ErrorKind::Capturing { Kind::Capture } else { Kind::Driver }
@@ -206,12 +218,7 @@ impl Classify for AllocError {
         }
     }
 
-    fn region(&self) -> Option<&str> {
-        match self {
-            AllocError::Unusable(why) => why.region(),
-            _ => None,
-        }
-    }
+    region_of_pool!();
 }
 
 impl Classify for FreeError {
@@ -224,12 +231,7 @@ impl Classify for FreeError {
         }
     }
 
-    fn region(&self) -> Option<&str> {
-        match self {
-            FreeError::Unusable(why) => why.region(),
-            _ => None,
-        }
-    }
+    region_of_pool!();
 }
 
 impl Classify for StreamError {
@@ -242,12 +244,7 @@ impl Classify for StreamError {
         }
     }
 
-    fn region(&self) -> Option<&str> {
-        match self {
-            StreamError::Unusable(why) => why.region(),
-            _ => None,
-        }
-    }
+    region_of_pool!();
 }
 
 impl Classify for UseError {
@@ -260,12 +257,7 @@ impl Classify for UseError {
         }
     }
 
-    fn region(&self) -> Option<&str> {
-        match self {
-            UseError::Unusable(why) => why.region(),
-            _ => None,
-        }
-    }
+    region_of_pool!();
 }
 
 impl Classify for CloseError {
@@ -357,12 +349,7 @@ impl Classify for ExportError {
         }
     }
 
-    fn region(&self) -> Option<&str> {
-        match self {
-            ExportError::Unusable(why) => why.region(),
-            _ => None,
-        }
-    }
+    region_of_pool!();
 }
 
 impl Classify for AccessError {
@@ -375,12 +362,7 @@ impl Classify for AccessError {
         }
     }
 
-    fn region(&self) -> Option<&str> {
-        match self {
-            AccessError::Unusable(why) => why.region(),
-            _ => None,
-        }
-    }
+    region_of_pool!();
 }
 
 impl Classify for PinError {
@@ -392,12 +374,7 @@ impl Classify for PinError {
         }
     }
 
-    fn region(&self) -> Option<&str> {
-        match self {
-            PinError::Unusable(why) => why.region(),
-            _ => None,
-        }
-    }
+    region_of_pool!();
 }
 
 impl Classify for DmaBufError {
@@ -431,12 +408,7 @@ impl Classify for ArenaError {
         }
     }
 
-    fn region(&self) -> Option<&str> {
-        match self {
-            ArenaError::Unusable(why) => why.region(),
-            _ => None,
-        }
-    }
+    region_of_pool!();
 }
 
 impl Classify for CaptureError {

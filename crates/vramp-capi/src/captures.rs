@@ -14,7 +14,7 @@ use vramp_alloc::graph::{
 };
 
 use crate::abi::{vramp_arena_report_t, vramp_capture_report_t};
-use crate::context::Context;
+use crate::session::Session;
 use crate::status::{Failure, Kind, Result};
 
 /// Tables of arenas, active captures, graphs and leases.
@@ -120,8 +120,8 @@ impl Captures {
     }
 }
 
-impl Context {
-    pub fn create_arena(&self, config: ArenaConfig) -> Result<u64> {
+impl Session {
+    pub(crate) fn create_arena(&self, config: ArenaConfig) -> Result<u64> {
         let arena = self.allocator().graph_arena(config)?;
         let id = next_id();
         self.captures.lock().arenas.insert(id, arena);
@@ -129,7 +129,7 @@ impl Context {
     }
 
     /// Destroys the handle of an arena. The arena lives as long as graphs and blocks need it.
-    pub fn destroy_arena(&self, id: u64) -> Result<()> {
+    pub(crate) fn destroy_arena(&self, id: u64) -> Result<()> {
         let mut tables = self.captures.lock();
         if tables.active.contains_key(&id) {
             let text = "the arena has an active capture: end the capture first";
@@ -141,11 +141,11 @@ impl Context {
         Ok(())
     }
 
-    pub fn reset_arena(&self, id: u64) -> Result<()> {
+    pub(crate) fn reset_arena(&self, id: u64) -> Result<()> {
         Ok(self.captures.arena(id)?.reset()?)
     }
 
-    pub fn report_arena(&self, id: u64) -> Result<vramp_arena_report_t> {
+    pub(crate) fn report_arena(&self, id: u64) -> Result<vramp_arena_report_t> {
         let report = self.captures.arena(id)?.report();
         Ok(vramp_arena_report_t {
             struct_size: size_of::<vramp_arena_report_t>() as u64,
@@ -158,13 +158,13 @@ impl Context {
         })
     }
 
-    pub fn begin_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
+    pub(crate) fn begin_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
         let capture = self.allocator().begin_capture(stream, &self.captures.arena(arena)?)?;
         self.captures.set_active(arena, ActiveCapture::Own(capture))
     }
 
     /// Ends a capture. The arena has no active capture afterwards, even on failure.
-    pub fn end_capture(&self, arena: u64) -> Result<u64> {
+    pub(crate) fn end_capture(&self, arena: u64) -> Result<u64> {
         let begun = |capture: &ActiveCapture| matches!(capture, ActiveCapture::Own(_));
         let hint = "begin one with vramp_capture_begin; detach an attached one";
         let ActiveCapture::Own(mut capture) = self.captures.take_active(arena, begun, hint)? else {
@@ -177,12 +177,12 @@ impl Context {
         Ok(self.captures.insert_graph(Graph::Owned(ended?)))
     }
 
-    pub fn attach_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
+    pub(crate) fn attach_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
         let capture = self.allocator().attach_capture(stream, &self.captures.arena(arena)?)?;
         self.captures.set_active(arena, ActiveCapture::Attached(capture))
     }
 
-    pub fn detach_capture(&self, arena: u64) -> Result<u64> {
+    pub(crate) fn detach_capture(&self, arena: u64) -> Result<u64> {
         let attached = |capture: &ActiveCapture| matches!(capture, ActiveCapture::Attached(_));
         let hint = "attach one with vramp_capture_attach; end one that vramp began";
         let ActiveCapture::Attached(capture) = self.captures.take_active(arena, attached, hint)?
@@ -194,7 +194,7 @@ impl Context {
 
     /// Launches a graph. Returns the id of its lease if `held`; otherwise the lease ends after the
     /// launch.
-    pub fn launch(&self, graph: u64, stream: StreamId, held: bool) -> Result<u64> {
+    pub(crate) fn launch(&self, graph: u64, stream: StreamId, held: bool) -> Result<u64> {
         let graph = self.captures.graph(graph)?;
         let Graph::Owned(graph) = &*graph else {
             let text = "the graph was captured by the caller, and vramp holds only its memory: \
@@ -210,7 +210,7 @@ impl Context {
         Ok(id)
     }
 
-    pub fn end_lease(&self, id: u64) -> Result<()> {
+    pub(crate) fn end_lease(&self, id: u64) -> Result<()> {
         let lease = self.captures.lock().leases.remove(&id);
         drop(lease.ok_or_else(|| {
             let from = "vramp_graph_launch";
@@ -219,7 +219,7 @@ impl Context {
         Ok(())
     }
 
-    pub fn report_graph(&self, id: u64) -> Result<vramp_capture_report_t> {
+    pub(crate) fn report_graph(&self, id: u64) -> Result<vramp_capture_report_t> {
         let graph = self.captures.graph(id)?;
         let CaptureReport { blocks, escaped, monotone, taken, planned, lower_bound, kept, .. } =
             *match &*graph {
@@ -238,7 +238,7 @@ impl Context {
         })
     }
 
-    pub fn destroy_graph(&self, id: u64) -> Result<()> {
+    pub(crate) fn destroy_graph(&self, id: u64) -> Result<()> {
         let graph = self.captures.lock().graphs.remove(&id);
         drop(graph.ok_or_else(|| unknown_graph(id))?);
         Ok(())
@@ -256,32 +256,32 @@ mod tests {
 
     #[test]
     fn a_capture_of_the_callers_own_is_attached_detached_and_its_memory_held() {
-        let context = Context::open("sim:h200", &Options::default(), None, |_| None).unwrap();
-        let driver = Arc::clone(context.allocator().driver());
-        let stream = context.create_stream().unwrap();
-        let queue = context.allocator().stream(stream).unwrap();
-        let arena = context.create_arena(ArenaConfig::default()).unwrap();
-        let before = context.malloc(4 << 20, stream).unwrap().number();
+        let session = Session::open("sim:h200", &Options::default(), None, |_| None).unwrap();
+        let driver = Arc::clone(session.allocator().driver());
+        let stream = session.create_stream().unwrap();
+        let queue = session.allocator().stream(stream).unwrap();
+        let arena = session.create_arena(ArenaConfig::default()).unwrap();
+        let before = session.place(4 << 20, stream).unwrap().addr;
 
         driver.begin_capture(queue, CaptureMode::Global).unwrap();
-        context.attach_capture(arena, stream).unwrap();
-        let busy = context.attach_capture(arena, stream).unwrap_err();
+        session.attach_capture(arena, stream).unwrap();
+        let busy = session.attach_capture(arena, stream).unwrap_err();
         assert_eq!(busy.status(), VRAMP_ERROR_BUSY);
-        let inside = context.malloc(8 << 20, stream).unwrap().number();
-        assert!(context.is_of_arena(inside));
-        context.free(before, stream).unwrap();
-        assert_eq!(context.end_capture(arena).unwrap_err().status(), VRAMP_ERROR_CAPTURE);
-        assert_eq!(context.destroy_arena(arena).unwrap_err().status(), VRAMP_ERROR_BUSY);
+        let inside = session.place(8 << 20, stream).unwrap().addr;
+        assert!(session.is_of_arena(inside));
+        session.free(before, stream).unwrap();
+        assert_eq!(session.end_capture(arena).unwrap_err().status(), VRAMP_ERROR_CAPTURE);
+        assert_eq!(session.destroy_arena(arena).unwrap_err().status(), VRAMP_ERROR_BUSY);
         let captured = driver.end_capture(queue).unwrap();
-        let hold = context.detach_capture(arena).unwrap();
+        let hold = session.detach_capture(arena).unwrap();
 
-        let needed = context.report_graph(hold).unwrap();
+        let needed = session.report_graph(hold).unwrap();
         assert_eq!((needed.blocks, needed.taken, needed.kept), (1, 8 << 20, 4 << 20));
-        assert_eq!(context.launch(hold, stream, false).unwrap_err().status(), VRAMP_ERROR_CAPTURE);
-        assert_eq!(context.stats().unwrap().live, 12 << 20);
-        context.trim(0).unwrap();
+        assert_eq!(session.launch(hold, stream, false).unwrap_err().status(), VRAMP_ERROR_CAPTURE);
+        assert_eq!(session.stats().unwrap().live, 12 << 20);
+        session.trim(0).unwrap();
         assert_eq!(
-            context.report_arena(arena).unwrap().lent,
+            session.report_arena(arena).unwrap().lent,
             0,
             "an unguarded arena lends nothing"
         );
@@ -289,31 +289,31 @@ mod tests {
         driver.launch_graph(exec, queue).unwrap();
         driver.destroy_graph_exec(exec).unwrap();
         driver.destroy_graph(captured).unwrap();
-        context.destroy_graph(hold).unwrap();
-        assert_eq!(context.destroy_graph(hold).unwrap_err().status(), VRAMP_ERROR_UNKNOWN_GRAPH);
-        assert_eq!(context.stats().unwrap().live, 8 << 20);
-        context.destroy_arena(arena).unwrap();
-        context.free(inside, stream).unwrap();
-        context.audit().unwrap();
-        context.close().map_err(|refused| refused.failure).unwrap();
+        session.destroy_graph(hold).unwrap();
+        assert_eq!(session.destroy_graph(hold).unwrap_err().status(), VRAMP_ERROR_UNKNOWN_GRAPH);
+        assert_eq!(session.stats().unwrap().live, 8 << 20);
+        session.destroy_arena(arena).unwrap();
+        session.free(inside, stream).unwrap();
+        session.audit().unwrap();
+        session.close().map_err(|refused| refused.failure).unwrap();
     }
 
     #[test]
     fn an_allocator_whose_close_is_refused_stays_open_under_its_handle() {
-        let context = Context::open("sim:h200", &Options::default(), None, |_| None).unwrap();
-        let driver = Arc::clone(context.allocator().driver());
-        let stream = context.create_stream().unwrap();
-        let queue = context.allocator().stream(stream).unwrap();
-        let address = context.malloc(4 << 20, stream).unwrap().number();
-        let handle = handles::insert(Arc::new(context)).unwrap();
+        let session = Session::open("sim:h200", &Options::default(), None, |_| None).unwrap();
+        let driver = Arc::clone(session.allocator().driver());
+        let stream = session.create_stream().unwrap();
+        let queue = session.allocator().stream(stream).unwrap();
+        let address = session.place(4 << 20, stream).unwrap().addr;
+        let handle = handles::insert(Arc::new(session)).unwrap();
 
         driver.begin_capture(queue, CaptureMode::Global).unwrap();
         let refused = handles::close(handle).unwrap_err();
         assert_eq!(refused.status(), VRAMP_ERROR_CAPTURE, "{refused}");
-        handles::with(handle, |context| context.usable(address)).unwrap();
+        handles::with(handle, |session| session.usable(address)).unwrap();
         let graph = driver.end_capture(queue).unwrap();
         driver.destroy_graph(graph).unwrap();
-        handles::with(handle, |context| context.forget(stream)).unwrap();
+        handles::with(handle, |session| session.forget(stream)).unwrap();
         handles::close(handle).unwrap();
         assert_eq!(handles::close(handle).unwrap_err().status(), VRAMP_ERROR_UNKNOWN_ALLOCATOR);
     }

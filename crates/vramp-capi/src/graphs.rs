@@ -12,6 +12,7 @@ use crate::abi::{
     vramp_lease_t, vramp_status_t, vramp_stream_t,
 };
 use crate::options::arena_config;
+use crate::session::Session;
 use crate::status::status_of;
 use crate::{handles, pointers};
 
@@ -40,7 +41,7 @@ pub unsafe extern "C" fn vramp_arena_create(
         pointers::check(arena, "arena")?;
         // SAFETY: required by this function's contract.
         let options = unsafe { pointers::text(options, "options") }?;
-        let id = handles::with(allocator, |context| context.create_arena(arena_config(options)?))?;
+        let id = handles::with(allocator, |session| session.create_arena(arena_config(options)?))?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(arena, vramp_arena_t { id }, "arena") }
     })
@@ -53,7 +54,7 @@ pub extern "C" fn vramp_arena_destroy(
     allocator: vramp_allocator_t,
     arena: vramp_arena_t,
 ) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.destroy_arena(arena.id)))
+    handles::on(allocator, |session| session.destroy_arena(arena.id))
 }
 
 /// Resets a monotone arena to its start, after the last use of its graphs. VRAMP_ERROR_BUSY during
@@ -63,7 +64,7 @@ pub extern "C" fn vramp_arena_reset(
     allocator: vramp_allocator_t,
     arena: vramp_arena_t,
 ) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.reset_arena(arena.id)))
+    handles::on(allocator, |session| session.reset_arena(arena.id))
 }
 
 /// Reports the memory of an arena. Set `report->struct_size` to `sizeof(vramp_arena_report_t)`
@@ -78,7 +79,7 @@ pub unsafe extern "C" fn vramp_arena_report(
     report: *mut vramp_arena_report_t,
 ) -> vramp_status_t {
     status_of(|| {
-        let find = || handles::with(allocator, |context| context.report_arena(arena.id));
+        let find = || handles::with(allocator, |session| session.report_arena(arena.id));
         // SAFETY: the struct begins with its size; the rest is this function's contract.
         unsafe { pointers::write_sized(report, find, "report") }
     })
@@ -95,9 +96,7 @@ pub extern "C" fn vramp_capture_begin(
     stream: vramp_stream_t,
     arena: vramp_arena_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| context.begin_capture(arena.id, context.stream(stream)?))
-    })
+    handles::on(allocator, |session| session.begin_capture(arena.id, session.stream(stream)?))
 }
 
 /// Ends the capture into an arena and instantiates its graph. On failure the capture is discarded
@@ -112,14 +111,9 @@ pub unsafe extern "C" fn vramp_capture_end(
     arena: vramp_arena_t,
     graph: *mut vramp_graph_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(graph, "graph")?;
-        let ended = handles::with(allocator, |context| context.end_capture(arena.id));
-        let id = *ended.as_ref().unwrap_or(&0);
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(graph, vramp_graph_t { id }, "graph") }?;
-        ended.map(drop)
-    })
+    let end = |session: &Session| Ok(vramp_graph_t { id: session.end_capture(arena.id)? });
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out_or(allocator, (graph, "graph"), vramp_graph_t::default(), end) }
 }
 
 /// Attaches an arena to the capture of `stream`, which the caller began and will end. Allocations
@@ -132,11 +126,7 @@ pub extern "C" fn vramp_capture_attach(
     stream: vramp_stream_t,
     arena: vramp_arena_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            context.attach_capture(arena.id, context.stream(stream)?)
-        })
-    })
+    handles::on(allocator, |session| session.attach_capture(arena.id, session.stream(stream)?))
 }
 
 /// Detaches an arena from a capture, after the caller ended the capture. `*graph` is a hold on the
@@ -152,14 +142,9 @@ pub unsafe extern "C" fn vramp_capture_detach(
     arena: vramp_arena_t,
     graph: *mut vramp_graph_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(graph, "graph")?;
-        let detached = handles::with(allocator, |context| context.detach_capture(arena.id));
-        let id = *detached.as_ref().unwrap_or(&0);
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(graph, vramp_graph_t { id }, "graph") }?;
-        detached.map(drop)
-    })
+    let detach = |session: &Session| Ok(vramp_graph_t { id: session.detach_capture(arena.id)? });
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out_or(allocator, (graph, "graph"), vramp_graph_t::default(), detach) }
 }
 
 /// Launches a graph on `stream`. Takes lent memory of the arena back first. While a lease on the
@@ -180,8 +165,8 @@ pub unsafe extern "C" fn vramp_graph_launch(
 ) -> vramp_status_t {
     status_of(|| {
         let held = !lease.is_null();
-        let launched = handles::with(allocator, |context| {
-            context.launch(graph.id, context.stream(stream)?, held)
+        let launched = handles::with(allocator, |session| {
+            session.launch(graph.id, session.stream(stream)?, held)
         });
         if held {
             let id = *launched.as_ref().unwrap_or(&0);
@@ -198,7 +183,7 @@ pub extern "C" fn vramp_lease_end(
     allocator: vramp_allocator_t,
     lease: vramp_lease_t,
 ) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.end_lease(lease.id)))
+    handles::on(allocator, |session| session.end_lease(lease.id))
 }
 
 /// Reports the memory that the capture of a graph needed. Set `report->struct_size` to
@@ -213,7 +198,7 @@ pub unsafe extern "C" fn vramp_graph_report(
     report: *mut vramp_capture_report_t,
 ) -> vramp_status_t {
     status_of(|| {
-        let find = || handles::with(allocator, |context| context.report_graph(graph.id));
+        let find = || handles::with(allocator, |session| session.report_graph(graph.id));
         // SAFETY: the struct begins with its size; the rest is this function's contract.
         unsafe { pointers::write_sized(report, find, "report") }
     })
@@ -227,5 +212,5 @@ pub extern "C" fn vramp_graph_destroy(
     allocator: vramp_allocator_t,
     graph: vramp_graph_t,
 ) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.destroy_graph(graph.id)))
+    handles::on(allocator, |session| session.destroy_graph(graph.id))
 }

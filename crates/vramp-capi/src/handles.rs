@@ -28,17 +28,17 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use vramp_alloc::observe::is_in_callback;
 
-use crate::abi::vramp_allocator_t;
-use crate::context::{CloseRefused, Context};
+use crate::abi::{vramp_allocator_t, vramp_status_t};
+use crate::session::{CloseRefused, Session};
 use crate::slot::{Behind, NotTaken, Slot};
-use crate::status::{Failure, Kind, Result, check_fork};
-use crate::threads;
+use crate::status::{Failure, Kind, Result, check_fork, status_of};
 use crate::tiers::dispatch::check_not_dispatcher;
+use crate::{pointers, threads};
 
 /// Maximum number of open allocators.
 const SLOTS: usize = 256;
 
-static TABLE: [OnceLock<Box<Slot<Context>>>; SLOTS] = [const { OnceLock::new() }; SLOTS];
+static TABLE: [OnceLock<Box<Slot<Session>>>; SLOTS] = [const { OnceLock::new() }; SLOTS];
 static FREE: Mutex<Free> = Mutex::new(Free { slots: Vec::new(), fresh: 0, uses: 0 });
 
 struct Free {
@@ -60,12 +60,12 @@ fn unknown(handle: vramp_allocator_t) -> Failure {
 }
 
 #[inline]
-fn slot_of(handle: vramp_allocator_t) -> Option<&'static Slot<Context>> {
+fn slot_of(handle: vramp_allocator_t) -> Option<&'static Slot<Session>> {
     TABLE[(handle.id % SLOTS as u64) as usize].get().map(|slot| &**slot)
 }
 
 /// Stores an allocator and returns its handle.
-pub(crate) fn insert(context: Arc<Context>) -> Result<vramp_allocator_t> {
+pub(crate) fn insert(session: Arc<Session>) -> Result<vramp_allocator_t> {
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     let index = match free.slots.pop() {
         Some(index) => index,
@@ -80,7 +80,7 @@ pub(crate) fn insert(context: Arc<Context>) -> Result<vramp_allocator_t> {
     };
     free.uses += 1;
     let id = free.uses * SLOTS as u64 + index as u64;
-    TABLE[index].get_or_init(|| Box::new(Slot::new())).open(id, context);
+    TABLE[index].get_or_init(|| Box::new(Slot::new())).open(id, session);
     Ok(vramp_allocator_t { id })
 }
 
@@ -88,15 +88,65 @@ pub(crate) fn insert(context: Arc<Context>) -> Result<vramp_allocator_t> {
 #[inline]
 pub(crate) fn with<R>(
     handle: vramp_allocator_t,
-    call: impl FnOnce(&Context) -> Result<R>,
+    call: impl FnOnce(&Session) -> Result<R>,
 ) -> Result<R> {
-    with_shared(handle, |context| call(context))
+    with_shared(handle, |session| call(session))
+}
+
+/// Runs `call` on an open allocator and returns its status: the body of a function of the interface.
+#[inline]
+pub(crate) fn on(
+    handle: vramp_allocator_t,
+    call: impl FnOnce(&Session) -> Result<()>,
+) -> vramp_status_t {
+    status_of(|| with(handle, call))
+}
+
+/// Runs `call` on an open allocator, writes what it returns and returns the status. On failure nothing is written.
+///
+/// # Safety
+/// `out` is null or valid for writing a `T`. It need not be aligned.
+#[inline]
+pub(crate) unsafe fn out<T>(
+    handle: vramp_allocator_t,
+    (out, name): (*mut T, &str),
+    call: impl FnOnce(&Session) -> Result<T>,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(out, name)?;
+        let value = with(handle, call)?;
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(out, value, name) }
+    })
+}
+
+/// As [`out()`], and on failure writes `otherwise`.
+///
+/// # Safety
+/// As of [`out()`].
+#[inline]
+pub(crate) unsafe fn out_or<T>(
+    handle: vramp_allocator_t,
+    (out, name): (*mut T, &str),
+    otherwise: T,
+    call: impl FnOnce(&Session) -> Result<T>,
+) -> vramp_status_t {
+    status_of(|| {
+        pointers::check(out, name)?;
+        let (value, done) = match with(handle, call) {
+            Ok(value) => (value, Ok(())),
+            Err(failure) => (otherwise, Err(failure)),
+        };
+        // SAFETY: required by this function's contract.
+        unsafe { pointers::write(out, value, name) }?;
+        done
+    })
 }
 
 #[inline]
 fn with_shared<R>(
     handle: vramp_allocator_t,
-    mut call: impl FnOnce(&Arc<Context>) -> Result<R>,
+    mut call: impl FnOnce(&Arc<Session>) -> Result<R>,
 ) -> Result<R> {
     check_fork()?;
     let Some(slot) = slot_of(handle) else { return Err(unknown(handle)) };
@@ -112,8 +162,8 @@ fn with_shared<R>(
             Ok(result) => return result,
             Err(refused) => call = refused,
         }
-        if let Some(context) = served_while_closing(slot, handle)? {
-            return call(&context);
+        if let Some(session) = served_while_closing(slot, handle)? {
+            return call(&session);
         }
     }
 }
@@ -122,12 +172,12 @@ fn with_shared<R>(
 /// any other call. `None` if a close was given up meanwhile, and the caller looks again.
 #[cold]
 fn served_while_closing(
-    slot: &Slot<Context>,
+    slot: &Slot<Session>,
     handle: vramp_allocator_t,
-) -> Result<Option<Arc<Context>>> {
-    match slot.while_closing(handle.id, |context| context.allocator().is_in_callback()) {
+) -> Result<Option<Arc<Session>>> {
+    match slot.while_closing(handle.id, |session| session.allocator().is_in_callback()) {
         Behind::Open => Ok(None),
-        Behind::Closing(context) => Ok(Some(context)),
+        Behind::Closing(session) => Ok(Some(session)),
         Behind::Gone => Err(unknown(handle)),
     }
 }
@@ -138,13 +188,13 @@ fn served_while_closing(
 pub(crate) fn close(handle: vramp_allocator_t) -> Result<()> {
     let slot = slot_of(handle).ok_or_else(|| unknown(handle))?;
     check_not_dispatcher()?;
-    let context = match is_in_callback() {
+    let session = match is_in_callback() {
         true => take_at_once(slot, handle)?,
         false => take_after_calls(slot, handle)?,
     };
-    let closed = Arc::into_inner(context).expect("no call is in progress").close();
-    if let Err(CloseRefused { context: Some(context), failure }) = closed {
-        slot.open(handle.id, Arc::new(*context));
+    let closed = Arc::into_inner(session).expect("no call is in progress").close();
+    if let Err(CloseRefused { session: Some(session), failure }) = closed {
+        slot.open(handle.id, Arc::new(*session));
         return Err(failure);
     }
     let index = (handle.id % SLOTS as u64) as usize;
@@ -152,25 +202,25 @@ pub(crate) fn close(handle: vramp_allocator_t) -> Result<()> {
     closed.map_err(|refused| refused.failure)
 }
 
-fn take_after_calls(slot: &Slot<Context>, handle: vramp_allocator_t) -> Result<Arc<Context>> {
+fn take_after_calls(slot: &Slot<Session>, handle: vramp_allocator_t) -> Result<Arc<Session>> {
     // Within a call, so that the allocator is open while its close is claimed.
-    with_shared(handle, |context| {
-        context.check_closable()?;
-        context.check_tiers_closable()?;
-        if !slot.claim(handle.id, context) {
+    with_shared(handle, |session| {
+        session.check_closable()?;
+        session.check_tiers_closable()?;
+        if !slot.claim(handle.id, session) {
             return Err(unknown(handle));
         }
-        context.end_waits();
+        session.end_waits();
         Ok(())
     })?;
     Ok(slot.take_claimed(handle.id, threads::records))
 }
 
-fn take_at_once(slot: &Slot<Context>, handle: vramp_allocator_t) -> Result<Arc<Context>> {
-    with(handle, |context| {
-        context.check_closable()?;
-        context.check_tiers_closable()?;
-        match context.allocator().is_in_callback() {
+fn take_at_once(slot: &Slot<Session>, handle: vramp_allocator_t) -> Result<Arc<Session>> {
+    with(handle, |session| {
+        session.check_closable()?;
+        session.check_tiers_closable()?;
+        match session.allocator().is_in_callback() {
             true => Err(busy(
                 "a callback of the allocator runs on this thread: return from it, and then close \
                  the allocator",

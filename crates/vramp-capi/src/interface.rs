@@ -12,9 +12,9 @@ use crate::abi::vramp_status_t;
 use crate::abi::{
     vramp_allocator_t, vramp_event_t, vramp_observer_t, vramp_stats_t, vramp_stream_t,
 };
-use crate::context::Context;
 use crate::environment::variable;
 use crate::options::Options;
+use crate::session::Session;
 use crate::status::{Failure, Kind, check_fork, last_error, status_of};
 use crate::torch::snapshot::{record_history_of_devices, snapshot_of_devices};
 use crate::{handles, pointers};
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn vramp_open(
         let options = unsafe { pointers::text(options, "options") }?;
         let options = Options::parse(options)?;
         let device = if device.is_empty() { "auto" } else { device };
-        let handle = handles::insert(Arc::new(Context::open(device, &options, None, variable)?))?;
+        let handle = handles::insert(Arc::new(Session::open(device, &options, None, variable)?))?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(allocator, handle, "allocator") }
     })
@@ -148,16 +148,13 @@ pub unsafe extern "C" fn vramp_stream_adopt(
     raw: *mut c_void,
     stream: *mut vramp_stream_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(stream, "stream")?;
-        let name = handles::with(allocator, |context| {
-            // SAFETY: required by this function's contract.
-            let adopted = unsafe { context.adopt(raw) }?;
-            Ok(context.handle_of(adopted))
-        })?;
+    let find = |session: &Session| {
         // SAFETY: required by this function's contract.
-        unsafe { pointers::write(stream, name, "stream") }
-    })
+        let adopted = unsafe { session.adopt(raw) }?;
+        Ok(session.handle_of(adopted))
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (stream, "stream"), find) }
 }
 
 /// Creates a stream, for programs that have none of their own. One driver call.
@@ -169,13 +166,9 @@ pub unsafe extern "C" fn vramp_stream_create(
     allocator: vramp_allocator_t,
     stream: *mut vramp_stream_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(stream, "stream")?;
-        let name =
-            handles::with(allocator, |context| Ok(context.handle_of(context.create_stream()?)))?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(stream, name, "stream") }
-    })
+    let find = |session: &Session| Ok(session.handle_of(session.create_stream()?));
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (stream, "stream"), find) }
 }
 
 /// Forgets a stream, created or adopted. Call it before destroying an adopted stream; while the stream
@@ -187,7 +180,7 @@ pub extern "C" fn vramp_stream_forget(
     allocator: vramp_allocator_t,
     stream: vramp_stream_t,
 ) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.forget(context.stream(stream)?)))
+    handles::on(allocator, |session| session.forget(session.stream(stream)?))
 }
 
 /// Allocates at least `size` bytes for work on `stream`, aligned to 512 bytes, or to 256 bytes in a
@@ -204,16 +197,12 @@ pub unsafe extern "C" fn vramp_malloc(
     stream: vramp_stream_t,
     address: *mut *mut c_void,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(address, "address")?;
-        let placed = handles::with(allocator, |context| {
-            context.malloc(size as u64, context.stream(stream)?)
-        });
-        let found = placed.as_ref().map_or(0, |addr| addr.number());
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(address, found as *mut c_void, "address") }?;
-        placed.map(|_| ())
-    })
+    let place = |session: &Session| {
+        let block = session.place(size as u64, session.stream(stream)?)?;
+        Ok(block.addr as *mut c_void)
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out_or(allocator, (address, "address"), std::ptr::null_mut(), place) }
 }
 
 /// Frees a block. All work on it must be queued on `stream`, or ordered before the work queued on
@@ -229,9 +218,7 @@ pub extern "C" fn vramp_free(
     address: *mut c_void,
     stream: vramp_stream_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| context.free(address as u64, context.stream(stream)?))
-    })
+    handles::on(allocator, |session| session.free(address as u64, session.stream(stream)?))
 }
 
 /// Records that work queued on `stream` so far uses a block. No driver call.
@@ -241,11 +228,7 @@ pub extern "C" fn vramp_record_use(
     address: *mut c_void,
     stream: vramp_stream_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            context.record_use(address as u64, context.stream(stream)?)
-        })
-    })
+    handles::on(allocator, |session| session.record_use(address as u64, session.stream(stream)?))
 }
 
 /// Returns the usable bytes of a block: the requested size, or slightly more.
@@ -258,19 +241,16 @@ pub unsafe extern "C" fn vramp_usable_size(
     address: *mut c_void,
     size: *mut usize,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(size, "size")?;
-        let usable = handles::with(allocator, |context| context.usable(address as u64))?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(size, usable as usize, "size") }
-    })
+    let find = |session: &Session| Ok(session.usable(address as u64)? as usize);
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (size, "size"), find) }
 }
 
 /// Releases idle memory to the device until at most `keep` bytes are reserved or no more memory is
 /// idle, and unpins all idle memory of the host. Never waits.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_trim(allocator: vramp_allocator_t, keep: usize) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.trim(keep as u64)))
+    handles::on(allocator, |session| session.trim(keep as u64))
 }
 
 /// Returns statistics. Set `stats->struct_size` to `sizeof(vramp_stats_t)` before.
@@ -283,7 +263,7 @@ pub unsafe extern "C" fn vramp_stats(
     stats: *mut vramp_stats_t,
 ) -> vramp_status_t {
     status_of(|| {
-        let find = || handles::with(allocator, Context::stats);
+        let find = || handles::with(allocator, Session::stats);
         // SAFETY: the struct begins with its size; the rest is this function's contract.
         unsafe { pointers::write_sized(stats, find, "stats") }
     })
@@ -292,14 +272,14 @@ pub unsafe extern "C" fn vramp_stats(
 /// Checks every invariant of the state of the allocator and its tiers. O(n log n): for tests.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_audit(allocator: vramp_allocator_t) -> vramp_status_t {
-    status_of(|| handles::with(allocator, Context::audit))
+    handles::on(allocator, Session::audit)
 }
 
 /// Sets the limit of reserved bytes; zero means the memory of the device. Idle memory above the
 /// limit is released at once. Memory in use stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_set_limit(allocator: vramp_allocator_t, limit: u64) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.set_limit(limit)))
+    handles::on(allocator, |session| session.set_limit(limit))
 }
 
 /// Starts to record the last `events` events, 40 bytes each; zero stops recording. More than
@@ -310,7 +290,7 @@ pub extern "C" fn vramp_record_history(
     allocator: vramp_allocator_t,
     events: u32,
 ) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.record_history(events)))
+    handles::on(allocator, |session| session.record_history(events))
 }
 
 /// Writes all blocks and segments, and the history if one is recorded, to a file: a snapshot for
@@ -328,7 +308,7 @@ pub unsafe extern "C" fn vramp_snapshot(
         pointers::check(path.cast_mut(), "path")?;
         // SAFETY: required by this function's contract.
         let path = unsafe { pointers::text(path, "path") }?;
-        handles::with(allocator, |context| context.write_snapshot(path))
+        handles::with(allocator, |session| session.write_snapshot(path))
     })
 }
 
@@ -377,12 +357,12 @@ impl User {
 /// # Safety
 /// As of [`vramp_observe`].
 pub(crate) unsafe fn register_observer(
-    context: &Context,
+    session: &Session,
     observer: unsafe extern "C" fn(event: *const vramp_event_t, user: *mut c_void),
     user: User,
 ) -> u64 {
-    let name = context.namer();
-    context.observe(move |event| {
+    let name = session.namer();
+    session.observe(move |event| {
         let Some(event) = event_of(event, &name) else { return };
         // SAFETY: allowed by this function's contract.
         unsafe { observer(&event, user.get()) };
@@ -410,9 +390,9 @@ pub unsafe extern "C" fn vramp_observe(
             return Err(Failure::new(Kind::Null, "observer is null: pass a function"));
         };
         let user = User(user);
-        let number = handles::with(allocator, |context| {
+        let number = handles::with(allocator, |session| {
             // SAFETY: allowed by this function's contract.
-            Ok(unsafe { register_observer(context, observer, user) })
+            Ok(unsafe { register_observer(session, observer, user) })
         })?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(registration, number, "registration") }
@@ -429,7 +409,7 @@ pub extern "C" fn vramp_unobserve(
     registration: u64,
 ) -> vramp_status_t {
     status_of(|| {
-        let found = handles::with(allocator, |context| Ok(context.unobserve(registration)))?;
+        let found = handles::with(allocator, |session| Ok(session.unobserve(registration)))?;
         let text = "the registration is unknown or was removed before";
         if found { Ok(()) } else { Err(Failure::new(Kind::Range, text)) }
     })

@@ -9,7 +9,7 @@
 //! 3. `addresses.rs` looks up the allocation at an address. `captures.rs` looks up arenas, graphs
 //!    and leases, `sharing/tables.rs` exports, imports and pins,
 //!    `tiers/tables.rs` reservations, buffers and leases.
-//! 4. `context.rs` calls the Rust interface.
+//! 4. `session.rs` calls the Rust interface.
 //! 5. `status.rs` converts an error to a status code, stores its message for the thread, and
 //!    catches panics.
 //!
@@ -50,7 +50,6 @@ pub mod abi;
 mod addresses;
 mod brief_lock;
 mod captures;
-mod context;
 mod device;
 mod environment;
 mod exchange;
@@ -66,6 +65,7 @@ pub mod process;
 pub mod queries;
 mod region_disk;
 mod regions;
+mod session;
 pub mod sharing;
 pub mod sleep;
 mod slot;

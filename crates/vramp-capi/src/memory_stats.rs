@@ -4,10 +4,10 @@
 
 use vramp_alloc::stats::{MemoryStats, Stat, StatByPool};
 
-use crate::context::Context;
+use crate::session::Session;
 use crate::status::Result;
 
-impl Context {
+impl Session {
     /// Returns the statistics of `torch.cuda.memory_stats`. Memory that sleeps is not reserved; its blocks
     /// are allocated.
     pub fn memory_stats(&self) -> Result<MemoryStats> {

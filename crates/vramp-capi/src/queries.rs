@@ -10,8 +10,8 @@ use crate::abi::{
     vramp_allocator_t, vramp_device_t, vramp_shortage_handler_t, vramp_shortage_t,
     vramp_stat_visitor_t, vramp_stream_t,
 };
-use crate::context::Context;
 use crate::interface::User;
+use crate::session::Session;
 use crate::status::{Failure, Kind, status_of};
 use crate::{handles, pointers};
 
@@ -87,15 +87,15 @@ pub unsafe extern "C" fn vramp_device(
     device: *mut vramp_device_t,
 ) -> vramp_status_t {
     status_of(|| {
-        let find = || handles::with(allocator, |context| Ok(device_of(context)));
+        let find = || handles::with(allocator, |session| Ok(device_of(session)));
         // SAFETY: the struct begins with its size; the rest is this function's contract.
         unsafe { pointers::write_sized(device, find, "device") }
     })
 }
 
-fn device_of(context: &Context) -> vramp_device_t {
-    let info = context.device().driver.info();
-    let ordinal = context.device().ordinal.and_then(|ordinal| i32::try_from(ordinal).ok());
+fn device_of(session: &Session) -> vramp_device_t {
+    let info = session.device().driver.info();
+    let ordinal = session.device().ordinal.and_then(|ordinal| i32::try_from(ordinal).ok());
     vramp_device_t {
         struct_size: size_of::<vramp_device_t>() as u64,
         memory: info.limits.memory.count(),
@@ -136,14 +136,9 @@ pub unsafe extern "C" fn vramp_stream_raw(
     stream: vramp_stream_t,
     raw: *mut *mut c_void,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(raw, "raw")?;
-        let found = handles::with(allocator, |context| context.raw_stream(context.stream(stream)?));
-        let value = found.as_ref().map_or(std::ptr::null_mut(), |raw| *raw);
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(raw, value, "raw") }?;
-        found.map(|_| ())
-    })
+    let find = |session: &Session| session.raw_stream(session.stream(stream)?);
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out_or(allocator, (raw, "raw"), std::ptr::null_mut(), find) }
 }
 
 /// Waits on the host for the work queued on a stream so far. VRAMP_ERROR_CAPTURE while it captures.
@@ -152,7 +147,7 @@ pub extern "C" fn vramp_stream_synchronize(
     allocator: vramp_allocator_t,
     stream: vramp_stream_t,
 ) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.synchronize(context.stream(stream)?)))
+    handles::on(allocator, |session| session.synchronize(session.stream(stream)?))
 }
 
 /// Frees a block on the stream that it was allocated for, as vramp_free does with that stream. The
@@ -163,12 +158,10 @@ pub extern "C" fn vramp_free_on_own_stream(
     allocator: vramp_allocator_t,
     address: *mut c_void,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            let addr = address as u64;
-            let freed = context.free_on_own_stream(addr)?;
-            freed.map(|_| ()).ok_or_else(|| context.unknown_pointer(addr))
-        })
+    handles::on(allocator, |session| {
+        let addr = address as u64;
+        let freed = session.free_on_own_stream(addr)?;
+        freed.map(|_| ()).ok_or_else(|| session.unknown_pointer(addr))
     })
 }
 
@@ -176,11 +169,9 @@ pub extern "C" fn vramp_free_on_own_stream(
 /// vramp_stats and of vramp_memory_stats. O(threads).
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_reset_peaks(allocator: vramp_allocator_t) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            context.reset_peaks();
-            Ok(())
-        })
+    handles::on(allocator, |session| {
+        session.reset_peaks();
+        Ok(())
     })
 }
 
@@ -202,7 +193,7 @@ pub unsafe extern "C" fn vramp_memory_stats(
         let Some(visitor) = visitor else {
             return Err(Failure::new(Kind::Null, "visitor is null: pass a function"));
         };
-        let stats = handles::with(allocator, |context| context.memory_stats())?;
+        let stats = handles::with(allocator, |session| session.memory_stats())?;
         for (name, value) in stats.by_name() {
             let name = CString::new(name).expect("names of statistics have no zeros");
             // SAFETY: allowed by this function's contract.
@@ -235,9 +226,9 @@ pub unsafe extern "C" fn vramp_on_shortage(
             return Err(Failure::new(Kind::Null, "handler is null: pass a function"));
         };
         let user = User(user);
-        let number = handles::with(allocator, |context| {
-            let name = context.namer();
-            let registered = context.allocator().on_shortage(move |shortage| {
+        let number = handles::with(allocator, |session| {
+            let name = session.namer();
+            let registered = session.allocator().on_shortage(move |shortage| {
                 let stream = shortage.block_for.map(&name).unwrap_or_default();
                 let shortage = shortage_of(shortage, stream);
                 // SAFETY: allowed by this function's contract.

@@ -32,8 +32,8 @@ use vramp_tiers::movers::{Mover, MoverConfig};
 use vramp_tiers::regions::{Backup, Region, RegionError, RegionOptions, Regions};
 use vramp_tiers::{DiskStore, ReservationManager, SpaceConfig, SpaceId};
 
-use crate::context::Context;
 use crate::region_disk;
+use crate::session::Session;
 use crate::status::{Failure, Kind, Result};
 
 /// Allocators that a scope is about.
@@ -48,11 +48,11 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    fn includes(self, context: &Context) -> bool {
+    fn includes(self, session: &Session) -> bool {
         match self {
-            Target::Shared => context.device_number().is_some(),
-            Target::Device(device) => context.device_number() == Some(device),
-            Target::Allocator(number) => context.allocator().number() == number,
+            Target::Shared => session.device_number().is_some(),
+            Target::Device(device) => session.device_number() == Some(device),
+            Target::Allocator(number) => session.allocator().number() == number,
         }
     }
 }
@@ -128,15 +128,15 @@ enum Choice {
     New(u64, Arc<Tagged>),
 }
 
-fn choose(context: &Context) -> Choice {
+fn choose(session: &Session) -> Choice {
     let chosen = SCOPES.try_with(|scopes| {
         let scopes = scopes.borrow();
-        let scope = scopes.iter().rev().find(|scope| scope.target.includes(context))?;
+        let scope = scopes.iter().rev().find(|scope| scope.target.includes(session))?;
         let tagged = scope.tagged.as_ref()?;
-        let own = context.allocator().number();
+        let own = session.allocator().number();
         let found = scope.found.iter().find(|(number, _)| *number == own);
         // A removal holds it for writing, and takes the region out of it before the region ends.
-        let table = context.region_table_if_any()?;
+        let table = session.region_table_if_any()?;
         let table = table.table.read().unwrap_or_else(PoisonError::into_inner);
         Some(match found.and_then(|(_, pool)| table.by_pool.get(pool)) {
             Some(region) => Choice::Found(Arc::clone(region)),
@@ -329,7 +329,7 @@ impl Owner<'_> {
 }
 
 /// Returns host memory without a budget, pinned as it is needed, with a mover.
-fn own_mover(context: &Context, keep: Bytes) -> Result<Mover> {
+fn own_mover(session: &Session, keep: Bytes) -> Result<Mover> {
     let failed = |error: String| Failure::new(Kind::Option, error);
     let host = SpaceId::host(0);
     let spaces = ReservationManager::new([(host, SpaceConfig::host(Bytes::tib(1 << 10)))])
@@ -341,17 +341,17 @@ fn own_mover(context: &Context, keep: Bytes) -> Result<Mover> {
         keep: Some(keep),
         ..HostPoolConfig::default()
     };
-    let driver = context.allocator().driver();
+    let driver = session.allocator().driver();
     let pool = HostPool::new(&space, config, [Arc::clone(driver)])
         .map_err(|error| failed(error.to_string()))?;
     Ok(Mover::new(Arc::clone(driver), &pool, MoverConfig::default())?)
 }
 
-impl Context {
+impl Session {
     /// Returns the region that requests of this thread go to, and creates it if there is none. `None` if
     /// they go to the pool.
     #[inline]
-    pub fn region_of_thread(&self) -> Result<Option<Arc<Region>>> {
+    pub(crate) fn region_of_thread(&self) -> Result<Option<Arc<Region>>> {
         if ACTIVE.load(Ordering::Relaxed) == 0 {
             return Ok(None);
         }
@@ -383,7 +383,7 @@ impl Context {
     /// Returns the region that requests of this thread go to, `None` if they go to the pool, and an error
     /// if it has to be looked up.
     #[inline]
-    pub fn region_at_hand(&self) -> std::result::Result<Option<Arc<Region>>, ()> {
+    pub(crate) fn region_at_hand(&self) -> std::result::Result<Option<Arc<Region>>, ()> {
         if ACTIVE.load(Ordering::Relaxed) == 0 || self.region_table_if_any().is_none() {
             return Ok(None);
         }
@@ -395,7 +395,7 @@ impl Context {
     }
 
     /// Calls `call`, and if it found no disk for a backup once more with the disk of the process.
-    pub fn with_disk<T>(
+    pub(crate) fn with_disk<T>(
         &self,
         call: impl Fn() -> std::result::Result<T, RegionError>,
     ) -> Result<T> {
@@ -410,7 +410,7 @@ impl Context {
     }
 
     /// Returns the region with a tag, and creates it if there is none.
-    pub fn region(&self, tagged: &Tagged) -> Result<Arc<Region>> {
+    pub(crate) fn region(&self, tagged: &Tagged) -> Result<Arc<Region>> {
         let needs_disk = tagged.options.backup == Backup::Disk;
         let regions = self.region_table()?;
         if self.regions_if_any().is_none() {
@@ -473,7 +473,7 @@ impl Context {
     }
 
     /// Returns the host memory of the regions and of the open tiers.
-    pub fn host_pools(&self) -> Vec<HostPool> {
+    pub(crate) fn host_pools(&self) -> Vec<HostPool> {
         self.region_table_if_any().map_or_else(Vec::new, |table| table.host_pools())
     }
 
@@ -489,14 +489,14 @@ impl Context {
     }
 
     /// Returns all regions, in no order.
-    pub fn all_regions(&self) -> Vec<Arc<Region>> {
+    pub(crate) fn all_regions(&self) -> Vec<Arc<Region>> {
         let Some(table) = self.region_table_if_any() else { return Vec::new() };
         let table = table.table.read().unwrap_or_else(PoisonError::into_inner);
         table.by_pool.values().cloned().collect()
     }
 
     /// Returns the pools beside this one: those of the regions, and that of plain allocations.
-    pub fn other_pools(&self) -> impl Iterator<Item = Owner<'_>> {
+    pub(crate) fn other_pools(&self) -> impl Iterator<Item = Owner<'_>> {
         let plain = self.plain_pool_if_any().map(Owner::Own);
         plain.into_iter().chain(self.all_regions().into_iter().map(Owner::Region))
     }
@@ -504,7 +504,7 @@ impl Context {
     /// Returns the pool with a number: this one, that of plain allocations, or that of a region. This one if
     /// there is none.
     #[inline]
-    pub fn owner(&self, pool_number: u64) -> Owner<'_> {
+    pub(crate) fn owner(&self, pool_number: u64) -> Owner<'_> {
         if pool_number == self.allocator().number() {
             return Owner::Own(self.allocator());
         }
@@ -526,7 +526,7 @@ impl Context {
 
     /// Calls `call` for this pool and then for those of the regions, until one succeeds: for memory by its
     /// addresses, of which each pool has its own. Returns the first error if none does.
-    pub fn in_any_pool<R, E>(
+    pub(crate) fn in_any_pool<R, E>(
         &self,
         call: impl Fn(&Allocator) -> std::result::Result<R, E>,
     ) -> std::result::Result<R, E> {
@@ -537,7 +537,7 @@ impl Context {
     }
 
     /// Returns the regions in which graphs pin nothing.
-    pub fn regions_without_pins(&self) -> Vec<Arc<Region>> {
+    pub(crate) fn regions_without_pins(&self) -> Vec<Arc<Region>> {
         let mut regions = self.all_regions();
         regions.retain(|region| !region.options().graph_pins);
         regions
@@ -545,7 +545,7 @@ impl Context {
 
     /// Calls `call` for this pool, and if that fails for the region that has the addresses. Returns the region's
     /// error, or the first one if no region has them. O(regions) after a failure.
-    pub fn in_pool_of<R, E>(
+    pub(crate) fn in_pool_of<R, E>(
         &self,
         range: AddrRange,
         call: impl Fn(&Allocator) -> std::result::Result<R, E>,
@@ -559,8 +559,57 @@ impl Context {
         })
     }
 
+    /// Calls `call` with the regions that have these tags. Does nothing without tags.
+    ///
+    /// # Errors
+    /// There are no regions, or those of `call`.
+    pub fn with_regions(
+        &self,
+        tags: &[String],
+        call: impl Fn(&Regions, &[&str]) -> std::result::Result<(), RegionError>,
+    ) -> Result<()> {
+        let names: Vec<&str> = tags.iter().map(String::as_str).collect();
+        match (self.regions_if_any(), names.first()) {
+            (Some(regions), _) => self.with_disk(|| call(&regions, &names)),
+            (None, Some(tag)) => Err(no_region(tag)),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// Calls `call` with the regions, for the backup of a block.
+    ///
+    /// # Errors
+    /// There are no regions, or those of `call`.
+    pub fn with_backups(
+        &self,
+        call: impl FnOnce(&Regions) -> std::result::Result<(), RegionError>,
+    ) -> Result<()> {
+        let Some(regions) = self.regions_if_any() else {
+            let text = "the allocator has no regions: only memory of a region has a backup";
+            return Err(Failure::new(Kind::Region, text));
+        };
+        Ok(call(&regions)?)
+    }
+
+    /// Lets regions sleep, in this order and as far as needed, when a request of the allocator finds no
+    /// memory. Returns the number of the registration, for [`Session::unobserve`].
+    ///
+    /// # Errors
+    /// A region is unknown.
+    pub fn pause_regions_on_pressure(&self, tags: &[String]) -> Result<u64> {
+        let names: Vec<&str> = tags.iter().map(String::as_str).collect();
+        match (self.regions_if_any(), names.first()) {
+            (Some(regions), _) => Ok(regions.on_pressure(self.allocator(), &names)?.number()),
+            (None, Some(tag)) => Err(no_region(tag)),
+            (None, None) => {
+                let text = "the allocator has no regions: allocate in one first";
+                Err(Failure::new(Kind::Region, text))
+            }
+        }
+    }
+
     /// Closes all regions: no call is in progress on the allocator.
-    pub fn close_regions(&self) -> Result<()> {
+    pub(crate) fn close_regions(&self) -> Result<()> {
         let Some(table) = self.region_table_if_any() else { return Ok(()) };
         let mut table = table.table.write().unwrap_or_else(PoisonError::into_inner);
         if table.regions.is_some() && self.allocator().any_captures()? {

@@ -17,8 +17,8 @@ use crate::abi::vramp_status_t;
 use crate::abi::{
     vramp_allocator_t, vramp_export_t, vramp_pin_t, vramp_sharing_t, vramp_stream_t, vramp_ticket_t,
 };
-use crate::context::Context;
 use crate::queries::chars;
+use crate::session::Session;
 use crate::sharing::tables::ticket_of;
 use crate::status::{Failure, Kind, Result, check_fork, status_of};
 use crate::{device, handles, pointers};
@@ -51,12 +51,9 @@ pub unsafe extern "C" fn vramp_export(
     address: *mut c_void,
     exported: *mut vramp_export_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(exported, "exported")?;
-        let id = handles::with(allocator, |context| context.add_export(address as u64))?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(exported, vramp_export_t { id }, "exported") }
-    })
+    let find = |session: &Session| Ok(vramp_export_t { id: session.add_export(address as u64)? });
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (exported, "exported"), find) }
 }
 
 /// Returns a ticket for another process, which can be opened any number of times while the export is
@@ -75,8 +72,8 @@ pub unsafe extern "C" fn vramp_export_ticket(
 ) -> vramp_status_t {
     status_of(|| {
         pointers::check(ticket, "ticket")?;
-        let made = handles::with(allocator, |context| {
-            ticket_of(&*context.shares.export(exported.id)?, keep_until_opened != 0)
+        let made = handles::with(allocator, |session| {
+            ticket_of(&*session.shares.export(exported.id)?, keep_until_opened != 0)
         })?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(ticket, ticket_to_c(&made)?, "ticket") }
@@ -100,8 +97,8 @@ pub unsafe extern "C" fn vramp_export_revoke(
         let ticket = unsafe { pointers::read(ticket, "ticket") }?;
         let ticket = Ticket::from_bytes(ticket_bytes(&ticket)?);
         let ticket = ticket.map_err(|error| Failure::new(Kind::Ticket, error.to_string()))?;
-        let done = handles::with(allocator, |context| {
-            Ok(context.shares.export(exported.id)?.revoke(&ticket))
+        let done = handles::with(allocator, |session| {
+            Ok(session.shares.export(exported.id)?.revoke(&ticket))
         })?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write_optional(revoked, c_int::from(done)) };
@@ -122,7 +119,7 @@ pub unsafe extern "C" fn vramp_export_is_held(
     opens: *mut u64,
 ) -> vramp_status_t {
     status_of(|| {
-        let shared = handles::with(allocator, |context| context.shares.export(exported.id))?;
+        let shared = handles::with(allocator, |session| session.shares.export(exported.id))?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write_optional(held, c_int::from(shared.is_held())) };
         // SAFETY: required by this function's contract.
@@ -145,7 +142,7 @@ pub unsafe extern "C" fn vramp_export_wait(
     released: *mut c_int,
 ) -> vramp_status_t {
     status_of(|| {
-        let shared = handles::with(allocator, |context| context.shares.export(exported.id))?;
+        let shared = handles::with(allocator, |session| session.shares.export(exported.id))?;
         let deadline = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
         let done = shared.wait_released(deadline);
         // SAFETY: required by this function's contract.
@@ -161,7 +158,7 @@ pub extern "C" fn vramp_export_close(
     allocator: vramp_allocator_t,
     exported: vramp_export_t,
 ) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.close_export(exported.id)))
+    handles::on(allocator, |session| session.close_export(exported.id))
 }
 
 /// Opens the memory of a ticket: `*address` is where it lies in this process, `*size` its bytes. Waits for
@@ -186,7 +183,7 @@ pub unsafe extern "C" fn vramp_import(
         // SAFETY: required by this function's contract.
         let opened = unsafe { pointers::read(ticket, "ticket") }.and_then(|ticket| {
             let bytes = ticket_bytes(&ticket)?;
-            handles::with(allocator, |context| context.add_import(bytes))
+            handles::with(allocator, |session| session.add_import(bytes))
         });
         let found = opened.as_ref().map_or(0, |range| range.start.number());
         // SAFETY: required by this function's contract.
@@ -206,11 +203,7 @@ pub extern "C" fn vramp_import_record_use(
     address: *mut c_void,
     stream: vramp_stream_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            context.record_import(address as u64, context.stream(stream)?)
-        })
-    })
+    handles::on(allocator, |session| session.record_import(address as u64, session.stream(stream)?))
 }
 
 /// Closes an import: waits on the host for recorded work, unmaps the memory, and closes it at the exporter,
@@ -220,7 +213,7 @@ pub extern "C" fn vramp_import_close(
     allocator: vramp_allocator_t,
     address: *mut c_void,
 ) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.close_import(address as u64)))
+    handles::on(allocator, |session| session.close_import(address as u64))
 }
 
 /// Grants card number `device` access to all memory of the allocator and of the pools made from it, now and
@@ -240,7 +233,7 @@ pub unsafe extern "C" fn vramp_grant_access(
     bytes: *mut u64,
 ) -> vramp_status_t {
     status_of(|| {
-        let grant = |context: &Context| Ok(context.allocator().grant_access(device)?);
+        let grant = |session: &Session| Ok(session.allocator().grant_access(device)?);
         // SAFETY: this function's contract is the same.
         unsafe { change_access(allocator, grant, calls, bytes) }
     })
@@ -259,7 +252,7 @@ pub unsafe extern "C" fn vramp_revoke_access(
     bytes: *mut u64,
 ) -> vramp_status_t {
     status_of(|| {
-        let revoke = |context: &Context| Ok(context.allocator().revoke_access(device)?);
+        let revoke = |session: &Session| Ok(session.allocator().revoke_access(device)?);
         // SAFETY: this function's contract is the same.
         unsafe { change_access(allocator, revoke, calls, bytes) }
     })
@@ -269,7 +262,7 @@ pub unsafe extern "C" fn vramp_revoke_access(
 /// As of [`vramp_grant_access`].
 unsafe fn change_access(
     allocator: vramp_allocator_t,
-    change: impl FnOnce(&Context) -> Result<AccessChange>,
+    change: impl FnOnce(&Session) -> Result<AccessChange>,
     calls: *mut u64,
     bytes: *mut u64,
 ) -> Result<()> {
@@ -294,18 +287,16 @@ pub unsafe extern "C" fn vramp_pin(
     size: usize,
     pin: *mut vramp_pin_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(pin, "pin")?;
-        let id = handles::with(allocator, |context| context.add_pin(address as u64, size as u64))?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(pin, vramp_pin_t { id }, "pin") }
-    })
+    let find =
+        |session: &Session| Ok(vramp_pin_t { id: session.add_pin(address as u64, size as u64)? });
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (pin, "pin"), find) }
 }
 
 /// Ends a pin, after the registration has ended. No driver call.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_unpin(allocator: vramp_allocator_t, pin: vramp_pin_t) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.unpin(pin.id)))
+    handles::on(allocator, |session| session.unpin(pin.id))
 }
 
 /// Pins `size` bytes from `address` on as vramp_pin does, and returns a descriptor of the pages of 4 KiB that
@@ -328,11 +319,11 @@ pub unsafe extern "C" fn vramp_export_dma_buf(
         pointers::check(descriptor, "descriptor")?;
         pointers::check(offset, "offset")?;
         pointers::check(pin, "pin")?;
-        let (opened, start, id) = handles::with(allocator, |context| {
-            let buffer = context.dma_buf(address as u64, size as u64)?;
+        let (opened, start, id) = handles::with(allocator, |session| {
+            let buffer = session.dma_buf(address as u64, size as u64)?;
             let start = buffer.offset().count() as usize;
             let (pinned, opened) = buffer.into_parts();
-            Ok((opened, start, context.keep_pin(pinned)))
+            Ok((opened, start, session.keep_pin(pinned)))
         })?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(descriptor, opened.into_raw_fd(), "descriptor") }?;
@@ -362,7 +353,7 @@ pub unsafe extern "C" fn vramp_comm_pool(
         // SAFETY: required by this function's contract.
         let name = unsafe { pointers::text(name, "name") }?;
         let name = if name.is_empty() { "comm" } else { name };
-        let made = handles::with(allocator, |context| context.comm_pool(name))?;
+        let made = handles::with(allocator, |session| session.comm_pool(name))?;
         let handle = handles::insert(Arc::new(made))?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(pool, handle, "pool") }
@@ -380,14 +371,14 @@ pub unsafe extern "C" fn vramp_sharing(
     state: *mut vramp_sharing_t,
 ) -> vramp_status_t {
     status_of(|| {
-        let find = || handles::with(allocator, |context| Ok(sharing_of(context)));
+        let find = || handles::with(allocator, |session| Ok(sharing_of(session)));
         // SAFETY: the struct begins with its size; the rest is this function's contract.
         unsafe { pointers::write_sized(state, find, "state") }
     })
 }
 
-fn sharing_of(context: &Context) -> vramp_sharing_t {
-    let allocator = context.allocator();
+fn sharing_of(session: &Session) -> vramp_sharing_t {
+    let allocator = session.allocator();
     let state = allocator.sharing();
     let (pinned, pinned_bytes) = allocator.pinned();
     let peers = state.peers.iter().filter_map(|&peer| 1_u64.checked_shl(peer));
@@ -403,7 +394,7 @@ fn sharing_of(context: &Context) -> vramp_sharing_t {
         exported: allocator.exported() as u64,
         pinned,
         pinned_bytes: pinned_bytes.count(),
-        imports: context.shares.imports() as u64,
+        imports: session.shares.imports() as u64,
         fallback: chars(state.fallback.as_deref().unwrap_or_default()),
     }
 }

@@ -26,10 +26,10 @@ use vramp_tiers::regions::{
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t;
-use crate::context::Context;
 use crate::queries::chars;
 use crate::region_disk;
 use crate::regions::{self, Tagged, Target};
+use crate::session::Session;
 use crate::sleep::abi::vramp_region_phase_t::*;
 use crate::sleep::abi::*;
 use crate::status::{Failure, Kind, Result, check_fork, status_of};
@@ -146,11 +146,11 @@ unsafe fn tags_of<'a>(tags: *const *const c_char, count: usize) -> Result<Option
 
 /// Calls `call` with the regions that the tags name. Does nothing if they name none.
 fn with_regions(
-    context: &Context,
+    session: &Session,
     tags: Option<&[&str]>,
     call: impl FnOnce(&Regions, &[&str]) -> std::result::Result<(), RegionError>,
 ) -> Result<()> {
-    let Some(regions) = context.regions_if_any() else {
+    let Some(regions) = session.regions_if_any() else {
         let unknown = tags.and_then(<[_]>::first);
         return unknown.map_or(Ok(()), |tag| {
             let text = format!("there is no region {tag:?}: vramp_region_begin creates one");
@@ -180,9 +180,9 @@ fn move_regions(
     tags: Option<&[&str]>,
     call: impl FnOnce(&Regions, &[&str]) -> std::result::Result<(), RegionError>,
 ) -> Result<()> {
-    handles::with(allocator, |context| {
+    handles::with(allocator, |session| {
         refuse_in_callback()?;
-        with_regions(context, tags, call)
+        with_regions(session, tags, call)
     })
 }
 
@@ -195,15 +195,15 @@ fn not_moved(error: RegionError) -> Failure {
 }
 
 fn begin(allocator: vramp_allocator_t, tagged: Option<Tagged>) -> Result<u64> {
-    handles::with(allocator, |context| {
+    handles::with(allocator, |session| {
         // A pool that has no regions says so.
-        context.region_table()?;
+        session.region_table()?;
         if let Some(tagged) = &tagged {
-            context.region(tagged)?;
+            session.region(tagged)?;
         }
-        let target = match context.device_number() {
+        let target = match session.device_number() {
             Some(device) => Target::Device(device),
-            None => Target::Allocator(context.allocator().number()),
+            None => Target::Allocator(session.allocator().number()),
         };
         regions::begin(target, tagged)
     })
@@ -294,9 +294,9 @@ pub unsafe extern "C" fn vramp_region_remove(
         check_fork()?;
         // SAFETY: required by this function's contract.
         let tag = unsafe { tag_of(tag, "tag") }?;
-        handles::with(allocator, |context| {
+        handles::with(allocator, |session| {
             refuse_in_callback()?;
-            context.remove_region(tag)
+            session.remove_region(tag)
         })
     })
 }
@@ -449,8 +449,8 @@ pub unsafe extern "C" fn vramp_region_read_backup(
         pointers::check(out, "out")?;
         // SAFETY: required by this function's contract.
         let out = unsafe { pointers::bytes_mut(out, length, "out") }?;
-        handles::with(allocator, |context| {
-            let Some(regions) = context.regions_if_any() else {
+        handles::with(allocator, |session| {
+            let Some(regions) = session.regions_if_any() else {
                 let text = "the allocator has no regions: only memory of a region has a backup";
                 return Err(Failure::new(Kind::Region, text));
             };
@@ -479,10 +479,10 @@ pub unsafe extern "C" fn vramp_region_on_pressure(
         pointers::check(registration, "registration")?;
         // SAFETY: required by this function's contract.
         let tags = unsafe { tags_of(tags, count) }?;
-        let number = handles::with(allocator, |context| {
+        let number = handles::with(allocator, |session| {
             let mut number = None;
-            with_regions(context, tags.as_deref(), |regions, tags| {
-                number = Some(regions.on_pressure(context.allocator(), tags)?.number());
+            with_regions(session, tags.as_deref(), |regions, tags| {
+                number = Some(regions.on_pressure(session.allocator(), tags)?.number());
                 Ok(())
             })?;
             let text = "the allocator has no regions: vramp_region_begin creates one";
@@ -510,8 +510,8 @@ pub unsafe extern "C" fn vramp_region_status(
     status_of(|| {
         pointers::check(count, "count")?;
         let find = || {
-            handles::with(allocator, |context| {
-                let regions = context.regions_if_any();
+            handles::with(allocator, |session| {
+                let regions = session.regions_if_any();
                 let known = regions.map_or_else(Vec::new, |regions| regions.status());
                 Ok(known.iter().map(status_to_c).collect())
             })

@@ -17,12 +17,12 @@ use crate::abi::{
     vramp_allocator_t, vramp_arena_t, vramp_event_t, vramp_graph_t, vramp_lease_t, vramp_stats_t,
     vramp_stream_t,
 };
-use crate::context::Context;
 use crate::device::Device;
 use crate::graphs::*;
 use crate::handles;
 use crate::interface::*;
 use crate::process::{OpenAllocator, StreamName};
+use crate::session::Session;
 use crate::status::{catch_failure, check_fork, last_error_text};
 
 /// A call that failed: its status and the thread's message.
@@ -55,16 +55,16 @@ pub fn open_on(
 ) -> Outcome<vramp_allocator_t> {
     let opened = catch_failure(|| {
         check_fork()?;
-        handles::insert(Arc::new(Context::on(Device::of(driver), config.into())?))
+        handles::insert(Arc::new(Session::on(Device::of(driver), config.into())?))
     });
     opened.map_err(|failure| Refusal { status: failure.status(), text: failure.text.clone() })
 }
 
 /// Returns the device's stream. `None` if the handle is unknown or the stream was forgotten.
 pub fn driver_stream(allocator: vramp_allocator_t, stream: vramp_stream_t) -> Option<Stream> {
-    let found = handles::with(allocator, |context| {
-        let stream = context.stream(stream)?;
-        Ok(context.allocator().stream(stream))
+    let found = handles::with(allocator, |session| {
+        let stream = session.stream(stream)?;
+        Ok(session.allocator().stream(stream))
     });
     found.ok().flatten()
 }
@@ -105,7 +105,7 @@ pub fn create_stream(allocator: vramp_allocator_t) -> Outcome<vramp_stream_t> {
 /// # Panics
 /// If the allocator is on a card, whose driver would use the value.
 pub fn adopt_stream(allocator: vramp_allocator_t, raw: usize) -> Outcome<vramp_stream_t> {
-    let on_card = handles::with(allocator, |context| Ok(context.is_on_card())).unwrap_or(false);
+    let on_card = handles::with(allocator, |session| Ok(session.is_on_card())).unwrap_or(false);
     assert!(!on_card, "only the caller of `vramp_stream_adopt` knows streams of a card");
     let mut stream = vramp_stream_t::default();
     // SAFETY: the result outlives the call, and no driver gets the value.

@@ -90,12 +90,12 @@ fn open(
     config: impl FnOnce(u32) -> Result<TiersConfig>,
 ) -> Result<()> {
     let store = store.map(Store::open).transpose()?;
-    handles::with(allocator, |context| {
-        let config = config(context.allocator().driver().info().ordinal)?;
+    handles::with(allocator, |session| {
+        let config = config(session.allocator().driver().info().ordinal)?;
         let objects = store.as_ref().map(Store::tier);
         let options = TiersOptions { objects, ..TiersOptions::default() };
-        context.set_tiers(|| {
-            let opened = OpenTiers::open(context, &config, &options)?;
+        session.set_tiers(|| {
+            let opened = OpenTiers::open(session, &config, &options)?;
             if let Some(store) = &store {
                 store.accept();
             }
@@ -113,7 +113,7 @@ fn open(
 /// nothing changes then. VRAMP_ERROR_BUSY in an observer of buffers.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_tiers_close(allocator: vramp_allocator_t) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.close_tiers()))
+    handles::on(allocator, |session| session.close_tiers())
 }
 
 /// Returns the error for a number that names nothing.

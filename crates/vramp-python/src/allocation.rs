@@ -9,6 +9,7 @@ mod methods;
 use pyo3::prelude::*;
 use vramp_capi::process::{Block, Exports, NotClosed, StreamName};
 
+use crate::calls::free;
 use crate::error::refuse;
 use crate::pool::Pool;
 use crate::python::detached;
@@ -136,8 +137,8 @@ impl Drop for Allocation {
         }
         let (allocator, addr, stream) = (self.pool.get().allocator(), self.block.addr, self.stream);
         if !allocator.free_at_hand(addr, stream) {
-            // SAFETY: the package's contract for streams. A closed pool has released the memory.
-            detached(move || drop(unsafe { allocator.free(addr, stream) }));
+            // A closed pool has released the memory.
+            detached(move || drop(free(allocator, addr, stream)));
         }
     }
 }

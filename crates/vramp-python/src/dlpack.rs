@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use vramp_capi::process::{OpenAllocator, StreamName};
 
+use crate::calls;
 use crate::error::{raise, refuse};
 use crate::layout::Layout;
 use crate::python::detached;
@@ -114,9 +115,7 @@ fn order(
         }
     };
     let (allocator, own) = (holder.allocator(), holder.stream());
-    // SAFETY: the package's contract for streams: they are streams of the device and live until they are
-    // forgotten.
-    let ordered = py.detach(|| unsafe { allocator.order(consumer, own) });
+    let ordered = py.detach(|| calls::order(allocator, consumer, own));
     ordered.map_err(|error| raise(py, error))?;
     Ok(Some(consumer))
 }

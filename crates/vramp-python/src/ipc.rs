@@ -11,8 +11,10 @@ mod methods;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
-use vramp_capi::process::{CallResult, Exports, ImportedBlock, NotClosed, SharedBlock, StreamName};
+use vramp_alloc::sharing::{OpenedMemory, SharedMemory};
+use vramp_capi::process::{CallResult, Exports, NotClosed, StreamName, check_fork};
 
+use crate::calls::id_of;
 use crate::error::{raise, refuse};
 use crate::layout::{Place, place_of};
 use crate::pool::Pool;
@@ -33,12 +35,12 @@ pub struct Exported {
     /// Keeps the stream alive.
     _stream_object: Option<Py<PyAny>>,
     /// `None` once it was closed. Held for a few instructions.
-    shared: Mutex<Option<Arc<SharedBlock>>>,
+    shared: Mutex<Option<Arc<SharedMemory>>>,
 }
 
 impl Exported {
     pub fn new(pool: &Bound<'_, Pool>, addr: u64, stream: NamedStream) -> PyResult<Exported> {
-        let shared = pool.get().call(pool.py(), |allocator| allocator.export(addr))?;
+        let shared = pool.get().call(pool.py(), |session| session.share(addr))?;
         let shared = Mutex::new(Some(Arc::new(shared)));
         Ok(Exported {
             pool: pool.clone().unbind(),
@@ -49,11 +51,11 @@ impl Exported {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<SharedBlock>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<SharedMemory>>> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self, py: Python<'_>) -> PyResult<Arc<SharedBlock>> {
+    fn open(&self, py: Python<'_>) -> PyResult<Arc<SharedMemory>> {
         self.lock().clone().ok_or_else(|| closed(py, "export"))
     }
 
@@ -89,7 +91,7 @@ pub struct Imported {
     /// Keeps the stream alive.
     _stream_object: Option<Py<PyAny>>,
     /// `None` once it was closed. Locked only while detached from the interpreter.
-    block: Mutex<Option<ImportedBlock>>,
+    block: Mutex<Option<OpenedMemory>>,
     exports: Exports,
 }
 
@@ -101,15 +103,15 @@ impl Imported {
     ) -> PyResult<Imported> {
         let stream = stream_in(pool, stream)?;
         // The other process may take the interpreter to answer, if it is this one.
-        let (block, place) = pool.get().call(pool.py(), |allocator| {
-            let block = allocator.import(ticket)?;
-            let place = place_of(allocator, block.addr())?;
+        let (block, place) = pool.get().call(pool.py(), |session| {
+            let block = session.open_shared(ticket)?;
+            let place = place_of(session, block.range().start.number());
             Ok((block, place))
         })?;
         Ok(Imported {
             pool: pool.clone().unbind(),
-            addr: block.addr(),
-            len: block.len(),
+            addr: block.range().start.number(),
+            len: block.range().len.count(),
             place,
             stream: stream.name,
             _stream_object: stream.object,
@@ -138,7 +140,7 @@ impl Imported {
         &self.pool
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<ImportedBlock>> {
+    fn lock(&self) -> MutexGuard<'_, Option<OpenedMemory>> {
         self.block.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -164,8 +166,7 @@ impl Imported {
     pub fn record(&self, stream: StreamName) -> CallResult<()> {
         let allocator = self.pool.get().allocator();
         match &*self.lock() {
-            // SAFETY: the package's contract for streams.
-            Some(block) => unsafe { allocator.record_import(block, stream) },
+            Some(block) => allocator.with(|session| Ok(block.record_use(id_of(session, stream)?)?)),
             None => Ok(()),
         }
     }
@@ -185,7 +186,7 @@ impl Imported {
         }
         let ended = py.detach(|| {
             let block = self.lock().take();
-            block.map_or(Ok(()), ImportedBlock::close)
+            block.map_or(Ok(()), |block| check_fork().and_then(|()| Ok(block.close()?)))
         });
         ended.map_err(|error| raise(py, error))
     }

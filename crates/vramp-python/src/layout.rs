@@ -6,9 +6,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyTuple};
 use std::ffi::c_void;
 use std::ptr;
-use vramp_capi::process::{CallResult, OpenAllocator, StreamName};
+use vramp_capi::process::{CallResult, OpenAllocator, Session, StreamName};
 
 use crate::arguments::bytes;
+use crate::calls::number_of;
 use crate::error::{raise, refuse};
 use crate::python;
 
@@ -128,7 +129,7 @@ impl Layout {
             StreamName::Raw(0) => Some(1),
             StreamName::Raw(raw) => Some(raw),
             StreamName::Created(handle) => {
-                let number = py.detach(|| allocator.stream_number(handle));
+                let number = py.detach(|| number_of(allocator, handle));
                 number.map_err(|error| raise(py, error))?
             }
         };
@@ -179,13 +180,13 @@ impl Layout {
 }
 
 /// Returns where the memory at an address is. `None` if no program may access it.
-pub fn place_of(allocator: OpenAllocator, addr: u64) -> CallResult<Option<Place>> {
-    let device = allocator.device()?;
+pub fn place_of(session: &Session, addr: u64) -> Option<Place> {
+    let device = session.allocator().driver().info();
     if device.simulated {
-        return Ok(allocator.is_host_memory(addr)?.then_some(Place::Host));
+        return session.is_host_memory(addr).then_some(Place::Host);
     }
     let ordinal = device.id.strip_prefix("cuda:").and_then(|number| number.parse().ok());
-    Ok(Some(Place::Card(ordinal.unwrap_or(0))))
+    Some(Place::Card(ordinal.unwrap_or(0)))
 }
 
 /// Returns where memory is, or an error if no program may access it.

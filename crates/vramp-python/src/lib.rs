@@ -28,6 +28,7 @@ mod allocation;
 mod analysis;
 mod arguments;
 mod array;
+mod calls;
 mod dlpack;
 mod ending;
 mod error;

@@ -3,9 +3,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
-use vramp_capi::process::{CallResult, OpenAllocator, ScopeId, ScopePeaks, Stats};
+use vramp_alloc::stats::{ScopeId, ScopePeaks, Stats};
+use vramp_capi::process::{CallResult, Session};
 
-use crate::error::{raise, refuse};
+use crate::error::refuse;
 use crate::pool::Pool;
 use crate::python::detached;
 
@@ -30,13 +31,8 @@ struct Measured {
 }
 
 impl Measured {
-    fn of(
-        allocator: OpenAllocator,
-        start: Stats,
-        peaks: impl FnOnce(OpenAllocator) -> CallResult<Option<ScopePeaks>>,
-    ) -> CallResult<Measured> {
-        let peaks = peaks(allocator)?.unwrap_or_default();
-        Ok(Measured { start, end: allocator.stats()?, peaks })
+    fn of(session: &Session, start: Stats, peaks: Option<ScopePeaks>) -> CallResult<Measured> {
+        Ok(Measured { start, end: session.total_stats()?, peaks: peaks.unwrap_or_default() })
     }
 }
 
@@ -62,8 +58,8 @@ impl Measure {
             let text = "nothing was measured: use it as `with pool.measure() as m:`";
             return Err(refuse(py, "VrampError", text));
         };
-        let so_far = self.pool.get().call(py, |allocator| {
-            Measured::of(allocator, start, |allocator| allocator.scope_peaks(scope))
+        let so_far = self.pool.get().call(py, |session| {
+            Measured::of(session, start, session.allocator().scope_peaks(scope)?)
         })?;
         Ok(read(&so_far))
     }
@@ -81,7 +77,7 @@ impl Measure {
         let (scope, start) = measure
             .pool
             .get()
-            .call(py, |allocator| Ok((allocator.begin_scope()?, allocator.stats()?)))?;
+            .call(py, |session| Ok((session.allocator().begin_scope()?, session.total_stats()?)))?;
         *measure.state() = State::Open { scope, start: Box::new(start) };
         Ok(slf)
     }
@@ -100,10 +96,9 @@ impl Measure {
             *state = State::Fresh;
             open
         };
-        let allocator = self.pool.get().allocator();
-        let end = |allocator: OpenAllocator| allocator.end_scope(scope);
-        let measured = py.detach(|| Measured::of(allocator, start, end));
-        let measured = measured.map_err(|error| raise(py, error))?;
+        let measured = self.pool.get().call(py, |session| {
+            Measured::of(session, start, session.allocator().end_scope(scope)?)
+        })?;
         *self.state() = State::Over(Box::new(measured));
         Ok(())
     }
@@ -172,7 +167,9 @@ impl Drop for Measure {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let State::Open { scope, .. } = *state {
             let allocator = self.pool.get().allocator();
-            detached(move || drop(allocator.end_scope(scope)));
+            detached(move || {
+                drop(allocator.with(|session| Ok(session.allocator().end_scope(scope)?)));
+            });
         }
     }
 }

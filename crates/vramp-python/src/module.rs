@@ -57,7 +57,8 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::PyBaseException;
 use pyo3::types::PyDict;
-use vramp_capi::process::{self, MemoryStats, OpenAllocator};
+use vramp_alloc::stats::MemoryStats;
+use vramp_capi::process::{self, OpenAllocator};
 
 use crate::arguments::{event_count, path_text};
 use crate::error::{raise, refuse};

@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 use vramp_capi::process::{CallResult, OpenAllocator, StreamName};
 
 use crate::allocation::Allocation;
+use crate::calls::id_of;
 use crate::ipc::Imported;
 use crate::layout::{Place, place_of};
 
@@ -76,7 +77,10 @@ impl Owner {
     /// Returns where the memory is. `None` if no program may access it.
     pub fn place(&self) -> CallResult<Option<Place>> {
         match self {
-            Owner::Block(block) => place_of(self.allocator(), block.get().addr()),
+            Owner::Block(block) => {
+                let addr = block.get().addr();
+                self.allocator().with(|session| Ok(place_of(session, addr)))
+            }
             Owner::Imported(imported) => Ok(imported.get().place()),
         }
     }
@@ -94,9 +98,7 @@ impl Owner {
         match self {
             Owner::Block(block) => {
                 let (allocator, addr) = (self.allocator(), block.get().addr());
-                // SAFETY: the package's contract for streams: they are streams of the device and live
-                // until they are forgotten.
-                drop(unsafe { allocator.record_use(addr, consumer) });
+                drop(allocator.with(|session| session.record_use(addr, id_of(session, consumer)?)));
             }
             Owner::Imported(imported) => drop(imported.get().record(consumer)),
         }

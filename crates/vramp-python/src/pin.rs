@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use vramp_capi::process::PinnedRange;
+use vramp_alloc::sharing::PinnedRange;
 
 use crate::pool::Pool;
 use crate::python::detached;
@@ -21,7 +21,9 @@ pub struct Pin {
 
 impl Pin {
     pub fn new(pool: &Bound<'_, Pool>, addr: u64, size: Option<u64>) -> PyResult<Pin> {
-        let pinned = pool.get().call(pool.py(), |allocator| allocator.pin(addr, size))?;
+        let pinned = pool.get().call(pool.py(), |session| {
+            session.pin(addr, size.map_or_else(|| session.usable(addr), Ok)?)
+        })?;
         Ok(Pin {
             pool: pool.clone().unbind(),
             addr,

@@ -6,8 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use vramp_capi::process::{Block, CallResult, Exports, MemoryStats, OpenAllocator, StreamName};
+use vramp_alloc::device::DeviceInfo;
+use vramp_alloc::stats::MemoryStats;
+use vramp_capi::process::{Block, CallResult, Exports, OpenAllocator, Session, StreamName};
 
+use crate::calls::{free, id_of};
 use crate::error::{raise, refuse};
 use crate::python::detached;
 use crate::tiers::Core;
@@ -53,10 +56,15 @@ impl Pool {
     pub fn call<R: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(OpenAllocator) -> CallResult<R> + Send,
+        call: impl FnOnce(&Session) -> CallResult<R> + Send,
     ) -> PyResult<R> {
         let allocator = self.allocator;
-        py.detach(|| call(allocator)).map_err(|error| raise(py, error))
+        py.detach(|| allocator.with(call)).map_err(|error| raise(py, error))
+    }
+
+    /// Returns what the device is.
+    pub fn info(&self, py: Python<'_>) -> PyResult<DeviceInfo> {
+        self.call(py, |session| Ok(session.allocator().driver().info().clone()))
     }
 
     /// Counts an export of one of its allocations.
@@ -86,9 +94,7 @@ impl Pool {
         if let Some(block) = self.allocator.malloc_at_hand(size, stream) {
             return Ok(block);
         }
-        // SAFETY: the package's contract for streams is the same: they are streams of the device
-        // and live until they are forgotten.
-        self.call(py, |allocator| unsafe { allocator.malloc(size, stream) })
+        self.call(py, |session| session.place(size, id_of(session, stream)?))
     }
 
     /// As `place`.
@@ -97,13 +103,12 @@ impl Pool {
         if self.allocator.free_at_hand(addr, stream) {
             return Ok(());
         }
-        // SAFETY: as in `place`.
-        self.call(py, |allocator| unsafe { allocator.free(addr, stream) })
+        let allocator = self.allocator;
+        py.detach(|| free(allocator, addr, stream)).map_err(|error| raise(py, error))
     }
 
     pub fn note_use(&self, py: Python<'_>, addr: u64, stream: StreamName) -> PyResult<()> {
-        // SAFETY: as in `place`.
-        self.call(py, |allocator| unsafe { allocator.record_use(addr, stream) })
+        self.call(py, |session| session.record_use(addr, id_of(session, stream)?))
     }
 }
 

@@ -8,11 +8,13 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyList};
 use vramp_capi::process::{
-    self, CallResult, OpenAllocator, ScopeTarget, begin_scope_of_region, end_scope_of_region,
-    set_default_region_disk, set_region_disk,
+    self, ScopeTarget, begin_scope_of_region, end_scope_of_region, set_default_region_disk,
+    set_region_disk,
 };
-use vramp_core::Bytes;
-use vramp_tiers::regions::{Backup, Phase, RegionOptions, RegionStatus};
+use vramp_core::{Bytes, DeviceAddr};
+use vramp_tiers::regions::{
+    Backup, PauseOptions, Phase, RegionError, RegionOptions, RegionStatus, Regions,
+};
 
 use crate::error::{raise, refuse, result};
 use crate::pool::Pool;
@@ -79,9 +81,9 @@ fn call(
     py: Python<'_>,
     pool: &Bound<'_, Pool>,
     tags: &[String],
-    call: impl FnOnce(OpenAllocator, &[String]) -> CallResult<()> + Send,
+    call: impl Fn(&Regions, &[&str]) -> Result<(), RegionError> + Send,
 ) -> PyResult<()> {
-    pool.get().call(py, |allocator| call(allocator, tags))
+    pool.get().call(py, |session| session.with_regions(tags, call))
 }
 
 /// Names the directory of backups on the disk where the program names none. Opens nothing.
@@ -111,16 +113,14 @@ pub fn regions_pause(
     keep: u64,
     discard: bool,
 ) -> PyResult<()> {
-    call(py, pool, &tags, |allocator, tags| match discard {
-        true => allocator.discard_regions(tags, keep),
-        false => allocator.pause_regions(tags, keep),
-    })
+    let options = PauseOptions { keep: Bytes::new(keep), discard };
+    call(py, pool, &tags, |regions, tags| regions.pause(tags, options))
 }
 
 /// Reads contents of sleeping regions of a pool from the disk into pinned host memory.
 #[pyfunction]
 pub fn regions_prefetch(py: Python<'_>, pool: &Bound<'_, Pool>, tags: Vec<String>) -> PyResult<()> {
-    call(py, pool, &tags, OpenAllocator::prefetch_regions)
+    call(py, pool, &tags, |regions, tags| tags.iter().try_for_each(|tag| regions.prefetch(tag)))
 }
 
 /// Returns the bytes of a block in a sleeping region, from its copy. Allocates nothing for bytes that it has not.
@@ -131,10 +131,13 @@ pub fn region_backup<'py>(
     address: u64,
     size: u64,
 ) -> PyResult<Bound<'py, PyByteArray>> {
-    pool.get().call(py, |allocator| allocator.check_region_backup(address, size))?;
+    let address = DeviceAddr::new(address);
+    let check = |regions: &Regions| regions.check_backup(address, Bytes::new(size));
+    pool.get().call(py, |session| session.with_backups(check))?;
     let too_large = |_| refuse(py, "RangeError", &format!("{size} bytes are too many"));
     PyByteArray::new_with(py, usize::try_from(size).map_err(too_large)?, |bytes| {
-        pool.get().call(py, |allocator| allocator.read_region_backup(address, bytes))
+        let read = |regions: &Regions| regions.read_backup(address, bytes);
+        pool.get().call(py, |session| session.with_backups(read))
     })
 }
 
@@ -148,13 +151,13 @@ pub fn region_disk(py: Python<'_>, directory: PathBuf, limit: Option<&str>) -> P
 /// Brings regions of a pool back.
 #[pyfunction]
 pub fn regions_resume(py: Python<'_>, pool: &Bound<'_, Pool>, tags: Vec<String>) -> PyResult<()> {
-    call(py, pool, &tags, OpenAllocator::resume_regions)
+    call(py, pool, &tags, |regions, tags| regions.resume(tags))
 }
 
 /// Copies the contents of regions of a pool ahead of a pause.
 #[pyfunction]
 pub fn regions_clean(py: Python<'_>, pool: &Bound<'_, Pool>, tags: Vec<String>) -> PyResult<()> {
-    call(py, pool, &tags, OpenAllocator::clean_regions)
+    call(py, pool, &tags, |regions, tags| tags.iter().try_for_each(|tag| regions.clean(tag)))
 }
 
 /// Lets regions of a pool sleep when a request finds no memory. Returns the number of the registration.
@@ -164,19 +167,19 @@ pub fn regions_on_pressure(
     pool: &Bound<'_, Pool>,
     tags: Vec<String>,
 ) -> PyResult<u64> {
-    pool.get().call(py, |allocator| allocator.pause_regions_on_pressure(&tags))
+    pool.get().call(py, |session| session.pause_regions_on_pressure(&tags))
 }
 
 /// Ends a registration of `regions_on_pressure`. Waits for calls in progress on other threads.
 #[pyfunction]
 pub fn regions_unregister(py: Python<'_>, pool: &Bound<'_, Pool>, number: u64) -> PyResult<bool> {
-    pool.get().call(py, |allocator| allocator.unregister(number))
+    pool.get().call(py, |session| Ok(session.unobserve(number)))
 }
 
 /// Removes a region of a pool.
 #[pyfunction]
 pub fn region_remove(py: Python<'_>, pool: &Bound<'_, Pool>, tag: &str) -> PyResult<()> {
-    pool.get().call(py, |allocator| allocator.remove_region(tag))
+    pool.get().call(py, |session| session.remove_region(tag))
 }
 
 /// Returns those of some tags that have a region in a pool.
@@ -186,7 +189,11 @@ pub fn regions_known(
     pool: &Bound<'_, Pool>,
     tags: Vec<String>,
 ) -> PyResult<Vec<String>> {
-    pool.get().call(py, |allocator| allocator.known_regions(tags))
+    pool.get().call(py, |session| {
+        let regions = session.regions_if_any();
+        let has = |tag: &String| regions.as_ref().is_some_and(|regions| regions.has(tag));
+        Ok(tags.into_iter().filter(has).collect())
+    })
 }
 
 /// Returns the states of the regions of a pool, by tag, or of those with some tags.
@@ -198,9 +205,12 @@ pub fn regions_status<'py>(
     device: Option<i64>,
     tags: Option<Vec<String>>,
 ) -> PyResult<Bound<'py, PyList>> {
-    let found = pool.get().call(py, |allocator| match &tags {
-        Some(tags) => allocator.region_status_of(tags),
-        None => allocator.region_status(),
+    let found = pool.get().call(py, |session| {
+        let Some(regions) = session.regions_if_any() else { return Ok(Vec::new()) };
+        Ok(match &tags {
+            Some(tags) => regions.status_of(&tags.iter().map(String::as_str).collect::<Vec<_>>()),
+            None => regions.status(),
+        })
     })?;
     let list = PyList::empty(py);
     for status in &found {

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use vramp_alloc::observe::Shortage;
 use vramp_capi::process::Kind;
 
 use crate::error::raise;
@@ -79,9 +80,10 @@ pub fn register(pool: &Bound<'_, Pool>, function: &Bound<'_, PyAny>) -> PyResult
     let function = Mutex::new(Some(function.clone().unbind()));
     let handler = Arc::new(Handler { function });
     let called = Arc::clone(&handler);
-    let number = pool.get().call(pool.py(), |allocator| {
-        allocator.on_shortage(move |requested| called.call(requested))
-    })?;
+    let called = move |shortage: &Shortage| called.call(shortage.requested.count());
+    let number = pool
+        .get()
+        .call(pool.py(), |session| Ok(session.allocator().on_shortage(called).number()))?;
     Ok(Registration { pool: pool.clone().unbind(), number: AtomicU64::new(number), handler })
 }
 
@@ -95,7 +97,7 @@ impl Registration {
             return Ok(());
         }
         let allocator = pool.allocator();
-        match py.detach(|| allocator.unregister(number)) {
+        match py.detach(|| allocator.with(|session| Ok(session.unobserve(number)))) {
             // A closed pool has removed it.
             Err(error) if error.kind != Kind::UnknownAllocator => {
                 self.number.store(number, Ordering::Release);

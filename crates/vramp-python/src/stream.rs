@@ -5,9 +5,10 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
 use vramp_capi::abi::vramp_stream_t;
-use vramp_capi::process::StreamName;
+use vramp_capi::process::{Session, StreamName};
 
 use crate::arguments::bytes;
+use crate::calls::number_of;
 use crate::error::{raise, refuse};
 use crate::pool::Pool;
 use crate::python;
@@ -36,8 +37,9 @@ impl Stream {
 
     /// Version and address of the stream, for other libraries. On a card only.
     fn __cuda_stream__(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        let handle = self.handle;
-        match self.pool.get().call(py, |allocator| allocator.stream_number(handle))? {
+        let (allocator, handle) = (self.pool.get().allocator(), self.handle);
+        let number = py.detach(|| number_of(allocator, handle));
+        match number.map_err(|error| raise(py, error))? {
             Some(number) => Ok((0, number)),
             None => Err(refuse(
                 py,
@@ -54,9 +56,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let (allocator, handle) = (self.pool.get().allocator(), self.handle);
+        let (allocator, name) = (self.pool.get().allocator(), StreamName::Created(self.handle));
         // A closed pool has destroyed its streams. Another failure leaves the stream to the close.
-        python::detached(move || drop(allocator.forget_stream(handle)));
+        python::detached(move || drop(allocator.with(|session| session.forget_named(name))));
     }
 }
 
@@ -148,8 +150,7 @@ fn number(stream: &Bound<'_, PyAny>) -> PyResult<StreamName> {
 
 /// Creates a stream of `pool`.
 pub fn create(pool: &Bound<'_, Pool>) -> PyResult<Stream> {
-    let allocator = pool.get().allocator();
-    let created = pool.py().detach(|| allocator.create_stream());
-    let handle = created.map_err(|error| raise(pool.py(), error))?;
+    let create = |session: &Session| Ok(session.handle_of(session.create_stream()?));
+    let handle = pool.get().call(pool.py(), create)?;
     Ok(Stream::new(pool.clone().unbind(), handle))
 }

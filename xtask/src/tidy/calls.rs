@@ -152,7 +152,7 @@ mod tests {
             assert_eq!(check("crates/vramp-cli/src/a.rs"), 0, "{planted}");
             assert_eq!(check("crates/vramp/examples/a.rs"), 0, "{planted}");
             assert_eq!(check("crates/vramp-capi/src/environment.rs"), 0, "{planted}");
-            assert_eq!(check("crates/vramp-capi/src/context.rs"), 1, "{planted}");
+            assert_eq!(check("crates/vramp-capi/src/session.rs"), 1, "{planted}");
         }
         let compiled_in = in_file("crates/vramp/src/a.rs", "const A: &str = env!(\"A\");");
         assert!(environment_is_read_at_the_edge(&compiled_in).is_empty());

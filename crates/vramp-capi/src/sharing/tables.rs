@@ -14,8 +14,8 @@ use vramp_alloc::device::AddrRange;
 use vramp_alloc::sharing::{DmaBuf, OpenedMemory, PinnedRange, SharedMemory, Ticket};
 use vramp_alloc::{Bytes, DeviceAddr, StreamId};
 
-use crate::context::Context;
 use crate::exchange::exchange;
+use crate::session::Session;
 use crate::status::{Failure, Kind, Result};
 
 /// Tables of exports, imports and pins.
@@ -99,7 +99,7 @@ pub(crate) fn ticket_of(shared: &SharedMemory, keep_until_opened: bool) -> Resul
     }
 }
 
-impl Context {
+impl Session {
     /// Publishes the block that begins at `addr`.
     pub fn share(&self, addr: u64) -> Result<SharedMemory> {
         let exported =
@@ -108,14 +108,14 @@ impl Context {
     }
 
     /// Publishes the block that begins at `addr` and returns the export's id.
-    pub fn add_export(&self, addr: u64) -> Result<u64> {
+    pub(crate) fn add_export(&self, addr: u64) -> Result<u64> {
         let shared = Arc::new(self.share(addr)?);
         let id = next_id();
         self.shares.lock().exports.insert(id, shared);
         Ok(id)
     }
 
-    pub fn close_export(&self, id: u64) -> Result<()> {
+    pub(crate) fn close_export(&self, id: u64) -> Result<()> {
         let shared = self.shares.lock().exports.remove(&id);
         shared.ok_or_else(|| unknown_export(id))?.close();
         Ok(())
@@ -127,21 +127,21 @@ impl Context {
     }
 
     /// Opens the memory of a ticket and returns its addresses.
-    pub fn add_import(&self, ticket: &[u8]) -> Result<AddrRange> {
+    pub(crate) fn add_import(&self, ticket: &[u8]) -> Result<AddrRange> {
         let opened = self.open_shared(ticket)?;
         let range = opened.range();
         self.shares.lock().imports.insert(range.start.number(), opened);
         Ok(range)
     }
 
-    pub fn record_import(&self, addr: u64, stream: StreamId) -> Result<()> {
+    pub(crate) fn record_import(&self, addr: u64, stream: StreamId) -> Result<()> {
         let tables = self.shares.lock();
         let opened = tables.imports.get(&addr).ok_or_else(|| unknown_import(addr))?;
         Ok(opened.record_use(stream)?)
     }
 
     /// Waits for the recorded work and unmaps an import.
-    pub fn close_import(&self, addr: u64) -> Result<()> {
+    pub(crate) fn close_import(&self, addr: u64) -> Result<()> {
         let opened = self.shares.lock().imports.remove(&addr);
         Ok(opened.ok_or_else(|| unknown_import(addr))?.close()?)
     }
@@ -153,25 +153,25 @@ impl Context {
     }
 
     /// Pins a range and returns the pin's id.
-    pub fn add_pin(&self, addr: u64, len: u64) -> Result<u64> {
+    pub(crate) fn add_pin(&self, addr: u64, len: u64) -> Result<u64> {
         Ok(self.keep_pin(self.pin(addr, len)?))
     }
 
     /// Stores a pin and returns its id.
-    pub fn keep_pin(&self, pinned: PinnedRange) -> u64 {
+    pub(crate) fn keep_pin(&self, pinned: PinnedRange) -> u64 {
         let id = next_id();
         self.shares.lock().pins.insert(id, pinned);
         id
     }
 
-    pub fn unpin(&self, id: u64) -> Result<()> {
+    pub(crate) fn unpin(&self, id: u64) -> Result<()> {
         let pinned = self.shares.lock().pins.remove(&id);
         drop(pinned.ok_or_else(|| unknown_pin(id))?);
         Ok(())
     }
 
     /// Pins a range and exports it as a dma-buf.
-    pub fn dma_buf(&self, addr: u64, len: u64) -> Result<DmaBuf> {
+    pub(crate) fn dma_buf(&self, addr: u64, len: u64) -> Result<DmaBuf> {
         let range = AddrRange::new(DeviceAddr::new(addr), Bytes::new(len));
         Ok(self.in_pool_of(range, |pool| pool.export_dma_buf(range))?)
     }

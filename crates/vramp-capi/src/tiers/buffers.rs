@@ -11,8 +11,8 @@ use vramp_defer::{Access, BufferProgress, DeferrableBuffer, SpillTier};
 
 use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
-use crate::context::Context;
 use crate::interface::User;
+use crate::session::Session;
 use crate::status::{Failure, Kind, Result, status_of};
 use crate::tiers::abi::vramp_buffer_state_t::*;
 use crate::tiers::abi::*;
@@ -81,7 +81,7 @@ impl OpenTiers {
     }
 }
 
-impl Context {
+impl Session {
     fn with_buffer<R>(
         &self,
         buffer: vramp_buffer_t,
@@ -102,12 +102,9 @@ pub unsafe extern "C" fn vramp_buffer_create(
     size: u64,
     buffer: *mut vramp_buffer_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(buffer, "buffer")?;
-        let id = handles::with(allocator, |context| context.open_tiers()?.create(size))?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(buffer, vramp_buffer_t { id }, "buffer") }
-    })
+    let find = |session: &Session| Ok(vramp_buffer_t { id: session.open_tiers()?.create(size)? });
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (buffer, "buffer"), find) }
 }
 
 /// Destroys a buffer. Never waits: leases on it, and work that was queued under them, keep its memory
@@ -117,16 +114,14 @@ pub extern "C" fn vramp_buffer_destroy(
     allocator: vramp_allocator_t,
     buffer: vramp_buffer_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            let tiers = context.open_tiers()?;
-            let taken = tiers.tables().buffers.remove(&buffer.id);
-            let taken = taken.ok_or_else(|| unknown_buffer(buffer.id))?;
-            let id = taken.id();
-            drop(taken);
-            tiers.dispatch.forget(id, tiers.manager());
-            Ok(())
-        })
+    handles::on(allocator, |session| {
+        let tiers = session.open_tiers()?;
+        let taken = tiers.tables().buffers.remove(&buffer.id);
+        let taken = taken.ok_or_else(|| unknown_buffer(buffer.id))?;
+        let id = taken.id();
+        drop(taken);
+        tiers.dispatch.forget(id, tiers.manager());
+        Ok(())
     })
 }
 
@@ -143,9 +138,9 @@ pub unsafe extern "C" fn vramp_buffer_info(
 ) -> vramp_status_t {
     status_of(|| {
         let find = || {
-            handles::with(allocator, |context| {
-                let tiers = context.open_tiers()?;
-                Ok(tiers.info_of(&tiers.buffer(buffer)?, context.namer()))
+            handles::with(allocator, |session| {
+                let tiers = session.open_tiers()?;
+                Ok(tiers.info_of(&tiers.buffer(buffer)?, session.namer()))
             })
         };
         // SAFETY: the struct begins with its size; the rest is this function's contract.
@@ -160,12 +155,10 @@ pub extern "C" fn vramp_buffer_set_priority(
     buffer: vramp_buffer_t,
     priority: i32,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            context.with_buffer(buffer, |buffer| {
-                buffer.set_priority(priority);
-                Ok(())
-            })
+    handles::on(allocator, |session| {
+        session.with_buffer(buffer, |buffer| {
+            buffer.set_priority(priority);
+            Ok(())
         })
     })
 }
@@ -178,19 +171,17 @@ pub extern "C" fn vramp_buffer_hint(
     buffer: vramp_buffer_t,
     hint: u32,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            context.with_buffer(buffer, |buffer| {
-                match hint {
-                    VRAMP_HINT_WILL_NEED => buffer.will_need(),
-                    VRAMP_HINT_WONT_NEED => buffer.wont_need(),
-                    other => {
-                        let use_ = "VRAMP_HINT_WILL_NEED or VRAMP_HINT_WONT_NEED";
-                        return Err(out_of_range("hint", other, use_));
-                    }
+    handles::on(allocator, |session| {
+        session.with_buffer(buffer, |buffer| {
+            match hint {
+                VRAMP_HINT_WILL_NEED => buffer.will_need(),
+                VRAMP_HINT_WONT_NEED => buffer.wont_need(),
+                other => {
+                    let use_ = "VRAMP_HINT_WILL_NEED or VRAMP_HINT_WONT_NEED";
+                    return Err(out_of_range("hint", other, use_));
                 }
-                Ok(())
-            })
+            }
+            Ok(())
         })
     })
 }
@@ -202,11 +193,7 @@ pub extern "C" fn vramp_buffer_prefetch(
     allocator: vramp_allocator_t,
     buffer: vramp_buffer_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            context.with_buffer(buffer, |buffer| Ok(buffer.prefetch()?))
-        })
-    })
+    handles::on(allocator, |session| session.with_buffer(buffer, |buffer| Ok(buffer.prefetch()?)))
 }
 
 /// Discards the contents of a buffer: they are neither copied out nor restored. VRAMP_ERROR_BUSY while
@@ -216,11 +203,7 @@ pub extern "C" fn vramp_buffer_discard(
     allocator: vramp_allocator_t,
     buffer: vramp_buffer_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            context.with_buffer(buffer, |buffer| Ok(buffer.discard()?))
-        })
-    })
+    handles::on(allocator, |session| session.with_buffer(buffer, |buffer| Ok(buffer.discard()?)))
 }
 
 /// Writes `size` bytes at `offset` of a buffer from the host's memory, and waits until they are there.
@@ -239,8 +222,8 @@ pub unsafe extern "C" fn vramp_buffer_write(
     status_of(|| {
         // SAFETY: required by this function's contract.
         let bytes = unsafe { pointers::bytes(from, size, "from") }?;
-        handles::with(allocator, |context| {
-            context.with_buffer(buffer, |buffer| Ok(buffer.write(Bytes::new(offset), bytes)?))
+        handles::with(allocator, |session| {
+            session.with_buffer(buffer, |buffer| Ok(buffer.write(Bytes::new(offset), bytes)?))
         })
     })
 }
@@ -261,8 +244,8 @@ pub unsafe extern "C" fn vramp_buffer_read(
     status_of(|| {
         // SAFETY: required by this function's contract.
         let bytes = unsafe { pointers::bytes_mut(to, size, "to") }?;
-        handles::with(allocator, |context| {
-            context.with_buffer(buffer, |buffer| Ok(buffer.read(Bytes::new(offset), bytes)?))
+        handles::with(allocator, |session| {
+            session.with_buffer(buffer, |buffer| Ok(buffer.read(Bytes::new(offset), bytes)?))
         })
     })
 }
@@ -275,14 +258,12 @@ pub extern "C" fn vramp_buffer_retrieve(
     buffer: vramp_buffer_t,
     timeout_ns: u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            let tiers = context.open_tiers()?;
-            let buffer = tiers.buffer(buffer)?;
-            let lease = tiers.acquire(&[(buffer, Access::Shared)], &[], timeout_ns)?;
-            lease.cancel();
-            Ok(())
-        })
+    handles::on(allocator, |session| {
+        let tiers = session.open_tiers()?;
+        let buffer = tiers.buffer(buffer)?;
+        let lease = tiers.acquire(&[(buffer, Access::Shared)], &[], timeout_ns)?;
+        lease.cancel();
+        Ok(())
     })
 }
 
@@ -301,8 +282,8 @@ pub unsafe extern "C" fn vramp_buffer_spill(
     freed: *mut u64,
 ) -> vramp_status_t {
     status_of(|| {
-        let bytes = handles::with(allocator, |context| {
-            context.with_buffer(buffer, |buffer| Ok(buffer.spill()?))
+        let bytes = handles::with(allocator, |session| {
+            session.with_buffer(buffer, |buffer| Ok(buffer.spill()?))
         })?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write_optional(freed, bytes.count()) };
@@ -331,8 +312,8 @@ pub unsafe extern "C" fn vramp_buffer_spill_to(
                 return Err(out_of_range("tier below the card", other, use_));
             }
         };
-        let bytes = handles::with(allocator, |context| {
-            context.with_buffer(buffer, |buffer| Ok(buffer.spill_to(tier)?))
+        let bytes = handles::with(allocator, |session| {
+            session.with_buffer(buffer, |buffer| Ok(buffer.spill_to(tier)?))
         })?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write_optional(freed, bytes.count()) };
@@ -352,8 +333,8 @@ pub unsafe extern "C" fn vramp_evict(
     freed: *mut u64,
 ) -> vramp_status_t {
     status_of(|| {
-        let spilled = handles::with(allocator, |context| {
-            Ok(context.open_tiers()?.manager().spill(Bytes::new(bytes)))
+        let spilled = handles::with(allocator, |session| {
+            Ok(session.open_tiers()?.manager().spill(Bytes::new(bytes)))
         })?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write_optional(freed, spilled.freed.count()) };
@@ -410,8 +391,8 @@ pub unsafe extern "C" fn vramp_buffer_adopt(
         };
         let memory = AddrRange::new(DeviceAddr::new(address as u64), Bytes::new(size));
         let user = User(user);
-        let id = handles::with(allocator, |context| {
-            let (tiers, stream) = (context.open_tiers()?, context.stream(stream)?);
+        let id = handles::with(allocator, |session| {
+            let (tiers, stream) = (session.open_tiers()?, session.stream(stream)?);
             let make = || {
                 let is_taken = Arc::new(AtomicBool::new(true));
                 let owner = Adopted { release, user, is_taken: Arc::clone(&is_taken) };

@@ -148,9 +148,9 @@ pub unsafe extern "C" fn vramp_buffers_lease(
         pointers::check(lease, "lease")?;
         // SAFETY: required by this function's contract.
         let uses = unsafe { uses_of(uses, count) }?;
-        let (id, found) = handles::with(allocator, |context| {
-            let tiers = context.open_tiers()?;
-            let (held, found) = tiers.lease(&uses, context.stream(stream)?, timeout_ns)?;
+        let (id, found) = handles::with(allocator, |session| {
+            let tiers = session.open_tiers()?;
+            let (held, found) = tiers.lease(&uses, session.stream(stream)?, timeout_ns)?;
             Ok((tiers.keep_lease(held)?, found))
         })?;
         // SAFETY: required by this function's contract.
@@ -171,13 +171,11 @@ pub extern "C" fn vramp_buffer_lease_wrote(
     offset: u64,
     size: u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            let tiers = context.open_tiers()?;
-            let mut tables = tiers.tables();
-            let held = tables.leases.get_mut(&lease.id).ok_or_else(|| unknown_lease(lease.id))?;
-            Ok(held.wrote_only(index, Bytes::new(offset), Bytes::new(size))?)
-        })
+    handles::on(allocator, |session| {
+        let tiers = session.open_tiers()?;
+        let mut tables = tiers.tables();
+        let held = tables.leases.get_mut(&lease.id).ok_or_else(|| unknown_lease(lease.id))?;
+        Ok(held.wrote_only(index, Bytes::new(offset), Bytes::new(size))?)
     })
 }
 
@@ -188,12 +186,10 @@ pub extern "C" fn vramp_buffer_lease_end(
     allocator: vramp_allocator_t,
     lease: vramp_buffer_lease_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            let held = context.open_tiers()?.tables().leases.remove(&lease.id);
-            held.ok_or_else(|| unknown_lease(lease.id))?.end();
-            Ok(())
-        })
+    handles::on(allocator, |session| {
+        let held = session.open_tiers()?.tables().leases.remove(&lease.id);
+        held.ok_or_else(|| unknown_lease(lease.id))?.end();
+        Ok(())
     })
 }
 
@@ -203,12 +199,10 @@ pub extern "C" fn vramp_buffer_lease_cancel(
     allocator: vramp_allocator_t,
     lease: vramp_buffer_lease_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            let held = context.open_tiers()?.tables().leases.remove(&lease.id);
-            held.ok_or_else(|| unknown_lease(lease.id))?.cancel();
-            Ok(())
-        })
+    handles::on(allocator, |session| {
+        let held = session.open_tiers()?.tables().leases.remove(&lease.id);
+        held.ok_or_else(|| unknown_lease(lease.id))?.cancel();
+        Ok(())
     })
 }
 
@@ -229,8 +223,8 @@ pub unsafe extern "C" fn vramp_lock(
     status_of(|| {
         // SAFETY: required by this function's contract.
         let uses = unsafe { uses_of(uses, count) }?;
-        let found = handles::with(allocator, |context| {
-            let (tiers, stream) = (context.open_tiers()?, context.stream(stream)?);
+        let found = handles::with(allocator, |session| {
+            let (tiers, stream) = (session.open_tiers()?, session.stream(stream)?);
             let (held, found) = tiers.lease(&uses, stream, timeout_ns)?;
             tiers.keep_lock(held, stream)?;
             Ok(found)
@@ -247,13 +241,11 @@ pub extern "C" fn vramp_unlock(
     allocator: vramp_allocator_t,
     stream: vramp_stream_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            let (tiers, stream) = (context.open_tiers()?, context.stream(stream)?);
-            let locks = tiers.tables().locks.remove(&stream);
-            drop(locks.ok_or_else(no_locks)?);
-            Ok(())
-        })
+    handles::on(allocator, |session| {
+        let (tiers, stream) = (session.open_tiers()?, session.stream(stream)?);
+        let locks = tiers.tables().locks.remove(&stream);
+        drop(locks.ok_or_else(no_locks)?);
+        Ok(())
     })
 }
 
@@ -265,16 +257,14 @@ pub extern "C" fn vramp_sync_and_unlock(
     allocator: vramp_allocator_t,
     stream: vramp_stream_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            let (tiers, stream) = (context.open_tiers()?, context.stream(stream)?);
-            tiers.manager().sync_and_unlock(stream)?;
-            let locks = tiers.tables().locks.remove(&stream);
-            drop(locks);
-            // What was queued is over: the manager sees that here, and not at its next request.
-            tiers.manager().sync_and_unlock(stream)?;
-            Ok(())
-        })
+    handles::on(allocator, |session| {
+        let (tiers, stream) = (session.open_tiers()?, session.stream(stream)?);
+        tiers.manager().sync_and_unlock(stream)?;
+        let locks = tiers.tables().locks.remove(&stream);
+        drop(locks);
+        // What was queued is over: the manager sees that here, and not at its next request.
+        tiers.manager().sync_and_unlock(stream)?;
+        Ok(())
     })
 }
 

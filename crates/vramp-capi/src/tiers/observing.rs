@@ -75,8 +75,8 @@ pub unsafe extern "C" fn vramp_buffers_observe(
             // SAFETY: allowed by this function's contract.
             unsafe { observer(event, user.get()) }
         };
-        let number = handles::with(allocator, |context| {
-            let tiers = context.open_tiers()?;
+        let number = handles::with(allocator, |session| {
+            let tiers = session.open_tiers()?;
             tiers.dispatch.add(tiers.manager(), Box::new(call))
         })?;
         // SAFETY: required by this function's contract.
@@ -92,8 +92,8 @@ pub extern "C" fn vramp_buffers_unobserve(
     registration: u64,
 ) -> vramp_status_t {
     status_of(|| {
-        let found = handles::with(allocator, |context| {
-            Ok(context.open_tiers()?.dispatch.remove(registration))
+        let found = handles::with(allocator, |session| {
+            Ok(session.open_tiers()?.dispatch.remove(registration))
         })?;
         let text = "the registration is unknown or was removed before";
         if found { Ok(()) } else { Err(Failure::new(Kind::Range, text)) }
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn vramp_tiers_stats(
     stats: *mut vramp_tiers_stats_t,
 ) -> vramp_status_t {
     status_of(|| {
-        let find = || handles::with(allocator, |context| Ok(context.open_tiers()?.stats()));
+        let find = || handles::with(allocator, |session| Ok(session.open_tiers()?.stats()));
         // SAFETY: the struct begins with its size; the rest is this function's contract.
         unsafe { pointers::write_sized(stats, find, "stats") }
     })
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn vramp_tiers_failures(
             return Err(Failure::new(Kind::Null, "visitor is null: pass a function"));
         };
         let find =
-            |context: &crate::context::Context| Ok(context.open_tiers()?.manager().failures());
+            |session: &crate::session::Session| Ok(session.open_tiers()?.manager().failures());
         for failed in handles::with(allocator, find)? {
             let text = CString::new(failed.to_string().replace('\0', "\\0")).unwrap_or_default();
             // SAFETY: allowed by this function's contract.

@@ -17,11 +17,11 @@ use vramp_tiers::reserve::{Charge, ChargeError, LimitPolicy, ReservationId};
 
 use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
-use crate::context::Context;
-use crate::status::{Failure, Kind, Result, status_of};
+use crate::handles;
+use crate::session::Session;
+use crate::status::{Failure, Kind, Result};
 use crate::tiers::abi::vramp_reservation_t;
 use crate::tiers::tables::unknown_reservation;
-use crate::{handles, pointers};
 
 /// Alignment of block lengths in the default preset.
 const BLOCK_ALIGN: Bytes = Bytes::new(512);
@@ -35,8 +35,8 @@ struct Payer {
 }
 
 impl Payer {
-    fn find(context: &Context, id: u64) -> Result<Payer> {
-        let tiers = context.open_tiers()?;
+    fn find(session: &Session, id: u64) -> Result<Payer> {
+        let tiers = session.open_tiers()?;
         let held = tiers.tables().reservation(id)?;
         let space = tiers.tiers().gpu_space();
         if held.space != space.id() {
@@ -97,7 +97,7 @@ fn not_paid(id: u64, error: ChargeError) -> Failure {
     }
 }
 
-impl Context {
+impl Session {
     /// Allocates a block, in the region of the thread or in the pool, that a reservation pays for.
     fn malloc_paid(&self, id: u64, size: u64, stream: StreamId) -> Result<u64> {
         let payer = Payer::find(self, id)?;
@@ -132,14 +132,10 @@ pub unsafe extern "C" fn vramp_reservation_malloc(
     stream: vramp_stream_t,
     address: *mut *mut c_void,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(address, "address")?;
-        let placed = handles::with(allocator, |context| {
-            context.malloc_paid(reservation.id, size as u64, context.stream(stream)?)
-        });
-        let found = placed.as_ref().map_or(0, |addr| *addr);
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(address, found as *mut c_void, "address") }?;
-        placed.map(|_| ())
-    })
+    let place = |session: &Session| {
+        let stream = session.stream(stream)?;
+        Ok(session.malloc_paid(reservation.id, size as u64, stream)? as *mut c_void)
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out_or(allocator, (address, "address"), std::ptr::null_mut(), place) }
 }

@@ -7,7 +7,7 @@ use vramp_tiers::{Reservation, Strategy};
 
 use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
-use crate::context::Context;
+use crate::session::Session;
 use crate::status::{Failure, Kind, Result, status_of};
 use crate::tiers::abi::*;
 use crate::tiers::slot::{OpenTiers, deadline};
@@ -133,7 +133,7 @@ fn info_of(reservation: &Reservation) -> vramp_reservation_info_t {
     }
 }
 
-impl Context {
+impl Session {
     fn reserve(
         &self,
         space: vramp_space_t,
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn vramp_reserve(
 ) -> vramp_status_t {
     status_of(|| {
         pointers::check(reservation, "reservation")?;
-        let reserve = |context: &Context| context.reserve(space, bytes, priority, timeout_ns);
+        let reserve = |session: &Session| session.reserve(space, bytes, priority, timeout_ns);
         let id = handles::with(allocator, reserve)?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(reservation, vramp_reservation_t { id }, "reservation") }
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn vramp_reserve_up_to(
 ) -> vramp_status_t {
     status_of(|| {
         pointers::check(reservation, "reservation")?;
-        let reserve = |context: &Context| context.reserve_up_to(space, least, most);
+        let reserve = |session: &Session| session.reserve_up_to(space, least, most);
         let (id, size) = handles::with(allocator, reserve)?;
         // SAFETY: required by this function's contract.
         unsafe { pointers::write(reservation, vramp_reservation_t { id }, "reservation") }?;
@@ -226,7 +226,7 @@ pub unsafe extern "C" fn vramp_reservation_info(
 ) -> vramp_status_t {
     status_of(|| {
         let find =
-            || handles::with(allocator, |context| context.open_tiers()?.info(reservation.id));
+            || handles::with(allocator, |session| session.open_tiers()?.info(reservation.id));
         // SAFETY: the struct begins with its size; the rest is this function's contract.
         unsafe { pointers::write_sized(info, find, "info") }
     })
@@ -241,10 +241,8 @@ pub extern "C" fn vramp_reservation_grow(
     bytes: u64,
     timeout_ns: u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            context.open_tiers()?.grow(reservation.id, Bytes::new(bytes), timeout_ns)
-        })
+    handles::on(allocator, |session| {
+        session.open_tiers()?.grow(reservation.id, Bytes::new(bytes), timeout_ns)
     })
 }
 
@@ -260,8 +258,8 @@ pub unsafe extern "C" fn vramp_reservation_shrink(
     released: *mut u64,
 ) -> vramp_status_t {
     status_of(|| {
-        let less = handles::with(allocator, |context| {
-            let held = context.open_tiers()?.tables().reservation(reservation.id)?;
+        let less = handles::with(allocator, |session| {
+            let held = session.open_tiers()?.tables().reservation(reservation.id)?;
             held.with(reservation.id, Reservation::shrink_to_fit)
         })?;
         // SAFETY: required by this function's contract.
@@ -276,7 +274,7 @@ pub extern "C" fn vramp_reservation_release(
     allocator: vramp_allocator_t,
     reservation: vramp_reservation_t,
 ) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.open_tiers()?.release(reservation.id)))
+    handles::on(allocator, |session| session.open_tiers()?.release(reservation.id))
 }
 
 /// Attaches a reservation of the card's space to a stream: it pays for the memory of leases for work on
@@ -288,10 +286,8 @@ pub extern "C" fn vramp_reservation_attach(
     reservation: vramp_reservation_t,
     stream: vramp_stream_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            context.open_tiers()?.attach(reservation.id, context.stream(stream)?)
-        })
+    handles::on(allocator, |session| {
+        session.open_tiers()?.attach(reservation.id, session.stream(stream)?)
     })
 }
 
@@ -302,5 +298,5 @@ pub extern "C" fn vramp_reservation_detach(
     allocator: vramp_allocator_t,
     reservation: vramp_reservation_t,
 ) -> vramp_status_t {
-    status_of(|| handles::with(allocator, |context| context.open_tiers()?.detach(reservation.id)))
+    handles::on(allocator, |session| session.open_tiers()?.detach(reservation.id))
 }

@@ -1,13 +1,10 @@
 //! The tiers of an allocator while they are open, and the end of them.
 //!
-//! 1. `vramp_tiers_open` puts [`OpenTiers`] into the slot of the allocator. C and Python find the
-//!    same ones there.
+//! 1. `vramp_tiers_open` puts [`OpenTiers`] into the slot of the allocator.
 //! 2. A call takes a reference, so what it uses lives until it returns, and holds no lock meanwhile.
 //! 3. `vramp_tiers_close` and `vramp_close` end the leases of C programs and cancel requests for
 //!    reservations and leases, so no other call waits for long. Then they take the tiers out of the slot, and the
 //!    last reference ends buffers and reservations.
-//!
-//! While another interface of the process keeps objects of them ([`OpenTiers::hold`]), both are refused.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
@@ -19,8 +16,8 @@ use vramp_tiers::config::TiersConfig;
 use vramp_tiers::tracked::Policies;
 use vramp_tiers::{CancelToken, ReservationManager, TrackedAllocator};
 
-use crate::context::{Context, in_use};
 use crate::regions::HostLoan;
+use crate::session::Session;
 use crate::status::{Failure, Kind, Result};
 use crate::tiers::dispatch::{Dispatch, check_not_dispatcher};
 use crate::tiers::tables::Tables;
@@ -41,8 +38,6 @@ pub(crate) struct OpenTiers {
     waits: Mutex<CancelToken>,
     /// A lease that is granted from now on ends at once: no program could end it.
     is_ending: AtomicBool,
-    /// Counts the objects of other interfaces.
-    held: Arc<()>,
 }
 
 /// Place for the tiers of an allocator.
@@ -70,7 +65,6 @@ impl OpenTiers {
             piece,
             waits: Mutex::default(),
             is_ending: AtomicBool::new(false),
-            held: Arc::default(),
         }
     }
 
@@ -80,12 +74,12 @@ impl OpenTiers {
 
     /// Opens the tiers of an allocator.
     pub fn open(
-        context: &Context,
+        session: &Session,
         config: &TiersConfig,
         options: &TiersOptions,
     ) -> Result<OpenTiers> {
-        let tiers = options.on(Arc::clone(context.shared_allocator()), config)?;
-        let host = context.region_table_if_any().map(|regions| regions.lend(&tiers));
+        let tiers = options.on(Arc::clone(session.shared_allocator()), config)?;
+        let host = session.lend_host_memory(&tiers);
         Ok(OpenTiers::new(tiers, options.spill.piece, host))
     }
 
@@ -104,15 +98,6 @@ impl OpenTiers {
     /// Returns the token that ends waits when the tiers are closed.
     pub fn waits(&self) -> CancelToken {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Returns a value that keeps the tiers open until it is dropped: a close is refused.
-    pub fn hold(&self) -> Arc<()> {
-        Arc::clone(&self.held)
-    }
-
-    fn is_held(&self) -> bool {
-        Arc::strong_count(&self.held) > 1
     }
 
     /// Returns true while the tiers are being closed.
@@ -154,14 +139,14 @@ fn no_tiers() -> Failure {
     Failure::new(Kind::NoTiers, text)
 }
 
-impl Context {
+impl Session {
     /// Returns the tiers.
-    pub fn open_tiers(&self) -> Result<Arc<OpenTiers>> {
+    pub(crate) fn open_tiers(&self) -> Result<Arc<OpenTiers>> {
         self.tiers_if_open().ok_or_else(no_tiers)
     }
 
     /// Returns the tiers; `None` if there are none.
-    pub fn tiers_if_open(&self) -> Option<Arc<OpenTiers>> {
+    pub(crate) fn tiers_if_open(&self) -> Option<Arc<OpenTiers>> {
         match &*self.tiers.0.read().unwrap_or_else(PoisonError::into_inner) {
             Slot::Open(tiers) => Some(Arc::clone(tiers)),
             Slot::Opening | Slot::Closed => None,
@@ -173,7 +158,7 @@ impl Context {
     }
 
     /// Opens the tiers.
-    pub fn set_tiers(&self, open: impl FnOnce() -> Result<OpenTiers>) -> Result<()> {
+    pub(crate) fn set_tiers(&self, open: impl FnOnce() -> Result<OpenTiers>) -> Result<()> {
         let mut slot = self.slot();
         if !matches!(*slot, Slot::Closed) {
             let text = "the tiers of the allocator are open already: use them, or close them first";
@@ -182,17 +167,16 @@ impl Context {
         *slot = Slot::Opening;
         drop(slot);
         // Also after a panic.
-        let mut opened = Opening { context: self, then: Slot::Closed };
+        let mut opened = Opening { session: self, then: Slot::Closed };
         opened.then = Slot::Open(Arc::new(open()?));
         Ok(())
     }
 
     /// Returns an error if the tiers cannot be closed now.
-    pub fn check_tiers_closable(&self) -> Result<()> {
+    pub(crate) fn check_tiers_closable(&self) -> Result<()> {
         check_not_dispatcher()?;
-        let Some(tiers) = self.tiers_if_open() else { return Ok(()) };
-        if tiers.is_held() {
-            return Err(in_use());
+        if self.tiers_if_open().is_none() {
+            return Ok(());
         }
         if self.allocator().any_captures()? {
             let text = "a stream captures a graph, which may use buffers: end the capture first";
@@ -202,14 +186,14 @@ impl Context {
     }
 
     /// Ends the waits of other calls, so that a close need not wait until their deadlines.
-    pub fn end_waits(&self) {
+    pub(crate) fn end_waits(&self) {
         if let Some(tiers) = self.tiers_if_open() {
             tiers.end_waits();
         }
     }
 
     /// Ends the tiers, if there are any: no call is in progress on the allocator.
-    pub fn end_tiers(&self) -> Result<()> {
+    pub(crate) fn end_tiers(&self) -> Result<()> {
         let ended = self.check_tiers_closable().and_then(|()| self.take_tiers());
         if let (Err(_), Some(tiers)) = (&ended, self.tiers_if_open()) {
             tiers.allow_waits();
@@ -218,7 +202,7 @@ impl Context {
     }
 
     /// Closes the tiers, while other calls may be in progress. Their objects end with the last call.
-    pub fn close_tiers(&self) -> Result<()> {
+    pub(crate) fn close_tiers(&self) -> Result<()> {
         let tiers = self.open_tiers()?;
         self.check_tiers_closable()?;
         tiers.end_waits();
@@ -233,10 +217,6 @@ impl Context {
     fn take_tiers(&self) -> Result<()> {
         let mut slot = self.slot();
         match std::mem::take(&mut *slot) {
-            Slot::Open(tiers) if tiers.is_held() => {
-                *slot = Slot::Open(tiers);
-                Err(in_use())
-            }
             Slot::Opening => {
                 *slot = Slot::Opening;
                 Err(no_tiers())
@@ -256,12 +236,12 @@ impl Context {
 
 /// Ends the opening of tiers.
 struct Opening<'a> {
-    context: &'a Context,
+    session: &'a Session,
     then: Slot,
 }
 
 impl Drop for Opening<'_> {
     fn drop(&mut self) {
-        *self.context.slot() = std::mem::take(&mut self.then);
+        *self.session.slot() = std::mem::take(&mut self.then);
     }
 }

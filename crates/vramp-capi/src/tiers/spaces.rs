@@ -96,8 +96,8 @@ pub unsafe extern "C" fn vramp_spaces(
 ) -> vramp_status_t {
     status_of(|| {
         pointers::check(count, "count")?;
-        let found = handles::with(allocator, |context| {
-            let tiers = context.open_tiers()?;
+        let found = handles::with(allocator, |session| {
+            let tiers = session.open_tiers()?;
             Ok(tiers.spaces().spaces().map(|space| to_c(space.id())).collect::<Vec<_>>())
         })?;
         // SAFETY: required by this function's contract.
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn vramp_space_stats(
     stats: *mut vramp_space_stats_t,
 ) -> vramp_status_t {
     status_of(|| {
-        let find = || handles::with(allocator, |context| context.open_tiers()?.stats_of(space));
+        let find = || handles::with(allocator, |session| session.open_tiers()?.stats_of(space));
         // SAFETY: the struct begins with its size; the rest is this function's contract.
         unsafe { pointers::write_sized(stats, find, "stats") }
     })
@@ -130,10 +130,8 @@ pub extern "C" fn vramp_space_reset_peak(
     allocator: vramp_allocator_t,
     space: vramp_space_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        handles::with(allocator, |context| {
-            context.open_tiers()?.space(space)?.reset_peaks();
-            Ok(())
-        })
+    handles::on(allocator, |session| {
+        session.open_tiers()?.space(space)?.reset_peaks();
+        Ok(())
     })
 }

@@ -15,10 +15,10 @@ use super::open::Register;
 use super::{TORCH, Torch};
 use crate::abi::vramp_observer_t;
 use crate::abi::vramp_status_t;
-use crate::context::Context;
 use crate::interface::{User, register_observer};
 use crate::pointers;
-use crate::process::Block;
+use crate::session::Block;
+use crate::session::Session;
 use crate::status::{Failure, Kind, Result, check_fork, status_of};
 
 /// A block, as PyTorch's statistics need it. Amounts are in bytes.
@@ -55,17 +55,17 @@ impl Torch {
         device: c_int,
         raw: *mut c_void,
     ) -> Result<vramp_torch_block_t> {
-        let context = self.context(device)?;
+        let session = self.session(device)?;
         // SAFETY: this function's contract is the same.
-        let stream = unsafe { context.adopt(raw) }?;
-        let block = context.place(size, stream)?;
+        let stream = unsafe { session.adopt(raw) }?;
+        let block = session.place(size, stream)?;
         Ok(described(block, size, raw as u64, device))
     }
 
     fn block(&self, device: c_int, addr: DeviceAddr) -> Result<vramp_torch_block_t> {
-        let context = self.context(device)?;
-        let found = context.block(addr.number()).map(|(block, requested, stream)| {
-            described(block, requested, context.raw(stream), device)
+        let session = self.session(device)?;
+        let found = session.block(addr.number()).map(|(block, requested, stream)| {
+            described(block, requested, session.raw(stream), device)
         });
         found.ok_or_else(|| Failure::new(Kind::UnknownPointer, "the block was freed already"))
     }
@@ -73,10 +73,10 @@ impl Torch {
     /// Frees a block of any device on its own stream.
     pub(super) fn free_block(&self, addr: u64) -> Result<vramp_torch_block_t> {
         check_fork()?;
-        for (device, context) in self.opened_by_device() {
+        for (device, session) in self.opened_by_device() {
             self.shares.withdraw(device, addr);
-            if let Some((block, requested, stream)) = context.free_on_own_stream(addr)? {
-                return Ok(described(block, requested, context.raw(stream), device));
+            if let Some((block, requested, stream)) = session.free_on_own_stream(addr)? {
+                return Ok(described(block, requested, session.raw(stream), device));
             }
         }
         let text = format!("no block of any device begins at {addr:#x}");
@@ -86,7 +86,7 @@ impl Torch {
     pub(super) fn find(&self, addr: u64) -> Result<vramp_torch_block_t> {
         check_fork()?;
         let mut opened = self.opened_by_device();
-        let found = opened.find(|(_, context)| context.has(addr)).map(|(device, _)| device);
+        let found = opened.find(|(_, session)| session.has(addr)).map(|(device, _)| device);
         let unknown = || {
             let text = format!("no block of any device begins at {addr:#x}");
             Failure::new(Kind::UnknownPointer, text)
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn vramp_torch_containing(
     status_of(|| {
         pointers::check(block, "block")?;
         check_fork()?;
-        let start = TORCH.opened().find_map(|context| context.containing(address as u64));
+        let start = TORCH.opened().find_map(|session| session.containing(address as u64));
         let start = start.map_or(address as u64, |(start, _)| start.number());
         let found = TORCH.find(start)?;
         // SAFETY: required by this function's contract.
@@ -191,8 +191,8 @@ pub unsafe extern "C" fn vramp_torch_containing(
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_stream_forget(device: c_int, stream: *mut c_void) -> vramp_status_t {
     status_of(|| {
-        let Some(context) = TORCH.opened_on(device)? else { return Ok(()) };
-        context.adopted(stream as usize).map_or(Ok(()), |stream| context.forget(stream))
+        let Some(session) = TORCH.opened_on(device)? else { return Ok(()) };
+        session.adopted(stream as usize).map_or(Ok(()), |stream| session.forget(stream))
     })
 }
 
@@ -202,9 +202,9 @@ pub extern "C" fn vramp_torch_stream_forget(device: c_int, stream: *mut c_void) 
 pub extern "C" fn vramp_torch_trim() -> vramp_status_t {
     status_of(|| {
         check_fork()?;
-        TORCH.opened().try_for_each(|context| {
-            context.allocator().wait_for_freed_memory()?;
-            context.trim(0)
+        TORCH.opened().try_for_each(|session| {
+            session.allocator().wait_for_freed_memory()?;
+            session.trim(0)
         })
     })
 }
@@ -231,9 +231,9 @@ pub unsafe extern "C" fn vramp_torch_observe(
     status_of(|| {
         let user = User(user);
         let register = observer.map(|observer| -> Register {
-            Box::new(move |context: &Context| {
+            Box::new(move |session: &Session| {
                 // SAFETY: allowed by this function's contract.
-                unsafe { register_observer(context, observer, user) }
+                unsafe { register_observer(session, observer, user) }
             })
         });
         TORCH.observe(device, register)
@@ -251,5 +251,5 @@ pub extern "C" fn vramp_torch_is_open(device: c_int) -> c_int {
 /// the call may be repeated with corrected options.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_open(device: c_int) -> vramp_status_t {
-    status_of(|| TORCH.context(device).map(|_| ()))
+    status_of(|| TORCH.session(device).map(|_| ()))
 }

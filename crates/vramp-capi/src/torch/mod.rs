@@ -34,10 +34,10 @@ use vramp_alloc::DeviceAddr;
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::{self, *};
-use crate::context::Context;
 use crate::pointers;
 use crate::print::write_line;
-use crate::process::StreamName;
+use crate::session::Session;
+use crate::session::StreamName;
 use crate::status::{Failure, Kind, Result, catch_failure, check_fork, last_error_text, status_of};
 use open::DeviceOptions;
 use pins::Pins;
@@ -57,7 +57,7 @@ struct Torch {
     /// What replaces the environment, in tests.
     settings: OnceLock<Result<Settings>>,
     /// The allocators that are open. A failure is not kept: the next call tries again.
-    devices: [OnceLock<Arc<Context>>; DEVICES],
+    devices: [OnceLock<Arc<Session>>; DEVICES],
     /// What holds for each device. Locked while a device is opened.
     options: Mutex<[DeviceOptions; DEVICES]>,
     /// Pools that graphs are captured into, by device.
@@ -88,12 +88,12 @@ impl Torch {
     }
 
     /// Returns the open allocators, by device.
-    fn opened(&self) -> impl Iterator<Item = &Arc<Context>> {
+    fn opened(&self) -> impl Iterator<Item = &Arc<Session>> {
         self.devices.iter().filter_map(OnceLock::get)
     }
 
     /// Returns the open allocators with PyTorch's indices of their devices.
-    fn opened_by_device(&self) -> impl Iterator<Item = (c_int, &Arc<Context>)> {
+    fn opened_by_device(&self) -> impl Iterator<Item = (c_int, &Arc<Session>)> {
         let numbered = self.devices.iter().enumerate();
         numbered.filter_map(|(device, slot)| Some((device as c_int, slot.get()?)))
     }
@@ -110,14 +110,14 @@ impl Torch {
             let text = format!("{size} bytes cannot be allocated");
             return Err(Failure::new(Kind::Range, text));
         };
-        let context = self.context(device)?;
+        let session = self.session(device)?;
         // SAFETY: this function's contract is the same.
-        let stream = unsafe { context.adopt(raw) }?;
+        let stream = unsafe { session.adopt(raw) }?;
         let pools = &self.pools[device as usize];
-        let attached = if pools.any_open() { pools.attach(context, stream) } else { Ok(None) };
+        let attached = if pools.any_open() { pools.attach(session, stream) } else { Ok(None) };
         let placed = attached.and_then(|home| match home {
-            Some(home) => context.place_in(home, size, stream),
-            None => context.place(size, stream),
+            Some(home) => session.place_in(home, size, stream),
+            None => session.place(size, stream),
         });
         placed.map(|block| DeviceAddr::new(block.addr)).map_err(|failure| {
             let text = match failure.kind {
@@ -134,20 +134,20 @@ impl Torch {
     /// As for [`Torch::malloc`].
     #[inline]
     unsafe fn free(&self, addr: u64, device: c_int, raw: *mut c_void) -> Result<()> {
-        let context = self.context(device)?;
+        let session = self.session(device)?;
         // SAFETY: this function's contract is the same.
-        let stream = unsafe { context.adopt(raw) }?;
+        let stream = unsafe { session.adopt(raw) }?;
         self.shares.withdraw(device, addr);
         let pools = &self.pools[device as usize];
         if pools.any_open() {
             // An error is reported to allocations in the capture. A free must succeed.
-            let _ = pools.attach(context, stream);
-            if pools.free_for_capture(context, addr, stream)? {
+            let _ = pools.attach(session, stream);
+            if pools.free_for_capture(session, addr, stream)? {
                 return Ok(());
             }
         }
         // SAFETY: this function's contract is the same.
-        unsafe { context.free_named(addr, StreamName::Raw(raw as u64)) }
+        unsafe { session.free_named(addr, StreamName::Raw(raw as u64)) }
     }
 
     /// # Safety
@@ -155,19 +155,19 @@ impl Torch {
     unsafe fn record_stream(&self, addr: u64, raw: *mut c_void) -> Result<()> {
         check_fork()?;
         let known =
-            |slot: &OnceLock<Arc<Context>>| slot.get().is_some_and(|context| context.has(addr));
+            |slot: &OnceLock<Arc<Session>>| slot.get().is_some_and(|session| session.has(addr));
         let device = self.devices.iter().position(known).ok_or_else(|| {
             let text = format!("no block of any device begins at {addr:#x}");
             Failure::new(Kind::UnknownPointer, text)
         })?;
-        let context = self.context(device as c_int)?;
+        let session = self.session(device as c_int)?;
         // SAFETY: this function's contract is the same.
-        let stream = unsafe { context.adopt(raw) }?;
+        let stream = unsafe { session.adopt(raw) }?;
         if self.pools[device].any_open() {
-            let _ = self.pools[device].attach(context, stream);
-            self.pools[device].note_use(context, addr, stream);
+            let _ = self.pools[device].attach(session, stream);
+            self.pools[device].note_use(session, addr, stream);
         }
-        context.record_use(addr, stream)
+        session.record_use(addr, stream)
     }
 
     fn pools(&self, device: c_int) -> Result<&Pools> {
@@ -176,11 +176,11 @@ impl Torch {
     }
 
     fn begin_pool(&self, device: c_int, id: PoolId) -> Result<()> {
-        let context = self.context(device)?;
+        let session = self.session(device)?;
         // Adopts the default stream, on which graphs are most often launched, so that frees wait
         // for it. SAFETY: null is a stream of every device.
-        unsafe { context.adopt(std::ptr::null_mut()) }?;
-        self.pools(device)?.begin(context, id);
+        unsafe { session.adopt(std::ptr::null_mut()) }?;
+        self.pools(device)?.begin(session, id);
         Ok(())
     }
 
@@ -191,7 +191,7 @@ impl Torch {
     /// As for [`Torch::malloc`].
     pub(super) unsafe fn note_capture(&self, device: c_int, raw: *mut c_void) -> Result<()> {
         // SAFETY: this function's contract is the same.
-        unsafe { self.context(device)?.adopt(raw) }.map(drop)
+        unsafe { self.session(device)?.adopt(raw) }.map(drop)
     }
 }
 
@@ -314,7 +314,7 @@ pub extern "C" fn vramp_torch_init(device_count: c_int) {
 /// For `set_reset_fn`, which `torch.cuda.empty_cache` calls: releases idle memory of all devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_reset() {
-    TORCH.opened().for_each(|context| print_failure(|| context.trim(0)));
+    TORCH.opened().for_each(|session| print_failure(|| session.trim(0)));
 }
 
 /// For `set_memory_fraction_fn`: limits the allocator to this fraction of the device's memory.
@@ -335,7 +335,7 @@ pub unsafe extern "C" fn vramp_torch_base_alloc(
 ) -> *mut c_void {
     let found = catch_failure(|| {
         check_fork()?;
-        Ok(TORCH.opened().find_map(|context| context.containing(address as u64)))
+        Ok(TORCH.opened().find_map(|session| session.containing(address as u64)))
     });
     let found = found.ok().flatten();
     print_failure(|| {

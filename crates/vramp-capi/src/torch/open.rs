@@ -14,14 +14,14 @@ use super::settings::Settings;
 use super::{DEVICES, TORCH, Torch};
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t;
-use crate::context::{self, Context};
 use crate::device::{Device, has_card};
 use crate::environment::variable;
 use crate::handles;
+use crate::session::{self, Session};
 use crate::status::{Failure, Kind, Result, check_fork, status_of};
 
 /// Registers an observer with an allocator. Returns the number of the registration.
-pub(super) type Register = Box<dyn Fn(&Context) -> u64 + Send>;
+pub(super) type Register = Box<dyn Fn(&Session) -> u64 + Send>;
 
 /// What was chosen for a device.
 pub(super) struct DeviceOptions {
@@ -51,35 +51,35 @@ impl Torch {
     /// Returns the allocator of a device. The first call that succeeds opens it, with the settings of
     /// that moment.
     #[inline]
-    pub(super) fn context(&self, device: c_int) -> Result<&Arc<Context>> {
+    pub(super) fn session(&self, device: c_int) -> Result<&Arc<Session>> {
         match self.slot(device)?.get() {
-            Some(context) => Ok(context),
+            Some(session) => Ok(session),
             None => self.open(device as usize),
         }
     }
 
     /// Returns the allocator of a device. `None` if it is not open.
-    pub(super) fn opened_on(&self, device: c_int) -> Result<Option<&Arc<Context>>> {
+    pub(super) fn opened_on(&self, device: c_int) -> Result<Option<&Arc<Session>>> {
         Ok(self.slot(device)?.get())
     }
 
     #[inline]
-    pub(super) fn slot(&self, device: c_int) -> Result<&OnceLock<Arc<Context>>> {
+    pub(super) fn slot(&self, device: c_int) -> Result<&OnceLock<Arc<Session>>> {
         check_fork()?;
         let slot = usize::try_from(device).ok().and_then(|device| self.devices.get(device));
         slot.ok_or_else(|| Failure::new(Kind::Range, format!("there is no device number {device}")))
     }
 
     #[cold]
-    fn open(&self, device: usize) -> Result<&Arc<Context>> {
+    fn open(&self, device: usize) -> Result<&Arc<Session>> {
         self.open_named(device, None)
     }
 
     /// Opens the allocator of a device, on the device `name` if that is not `None`.
-    fn open_named(&self, device: usize, name: Option<&str>) -> Result<&Arc<Context>> {
+    fn open_named(&self, device: usize, name: Option<&str>) -> Result<&Arc<Session>> {
         let mut options = self.options();
-        if let Some(context) = self.devices[device].get() {
-            return Ok(context);
+        if let Some(session) = self.devices[device].get() {
+            return Ok(session);
         }
         let options = &mut options[device];
         let settings = self.read_settings()?;
@@ -87,15 +87,15 @@ impl Torch {
             Some(name) => Device::open(name)?,
             None => settings.device(device)?,
         };
-        let context = Context::open_on(opened, &settings.options, options.fraction, variable)?;
+        let session = Session::open_on(opened, &settings.options, options.fraction, variable)?;
         if options.events > 0 {
-            context.record_history(options.events)?;
+            session.record_history(options.events)?;
         }
         for &peer in &options.peers {
-            context.allocator().grant_access(peer).map_err(not_granted)?;
+            session.allocator().grant_access(peer).map_err(not_granted)?;
         }
-        options.registration = options.register.as_ref().map(|register| register(&context));
-        Ok(self.devices[device].get_or_init(|| Arc::new(context.kept_open(device as u16))))
+        options.registration = options.register.as_ref().map(|register| register(&session));
+        Ok(self.devices[device].get_or_init(|| Arc::new(session.kept_open(device as u16))))
     }
 
     pub(super) fn read_settings(&self) -> Result<Settings> {
@@ -126,7 +126,7 @@ impl Torch {
     /// the recording.
     pub(super) fn record_history(&self, device: c_int, events: u32) -> Result<()> {
         let slot = self.slot(device)?;
-        context::check_events(events)?;
+        session::check_events(events)?;
         let mut options = self.options();
         if let Some(opened) = slot.get() {
             drop(options);
@@ -181,11 +181,11 @@ impl Torch {
 
     /// Returns the handle of a device's allocator.
     pub(super) fn handle(&self, device: c_int) -> Result<vramp_allocator_t> {
-        let context = self.context(device)?;
+        let session = self.session(device)?;
         let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         let handle = &mut handles[device as usize];
         if handle.id == 0 {
-            *handle = handles::insert(Arc::clone(context))?;
+            *handle = handles::insert(Arc::clone(session))?;
         }
         Ok(*handle)
     }
@@ -254,9 +254,9 @@ mod tests {
     /// Returns what registers an observer that adds the bytes by which memory grows to `grown`.
     fn sum_of_growth(grown: &Arc<AtomicU64>) -> Register {
         let grown = Arc::clone(grown);
-        Box::new(move |context| {
+        Box::new(move |session| {
             let grown = Arc::clone(&grown);
-            context.observe(move |event| {
+            session.observe(move |event| {
                 if let Event::Grown { bytes, .. } = event {
                     grown.fetch_add(bytes.count(), Ordering::Relaxed);
                 }
@@ -292,7 +292,7 @@ mod tests {
         torch.enable_peer(0, 1).unwrap();
         assert_eq!(opened(&torch), [0]);
         malloc(&torch, 1, 1 << 20);
-        let peers = |device| torch.context(device).unwrap().allocator().sharing().peers;
+        let peers = |device| torch.session(device).unwrap().allocator().sharing().peers;
         assert_eq!((peers(0), peers(1)), (vec![1], vec![0]));
         let refused = torch.enable_peer(7, 0).unwrap_err();
         assert_eq!(refused.status(), VRAMP_ERROR_OPTION);
@@ -338,7 +338,7 @@ mod tests {
         torch.record_history(1, 0).unwrap();
         let events = |device| {
             malloc(&torch, device, 1 << 20);
-            torch.context(device).unwrap().snapshot().unwrap().events.len()
+            torch.session(device).unwrap().snapshot().unwrap().events.len()
         };
         assert_eq!((events(0) > 0, events(1)), (true, 0));
         let refused = torch.record_history(2, u32::MAX).unwrap_err();

@@ -41,9 +41,9 @@ impl Pins {
 impl Torch {
     /// Pins what is live on a device for the graphs of a pool. Presets that move nothing have no pins.
     pub(super) fn pin_live(&self, device: c_int, pool: PoolId) -> Result<()> {
-        let Some(context) = self.opened_on(device)? else { return Ok(()) };
-        let without_pins = context.regions_without_pins();
-        let stretches = context.live_stretches();
+        let Some(session) = self.opened_on(device)? else { return Ok(()) };
+        let without_pins = session.regions_without_pins();
+        let stretches = session.live_stretches();
         let mut pins = self.pins.0.lock().unwrap_or_else(PoisonError::into_inner);
         let ranges = pins.entry((device, pool)).or_default();
         for stretch in stretches {
@@ -52,7 +52,7 @@ impl Torch {
             if ranges.contains_key(&key) || without_pins.iter().any(has) {
                 continue;
             }
-            match context.in_any_pool(|pool| pool.pin_range(stretch)) {
+            match session.in_any_pool(|pool| pool.pin_range(stretch)) {
                 Ok(pinned) => drop(ranges.insert(key, pinned)),
                 // Freed meanwhile, or a block of the driver's pool, which stays where it is while it is live.
                 Err(PinError::NotOwned { .. }) => {}
@@ -138,7 +138,7 @@ mod tests {
         let torch = torch("");
         let blocks: Vec<u64> = (1..40).map(|number| malloc(&torch, number << 18)).collect();
         torch.pin_live(0, (0, 1)).unwrap();
-        let allocator = torch.context(0).unwrap().allocator();
+        let allocator = torch.session(0).unwrap().allocator();
         let (pinned, bytes) = allocator.pinned();
         assert!(pinned > 0);
         torch.pin_live(0, (0, 1)).unwrap();
@@ -161,7 +161,7 @@ mod tests {
         for _ in 0..1000 {
             malloc(&torch, 2 << 20);
         }
-        let stretches = torch.context(0).unwrap().live_stretches();
+        let stretches = torch.session(0).unwrap().live_stretches();
         assert!(stretches.len() < 100, "{}", stretches.len());
         let sum: Bytes = stretches.iter().map(|stretch| stretch.len).sum();
         assert_eq!(sum, Bytes::mib(2000));

@@ -29,7 +29,7 @@ use vramp_alloc::graph::{ArenaConfig, AttachedCapture, CaptureError, GraphArena,
 use vramp_alloc::{Allocator, StreamId};
 use vramp_tiers::regions::Region;
 
-use crate::context::Context;
+use crate::session::Session;
 use crate::status::{Failure, Kind, Result};
 
 /// PyTorch's id of a pool.
@@ -134,7 +134,7 @@ impl Pools {
     }
 
     /// Handles the begin hook: a capture into the pool is about to begin.
-    pub(super) fn begin(&self, context: &Context, id: PoolId) {
+    pub(super) fn begin(&self, session: &Session, id: PoolId) {
         let mut state = self.lock();
         // A failed capture has no end hook.
         let mut failed = Vec::new();
@@ -152,10 +152,10 @@ impl Pools {
         let make = || {
             // All memory of a graph is mapped at once, so a larger range than the device's memory
             // is useless.
-            let capacity = context.memory();
+            let capacity = session.memory();
             let config = ArenaConfig { capacity, replan: false, ..ArenaConfig::default() };
-            let home = context.region_of_thread()?;
-            let arena = allocator_of(context, &home).graph_arena(config)?;
+            let home = session.region_of_thread()?;
+            let arena = allocator_of(session, &home).graph_arena(config)?;
             Ok(PoolArena { arena, home })
         };
         let pool = state.pools().entry(id).or_insert_with(|| Pool {
@@ -176,12 +176,12 @@ impl Pools {
     /// Attaches the arena of the latest begin without a capture to the capture of `stream`, if that
     /// is new. Called by allocations and frees while begins are open. At most two driver calls. Returns the
     /// region of the arena; `None` if no arena of PyTorch's serves the stream.
-    pub(super) fn attach(&self, context: &Context, stream: StreamId) -> Result<Option<Home>> {
+    pub(super) fn attach(&self, session: &Session, stream: StreamId) -> Result<Option<Home>> {
         let mut state = self.lock();
         let thread = std::thread::current().id();
         // An invalidated capture cannot be attached. The allocation, or the end of the capture,
         // fails.
-        let Ok(Some(number)) = context.allocator().capture_number(stream) else { return Ok(None) };
+        let Ok(Some(number)) = session.allocator().capture_number(stream) else { return Ok(None) };
         let State { pools, open } = &mut *state;
         let known = open.iter().position(|open| open.is_capture(number));
         let new = || open.iter().rposition(|open| open.capture.is_none());
@@ -191,7 +191,7 @@ impl Pools {
         let arena = &pool.expect("a pool lives while a begin of it is open").arena;
         let PoolArena { arena, home } = arena.as_ref().map_err(Failure::clone)?;
         if known.is_none() {
-            let allocator = allocator_of(context, home);
+            let allocator = allocator_of(session, home);
             match allocator.attach_capture(stream, arena) {
                 Ok(capture) => {
                     (open.capture, open.pool_number) = (Some(capture), allocator.number());
@@ -206,11 +206,11 @@ impl Pools {
     }
 
     /// Records that the capture of `stream`, if PyTorch has one, uses a block.
-    pub(super) fn note_use(&self, context: &Context, addr: u64, stream: StreamId) {
+    pub(super) fn note_use(&self, session: &Session, addr: u64, stream: StreamId) {
         let mut state = self.lock();
-        let Ok(Some(number)) = context.allocator().capture_number(stream) else { return };
+        let Ok(Some(number)) = session.allocator().capture_number(stream) else { return };
         if let Some(open) = state.open.iter_mut().find(|open| open.is_capture(number))
-            && !context.is_of_arena_in(addr, open.pool_number)
+            && !session.is_of_arena_in(addr, open.pool_number)
         {
             open.used.insert(addr);
         }
@@ -223,24 +223,24 @@ impl Pools {
     /// PyTorch frees on the stream of the allocation, so the stream alone does not identify the capture.
     pub(super) fn free_for_capture(
         &self,
-        context: &Context,
+        session: &Session,
         addr: u64,
         stream: StreamId,
     ) -> Result<bool> {
         let state = self.lock();
         let thread = std::thread::current().id();
-        let number = context.allocator().capture_number(stream).ok().flatten();
+        let number = session.allocator().capture_number(stream).ok().flatten();
         let uses = |open: &&Open| {
             number.is_some_and(|number| open.is_capture(number)) || open.used.contains(&addr)
         };
         // A thread of a capture frees blocks of other graphs as well, which those keep.
         let may_use = |open: &&Open| {
-            open.threads.contains(&thread) && !context.is_of_arena(addr) && open.is_active()
+            open.threads.contains(&thread) && !session.is_of_arena(addr) && open.is_active()
         };
         let user = state.open.iter().find(uses).or_else(|| state.open.iter().find(may_use));
         match user.and_then(|open| Some((open, open.capture.as_ref()?))) {
-            Some((open, _)) if context.is_of_arena_in(addr, open.pool_number) => Ok(false),
-            Some((_, capture)) => context.free_for_capture(addr, stream, capture),
+            Some((open, _)) if session.is_of_arena_in(addr, open.pool_number) => Ok(false),
+            Some((_, capture)) => session.free_for_capture(addr, stream, capture),
             None => Ok(false),
         }
     }
@@ -274,8 +274,8 @@ impl Pools {
     }
 }
 
-fn allocator_of<'a>(context: &'a Context, home: &'a Home) -> &'a Allocator {
-    home.as_ref().map_or(context.allocator(), |region| region.allocator())
+fn allocator_of<'a>(session: &'a Session, home: &'a Home) -> &'a Allocator {
+    home.as_ref().map_or(session.allocator(), |region| region.allocator())
 }
 
 fn unknown((first, second): PoolId, why: &str) -> Failure {

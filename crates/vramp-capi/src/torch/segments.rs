@@ -14,10 +14,10 @@ use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, DeviceAddr, StreamId
 use super::settings::Ipc;
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t;
-use crate::context::Context;
 use crate::pointers;
 use crate::print::write_line;
 use crate::regions::{Owner, not_allocated};
+use crate::session::Session;
 use crate::status::{Failure, Kind, Result, check_fork, status_of};
 
 /// The segments of a device that PyTorch's own allocator has.
@@ -80,13 +80,13 @@ impl Segments {
     /// Exports the segment that begins at an address. `None` if none does.
     pub(super) fn export(
         &self,
-        context: &Context,
+        session: &Session,
         start: u64,
     ) -> Option<std::result::Result<Export, ExportError>> {
         let table = self.lock();
         let segment = table.live.get(&start)?;
         let comm = table.comm.as_deref().filter(|_| segment.is_comm);
-        let owner = context.owner(segment.block.pool_number());
+        let owner = session.owner(segment.block.pool_number());
         Some(comm.unwrap_or(&owner).export(&segment.block))
     }
 
@@ -123,10 +123,10 @@ impl Segments {
 
 impl Torch {
     pub(super) fn segment_malloc(&self, device: c_int, size: u64) -> Result<DeviceAddr> {
-        let context = self.context(device)?;
-        let stream = self.segments(device).stream(|| context.create_stream())?;
-        let region = context.region_of_thread()?;
-        let allocator = region.as_ref().map_or(context.allocator(), |region| region.allocator());
+        let session = self.session(device)?;
+        let stream = self.segments(device).stream(|| session.create_stream())?;
+        let region = session.region_of_thread()?;
+        let allocator = region.as_ref().map_or(session.allocator(), |region| region.allocator());
         let segment = allocator.malloc(Bytes::new(size), stream);
         let segment = segment.map_err(|error| match &region {
             Some(region) => not_allocated(region.tag(), error),
@@ -151,12 +151,12 @@ impl Torch {
     /// Refuses an address in a segment whose region sleeps: PyTorch's own allocator may have had it free, and
     /// gives it to a request of any thread. O(log n) in the segments, and O(1) without regions.
     pub(super) fn check_awake(&self, device: c_int, addr: u64) -> Result<()> {
-        let Some(context) = self.opened_on(device)? else { return Ok(()) };
-        if context.regions_if_any().is_none() {
+        let Some(session) = self.opened_on(device)? else { return Ok(()) };
+        if session.regions_if_any().is_none() {
             return Ok(());
         }
         let Some(number) = self.segments(device).pool_of(addr) else { return Ok(()) };
-        match context.owner(number) {
+        match session.owner(number) {
             Owner::Region(region) if region.allocator().is_asleep() => {
                 let tag = region.tag();
                 let text = format!(
@@ -172,19 +172,19 @@ impl Torch {
     /// Allocates a segment that is a plain allocation of the driver, or a part of one. A thread in a region
     /// gets the region's memory, which can sleep.
     pub(super) fn plain_malloc(&self, device: c_int, size: u64) -> Result<DeviceAddr> {
-        let context = self.context(device)?;
-        if context.region_of_thread()?.is_some() {
+        let session = self.session(device)?;
+        if session.region_of_thread()?.is_some() {
             return self.segment_malloc(device, size);
         }
         let segments = self.segments(device);
-        let stream = segments.stream(|| context.create_stream())?;
-        let plain = context.plain_pool()?;
+        let stream = segments.stream(|| session.create_stream())?;
+        let plain = session.plain_pool()?;
         // Before the trim the card may have no more memory, where the limit allows more.
         let placed = plain.malloc(Bytes::new(size), stream).or_else(|error| {
             if !matches!(error, AllocError::OutOfMemory(_)) {
                 return Err(Failure::from(error));
             }
-            context.trim(0)?;
+            session.trim(0)?;
             Ok(plain.malloc(Bytes::new(size), stream)?)
         });
         let block = placed?;
@@ -203,16 +203,16 @@ impl Torch {
 
     /// Allocates a segment of one handle, whose memory is fresh or unused.
     pub(super) fn comm_malloc(&self, device: c_int, size: u64) -> Result<DeviceAddr> {
-        let context = self.context(device)?;
+        let session = self.session(device)?;
         let segments = self.segments(device);
-        let stream = segments.stream(|| context.create_stream())?;
-        let comm = segments.comm(context.allocator())?;
+        let stream = segments.stream(|| session.create_stream())?;
+        let comm = segments.comm(session.allocator())?;
         let placed = comm.malloc(Bytes::new(size), stream).or_else(|error| {
             if !matches!(error, AllocError::OutOfMemory(_)) {
                 return Err(Failure::from(error));
             }
             // The device's memory may be idle in the allocator of the tensors.
-            context.trim(0)?;
+            session.trim(0)?;
             Ok(comm.malloc(Bytes::new(size), stream)?)
         });
         let block = placed?;
@@ -224,21 +224,21 @@ impl Torch {
     /// Frees a segment of any device and returns its size.
     pub(super) fn segment_free(&self, addr: u64, may_be_in_use: bool) -> Result<u64> {
         check_fork()?;
-        for (device, context) in self.opened_by_device() {
+        for (device, session) in self.opened_by_device() {
             let removed = self.segments(device).lock().live.remove(&addr);
             let Some(segment) = removed else { continue };
             self.shares.withdraw(device, addr);
             let Segment { block: segment, is_comm } = segment;
             let comm = if is_comm { self.segments(device).lock().comm.clone() } else { None };
-            let owner = context.owner(segment.pool_number());
+            let owner = session.owner(segment.pool_number());
             let allocator = comm.as_deref().unwrap_or(&owner);
             let (size, stream) = (segment.requested().count(), segment.stream());
             if may_be_in_use {
-                for user in context.adopted_streams() {
+                for user in session.adopted_streams() {
                     allocator.record_use(&segment, user)?;
                 }
             }
-            let is_plain = context
+            let is_plain = session
                 .plain_pool_if_any()
                 .is_some_and(|plain| plain.number() == allocator.number());
             allocator.free(segment, stream)?;

@@ -131,11 +131,11 @@ impl Torch {
         let ticket = match published.get(&(device, start)) {
             Some(shared) => shared.ticket(),
             None => {
-                let context = self.context(device)?;
-                let of_segment = self.segments(device).export(context, start);
+                let session = self.session(device)?;
+                let of_segment = self.segments(device).export(session, start);
                 let export = match of_segment {
                     Some(exported) => exported,
-                    None => context.export(start)?,
+                    None => session.export(start)?,
                 };
                 let shared = exchange().share(export?)?;
                 let ticket = shared.ticket();
@@ -153,17 +153,17 @@ impl Torch {
 
     /// Returns the device and the first address of the segment or block that contains an address.
     fn shareable(&self, addr: u64) -> Result<(c_int, u64)> {
-        for (device, context) in self.opened_by_device() {
+        for (device, session) in self.opened_by_device() {
             if let Some(start) = self.segments(device).containing(addr) {
                 return Ok((device, start));
             }
-            if context.has(addr) {
+            if session.has(addr) {
                 return Ok((device, addr));
             }
         }
         let mut opened = self.opened_by_device();
-        let inside = opened.find_map(|(device, context)| {
-            context.containing(addr).map(|(start, _)| (device, start.number()))
+        let inside = opened.find_map(|(device, session)| {
+            session.containing(addr).map(|(start, _)| (device, start.number()))
         });
         inside.ok_or_else(|| {
             let text = format!("no block of any device contains {addr:#x}");
@@ -173,14 +173,14 @@ impl Torch {
 
     /// Opens memory of another process, or of this one, for work of a device.
     fn open_shared(&self, device: c_int, ticket: &[u8]) -> Result<vramp_torch_opened_t> {
-        let context = self.context(device)?;
-        let memory = exchange().open(context.allocator(), ticket)?;
+        let session = self.session(device)?;
+        let memory = exchange().open(session.allocator(), ticket)?;
         let range = memory.range();
         let mut opened = lock(&self.shares.opened);
         opened.last += 1;
         let number = opened.last;
         // A card that was granted access after the import, and before this is in the table.
-        for peer in context.allocator().sharing().peers {
+        for peer in session.allocator().sharing().peers {
             memory.grant_access(peer)?;
         }
         opened.live.insert(number, (device, memory));
@@ -199,15 +199,15 @@ impl Torch {
 
     /// Describes how the memory of an open device can be shared.
     fn sharing_text(&self, device: c_int) -> Result<String> {
-        let Some(context) = self.opened_on(device)? else { return Ok(String::new()) };
-        let sharing = context.allocator().sharing();
+        let Some(session) = self.opened_on(device)? else { return Ok(String::new()) };
+        let sharing = session.allocator().sharing();
         let handles = match sharing.handle_type {
             HandleType::None => "other processes: no",
             HandleType::PosixFd => "other processes: by descriptors",
             HandleType::Fabric => "other processes: by fabric handles",
         };
         let rdma = if sharing.rdma { "on" } else { "off" };
-        let links = &context.allocator().driver().info().peers;
+        let links = &session.allocator().driver().info().peers;
         let mut text = format!(
             "{handles}; network cards (rdma): {rdma}; linked devices: {links:?}, with access now: {:?}",
             sharing.peers
@@ -229,8 +229,8 @@ impl Torch {
     fn shared(&self) -> Result<vramp_torch_shared_t> {
         check_fork()?;
         let published = lock(&self.shares.published).len() as u64;
-        let exported = self.opened_by_device().map(|(device, context)| {
-            (context.allocator().exported() + self.segments(device).exported()) as u64
+        let exported = self.opened_by_device().map(|(device, session)| {
+            (session.allocator().exported() + self.segments(device).exported()) as u64
         });
         let exported = exported.sum();
         let opened = lock(&self.shares.opened);

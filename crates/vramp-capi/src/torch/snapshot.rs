@@ -26,7 +26,7 @@ impl Torch {
     /// Returns blocks, segments and recorded events of all open devices.
     pub(super) fn snapshot(&self) -> Result<Trace> {
         check_fork()?;
-        let traces: Result<Vec<Trace>> = self.opened().map(|context| context.snapshot()).collect();
+        let traces: Result<Vec<Trace>> = self.opened().map(|session| session.snapshot()).collect();
         let mut merged = Trace::merge(traces?);
         merged.name = String::new();
         Ok(merged)
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(live, [7 << 20, 7 << 20, 11 << 20]);
 
         // The snapshot of one allocator has the number of its device.
-        let alone = torch.context(6).unwrap().snapshot().unwrap();
+        let alone = torch.session(6).unwrap().snapshot().unwrap();
         assert_eq!(alone.devices(), [6]);
 
         torch.record_all(0).unwrap();

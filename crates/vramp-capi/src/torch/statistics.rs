@@ -8,8 +8,8 @@ use vramp_alloc::history::{BlockState, Trace};
 
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t;
-use crate::context::{Context, SMALL_MAX};
 use crate::pointers;
+use crate::session::{SMALL_MAX, Session};
 use crate::status::{Failure, Kind, Result, status_of};
 
 /// What the statistics of PyTorch need besides the blocks, in bytes and counts. Of each pair, the first
@@ -75,11 +75,11 @@ impl Torch {
     /// Returns statistics of a device: zeros if it was not used. One driver call with the preset vramp; O(n)
     /// in the freed blocks that wait and in the streams.
     pub(super) fn memory(&self, device: c_int) -> Result<vramp_torch_memory_t> {
-        let Some(context) = self.opened_on(device)? else {
+        let Some(session) = self.opened_on(device)? else {
             return Ok(vramp_torch_memory_t::default());
         };
-        let memory = context.reserved_memory()?;
-        let card = context.allocator().driver().memory_info()?;
+        let memory = session.reserved_memory()?;
+        let card = session.allocator().driver().memory_info()?;
         Ok(vramp_torch_memory_t {
             reserved: memory.reserved.current,
             reserved_peak: memory.reserved.peak,
@@ -91,7 +91,7 @@ impl Torch {
             created: memory.created,
             released: memory.released,
             retries: memory.retries,
-            limit: context.allocator().limit().unwrap_or(card.total).count(),
+            limit: session.allocator().limit().unwrap_or(card.total).count(),
             device_free: card.free.count(),
             device_total: card.total.count(),
         })
@@ -99,12 +99,12 @@ impl Torch {
 
     /// Returns all memory of a device by address, that of its regions included, also of those that sleep.
     pub(super) fn parts(&self, device: c_int) -> Result<Vec<vramp_torch_part_t>> {
-        let Some(context) = self.opened_on(device)? else { return Ok(Vec::new()) };
+        let Some(session) = self.opened_on(device)? else { return Ok(Vec::new()) };
         let segments = self.segments(device);
         let mut parts = Vec::new();
-        context.in_all_pools(|pool| {
+        session.in_all_pools(|pool| {
             let trace = pool.snapshot(None);
-            parts.extend(parts_of(context, &trace, |addr| segments.has(addr)));
+            parts.extend(parts_of(session, &trace, |addr| segments.has(addr)));
         });
         parts.sort_unstable_by_key(|part| part.address);
         Ok(parts)
@@ -113,27 +113,27 @@ impl Torch {
 
 /// Converts a snapshot. Blocks that only threads' caches hold are free.
 fn parts_of(
-    context: &Context,
+    session: &Session,
     trace: &Trace,
     is_segment: impl Fn(u64) -> bool,
 ) -> Vec<vramp_torch_part_t> {
     let mut parts = Vec::new();
-    let has_slabs = context.allocator().has_heaps();
+    let has_slabs = session.allocator().has_heaps();
     for segment in &trace.segments {
         let index = trace.streams.get(segment.stream.0 as usize).copied().unwrap_or(0);
-        let stream = context.raw(StreamId::new(index as u32));
+        let stream = session.raw(StreamId::new(index as u32));
         let is_small_segment = segment.segment_type == "small";
         for block in &segment.blocks {
             let address = block.address.number();
             let size = block.size.count();
             let state = match block.state {
                 BlockState::Active if is_segment(address) => 3,
-                BlockState::Active if context.has(address) => 1,
+                BlockState::Active if session.has(address) => 1,
                 BlockState::PendingFree => 2,
                 _ => 0,
             };
             // A thread's cache may have served the block to a request of another size.
-            let live = (state == 1).then(|| context.block(address)).flatten();
+            let live = (state == 1).then(|| session.block(address)).flatten();
             let requested = live.map_or(0, |(_, requested, _)| requested);
             let is_small_block = !has_slabs && (1..=2).contains(&state) && size <= SMALL_MAX;
             let is_small = u32::from(is_small_block || is_small_segment);
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn vramp_torch_reserved(device: c_int, reserved: *mut u64)
     status_of(|| {
         pointers::check(reserved, "reserved")?;
         let bytes = match TORCH.opened_on(device)? {
-            Some(context) => context.total_stats()?.reserved.count(),
+            Some(session) => session.total_stats()?.reserved.count(),
             None => 0,
         };
         // SAFETY: required by this function's contract.
@@ -204,8 +204,8 @@ pub unsafe extern "C" fn vramp_torch_visit(
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_torch_reset_peaks(device: c_int) -> vramp_status_t {
     status_of(|| {
-        if let Some(context) = TORCH.opened_on(device)? {
-            context.reset_peaks();
+        if let Some(session) = TORCH.opened_on(device)? {
+            session.reset_peaks();
         }
         Ok(())
     })

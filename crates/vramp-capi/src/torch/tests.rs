@@ -54,9 +54,9 @@ fn streams_are_adopted_at_their_first_use() {
     torch.note(on_side, 0x7f00_1000).unwrap();
     torch.put(on_side, 0x7f00_0000).unwrap();
     torch.put(on_default, 0x7f00_2000).unwrap();
-    let context = torch.context(0).unwrap();
-    assert_eq!(context.stats().unwrap().live, 0);
-    context.audit().unwrap();
+    let session = torch.session(0).unwrap();
+    assert_eq!(session.stats().unwrap().live, 0);
+    session.audit().unwrap();
 }
 
 #[test]
@@ -75,12 +75,12 @@ fn the_stream_that_each_thread_has_of_its_own_is_one_of_the_calling_thread() {
         });
         other.join().unwrap();
     });
-    let context = torch.context(0).unwrap();
+    let session = torch.session(0).unwrap();
     // SAFETY: on the simulator any value is a stream.
-    let own = unsafe { context.adopt(raw(2)) }.unwrap();
-    assert_eq!(context.raw(own), 2);
-    assert!(context.adopted_streams().contains(&own));
-    context.audit().unwrap();
+    let own = unsafe { session.adopt(raw(2)) }.unwrap();
+    assert_eq!(session.raw(own), 2);
+    assert!(session.adopted_streams().contains(&own));
+    session.audit().unwrap();
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_fraction_holds_and_may_change() {
         assert_eq!(status(torch.set_fraction(wrong, 0)), VRAMP_ERROR_RANGE);
     }
     torch.set_fraction(0.25, 0).unwrap();
-    let memory = torch.context(0).unwrap().stats().unwrap().card_total;
+    let memory = torch.session(0).unwrap().stats().unwrap().card_total;
     assert_eq!(status(torch.get((memory / 2) as isize, 0)), VRAMP_ERROR_OUT_OF_MEMORY);
     torch.get((memory / 5) as isize, 0).unwrap();
     torch.set_fraction(1.0, 0).unwrap();
@@ -157,10 +157,10 @@ fn devices_have_an_allocator_each_that_cannot_be_closed() {
     assert_ne!(handles[0], handles[1]);
     assert_eq!(torch.handle(0).unwrap(), handles[0]);
     torch.get(1 << 20, 0).unwrap();
-    assert_eq!(handles::with(handles[0], Context::stats).unwrap().live, 1 << 20);
-    assert_eq!(handles::with(handles[1], Context::stats).unwrap().live, 0);
+    assert_eq!(handles::with(handles[0], Session::stats).unwrap().live, 1 << 20);
+    assert_eq!(handles::with(handles[1], Session::stats).unwrap().live, 0);
     assert_eq!(handles::close(handles[0]).unwrap_err().status(), VRAMP_ERROR_IN_USE);
-    handles::with(handles[0], Context::audit).unwrap();
+    handles::with(handles[0], Session::audit).unwrap();
 }
 
 // --- the class of PyTorch's allocator ---
@@ -201,7 +201,7 @@ fn a_segment_is_no_block_and_may_begin_where_a_pools_block_begins() {
     }
     torch.segment_free(segment, false).unwrap();
     assert_eq!(torch.segment_device(segment), None);
-    assert_eq!(torch.context(0).unwrap().stats().unwrap().live, 0);
+    assert_eq!(torch.session(0).unwrap().stats().unwrap().live, 0);
 }
 
 #[test]
@@ -278,15 +278,15 @@ const SIDE: usize = 0x7f00;
 
 impl Torch {
     fn driver(&self) -> Arc<dyn Driver> {
-        Arc::clone(self.context(0).unwrap().allocator().driver())
+        Arc::clone(self.session(0).unwrap().allocator().driver())
     }
 
     /// Returns the driver's stream of a PyTorch stream.
     fn queue(&self, stream: usize) -> Stream {
-        let context = self.context(0).unwrap();
+        let session = self.session(0).unwrap();
         // SAFETY: on the simulator any value is a stream.
-        let id = unsafe { context.adopt(raw(stream)) }.unwrap();
-        context.allocator().stream(id).unwrap()
+        let id = unsafe { session.adopt(raw(stream)) }.unwrap();
+        session.allocator().stream(id).unwrap()
     }
 
     fn capture(&self, pool: PoolId, stream: usize) -> Capture<'_> {
@@ -297,11 +297,11 @@ impl Torch {
     }
 
     fn is_in_arena(&self, addr: u64) -> bool {
-        self.context(0).unwrap().is_of_arena(addr)
+        self.session(0).unwrap().is_of_arena(addr)
     }
 
     fn live(&self) -> u64 {
-        self.context(0).unwrap().stats().unwrap().live
+        self.session(0).unwrap().stats().unwrap().live
     }
 
     fn release(&self, pool: PoolId) -> Result<()> {
@@ -309,7 +309,7 @@ impl Torch {
     }
 
     fn audit(&self) {
-        self.context(0).unwrap().audit().unwrap();
+        self.session(0).unwrap().audit().unwrap();
     }
 }
 
@@ -418,10 +418,10 @@ fn graphs_of_a_pool_share_its_arena_until_the_last_is_released() {
         capture.end(POOL);
     }
     assert!(places.iter().all(|place| *place == places[0]), "one after the other");
-    let reserved = || torch.context(0).unwrap().stats().unwrap().reserved;
+    let reserved = || torch.session(0).unwrap().stats().unwrap().reserved;
     for left in [2, 1, 0] {
         torch.release(POOL).unwrap();
-        torch.context(0).unwrap().trim(0).unwrap();
+        torch.session(0).unwrap().trim(0).unwrap();
         assert_eq!(reserved() == 0, left == 0, "{left} graphs are left");
     }
     assert_eq!(status(torch.release(POOL)), VRAMP_ERROR_UNKNOWN_ARENA);
@@ -489,16 +489,16 @@ fn a_preset_without_arenas_fails_requests_within_captures_with_its_reason() {
 #[test]
 fn a_capture_with_an_arena_is_not_attached_again() {
     let torch = torch("");
-    let context = torch.context(0).unwrap();
+    let session = torch.session(0).unwrap();
     torch.begin_pool(0, POOL).unwrap();
     // SAFETY: on the simulator any value is a stream.
-    let stream = unsafe { context.adopt(raw(SIDE)) }.unwrap();
-    let arena = context.create_arena(vramp_alloc::graph::ArenaConfig::default()).unwrap();
-    context.begin_capture(arena, stream).unwrap();
+    let stream = unsafe { session.adopt(raw(SIDE)) }.unwrap();
+    let arena = session.create_arena(vramp_alloc::graph::ArenaConfig::default()).unwrap();
+    session.begin_capture(arena, stream).unwrap();
     let inside = torch.get(1 << 20, SIDE).unwrap();
     assert!(torch.is_in_arena(inside));
-    let graph = context.end_capture(arena).unwrap();
-    assert_eq!(context.report_graph(graph).unwrap().blocks, 1);
+    let graph = session.end_capture(arena).unwrap();
+    assert_eq!(session.report_graph(graph).unwrap().blocks, 1);
     torch.pools(0).unwrap().end(POOL).unwrap();
     torch.release(POOL).unwrap();
     torch.put(inside, SIDE).unwrap();
@@ -509,9 +509,9 @@ fn a_capture_with_an_arena_is_not_attached_again() {
 fn recording_a_use_in_a_forked_child_waits_for_no_lock_of_the_parent() {
     let torch = torch("");
     let block = torch.get(4096, 0).unwrap();
-    let context = torch.context(0).unwrap();
+    let session = torch.session(0).unwrap();
     // A thread of the parent is in the table of blocks.
-    let status = context.with_locked_block(block, || {
+    let status = session.with_locked_block(block, || {
         // SAFETY: the child calls vramp, which is what the test is about, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {

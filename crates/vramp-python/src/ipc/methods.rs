@@ -4,10 +4,13 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use vramp_alloc::sharing::Ticket;
+use vramp_capi::process::check_fork;
 
 use super::{Exported, Imported};
 use crate::arguments::bytes;
 use crate::array::{self, Array};
+use crate::calls::id_of;
 use crate::error::{not_pickled, raise, refuse};
 use crate::owner::Owner;
 use crate::pool::Pool;
@@ -33,18 +36,23 @@ impl Exported {
         let shared = self.open(py)?;
         if synchronize {
             let stream = self.stream;
-            // SAFETY: the package's contract for streams: they are streams of the device and live until
-            // they are forgotten.
-            self.pool.get().call(py, |allocator| unsafe { allocator.synchronize(stream) })?;
+            self.pool.get().call(py, |session| session.synchronize(id_of(session, stream)?))?;
         }
-        let ticket = shared.ticket(keep_until_opened).map_err(|error| raise(py, error))?;
+        check_fork().map_err(|error| raise(py, error))?;
+        let ticket = match keep_until_opened {
+            true => shared.grant().map_err(|error| raise(py, error))?,
+            false => shared.ticket(),
+        };
         let class = python::member(py, "vramp.ipc", "Ticket")?;
-        class.call1((PyBytes::new(py, &ticket),))
+        class.call1((PyBytes::new(py, &ticket.to_bytes()),))
     }
 
     /// Ends the hold of a ticket that did not arrive.
     fn revoke(&self, py: Python<'_>, ticket: &[u8]) -> PyResult<bool> {
-        self.open(py)?.revoke(ticket).map_err(|error| raise(py, error))
+        let shared = self.open(py)?;
+        check_fork().map_err(|error| raise(py, error))?;
+        let ticket = Ticket::from_bytes(ticket);
+        Ok(shared.revoke(&ticket.map_err(|error| refuse(py, "TicketError", &error.to_string()))?))
     }
 
     /// Number of opens that importers have not closed.

@@ -5,12 +5,14 @@ use std::sync::PoisonError;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString, PyTuple};
-use vramp_capi::process::{AccessChange, HandleType, NotClosed, OpenAllocator, StreamName};
+use vramp_alloc::device::HandleType;
+use vramp_alloc::sharing::AccessChange;
+use vramp_capi::process::{NotClosed, Session};
 
 use super::{Pool, named};
 use crate::allocation::Allocation;
 use crate::arguments::{bytes, event_count, path_text};
-use crate::error::{not_pickled, refuse, result};
+use crate::error::{not_pickled, raise, refuse, result};
 use crate::ipc::{Exported, Imported};
 use crate::measure::Measure;
 use crate::pin::Pin;
@@ -95,8 +97,9 @@ impl Pool {
 
     /// Returns the counts so far.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let (stats, card, host) = self.call(py, |allocator| {
-            Ok((allocator.stats()?, allocator.memory_info()?, allocator.host_memory()?))
+        let (stats, card, host) = self.call(py, |session| {
+            let card = session.allocator().driver().memory_info()?;
+            Ok((session.total_stats()?, card, session.host_memory()))
         })?;
         let fields = PyDict::new(py);
         let set = |name: &str, value: u64| fields.set_item(name, value);
@@ -125,18 +128,21 @@ impl Pool {
 
     /// Returns the statistics of `torch.cuda.memory_stats` under PyTorch's names.
     fn memory_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        named(py, &self.call(py, OpenAllocator::memory_stats)?)
+        named(py, &self.call(py, Session::memory_stats)?)
     }
 
     /// Sets all peaks to the current values.
     fn reset_peaks(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, OpenAllocator::reset_peaks)
+        self.call(py, |session| {
+            session.reset_peaks();
+            Ok(())
+        })
     }
 
     /// The limit of reserved bytes.
     #[getter]
     fn limit(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        self.call(py, OpenAllocator::limit)
+        self.call(py, |session| Ok(session.allocator().limit().map(|limit| limit.count())))
     }
 
     #[setter]
@@ -154,43 +160,43 @@ impl Pool {
                 )));
             }
         };
-        self.call(py, |allocator| allocator.set_limit(text.as_deref()))
+        self.call(py, |session| session.set_limit_text(text.as_deref()))
     }
 
     /// Releases idle memory.
     #[pyo3(signature = (keep = None))]
     fn trim(&self, py: Python<'_>, keep: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let keep = keep.map_or(Ok(0), |keep| bytes(py, keep, "keep"))?;
-        self.call(py, |allocator| allocator.trim(keep))
+        self.call(py, |session| session.trim(keep))
     }
 
     /// Checks every invariant of the pool.
     fn audit(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, OpenAllocator::audit)
+        self.call(py, Session::audit)
     }
 
     /// Starts to record events.
     fn record_history(&self, py: Python<'_>, events: i64) -> PyResult<()> {
         let events = event_count(py, events)?;
-        self.call(py, |allocator| allocator.record_history(events))
+        self.call(py, |session| session.record_history(events))
     }
 
     /// Writes blocks, segments and recorded events to a file.
     fn snapshot(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<()> {
         let path = path_text(py, path)?;
-        self.call(py, |allocator| allocator.snapshot(&path))
+        self.call(py, |session| session.write_snapshot(&path))
     }
 
     /// Name of the device.
     #[getter]
     fn device(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.call(py, OpenAllocator::device)?.id)
+        Ok(self.info(py)?.id)
     }
 
     /// What the device is and can.
     #[getter]
     fn device_info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let info = self.call(py, OpenAllocator::device)?;
+        let info = self.info(py)?;
         let fields = PyDict::new(py);
         fields.set_item("id", info.id)?;
         fields.set_item("name", info.name)?;
@@ -213,7 +219,7 @@ impl Pool {
     /// True if the device is simulated.
     #[getter]
     fn is_simulated(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.call(py, OpenAllocator::device)?.simulated)
+        Ok(self.info(py)?.simulated)
     }
 
     /// Handle for the C interface.
@@ -225,7 +231,7 @@ impl Pool {
     /// Closes a pool of the program's own.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         // In a forked child, and once it is closed, that is what counts.
-        self.call(py, OpenAllocator::limit)?;
+        self.info(py)?;
         match self.exports.close() {
             Ok(()) => {}
             // Only the thread whose close may fail lets arrays be made again.
@@ -241,7 +247,10 @@ impl Pool {
             }
         }
         let below = self.tiers.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let closed = close_all(py, below).and_then(|()| self.call(py, OpenAllocator::close));
+        let closed = close_all(py, below).and_then(|()| {
+            let allocator = self.allocator;
+            py.detach(|| allocator.close()).map_err(|error| raise(py, error))
+        });
         if closed.is_err() && !self.is_closed(py) {
             self.exports.reopen();
         }
@@ -251,7 +260,7 @@ impl Pool {
     /// True once it was closed.
     #[getter]
     fn is_closed(&self, py: Python<'_>) -> bool {
-        self.call(py, OpenAllocator::limit).is_err()
+        self.info(py).is_err()
     }
 
     /// Exports a block to other processes.
@@ -282,12 +291,12 @@ impl Pool {
 
     /// Grants another card access to the memory.
     fn grant_access<'py>(&self, py: Python<'py>, device: u32) -> PyResult<Bound<'py, PyAny>> {
-        access_change(py, self.call(py, |allocator| allocator.grant_access(device))?)
+        access_change(py, self.call(py, |session| Ok(session.allocator().grant_access(device)?))?)
     }
 
     /// Takes back the access of a card.
     fn revoke_access<'py>(&self, py: Python<'py>, device: u32) -> PyResult<Bound<'py, PyAny>> {
-        access_change(py, self.call(py, |allocator| allocator.revoke_access(device))?)
+        access_change(py, self.call(py, |session| Ok(session.allocator().revoke_access(device)?))?)
     }
 
     /// Pins memory.
@@ -305,26 +314,31 @@ impl Pool {
     /// Makes a pool for memory that communication libraries register.
     #[pyo3(signature = (name = "comm"))]
     fn comm_pool(&self, py: Python<'_>, name: &str) -> PyResult<Pool> {
-        Ok(Pool::owned(self.call(py, |allocator| allocator.comm_pool(name))?))
+        let allocator = self.allocator;
+        let made = py.detach(|| allocator.comm_pool(name));
+        Ok(Pool::owned(made.map_err(|error| raise(py, error))?))
     }
 
     /// How the memory can be shared, and how much is.
     #[getter]
     fn sharing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let state = self.call(py, OpenAllocator::sharing)?;
+        let (sharing, exported, (pinned, pinned_bytes)) = self.call(py, |session| {
+            let allocator = session.allocator();
+            Ok((allocator.sharing(), allocator.exported(), allocator.pinned()))
+        })?;
         let fields = PyDict::new(py);
-        let handle_type = match state.sharing.handle_type {
+        let handle_type = match sharing.handle_type {
             HandleType::None => "none",
             HandleType::PosixFd => "posix-fd",
             HandleType::Fabric => "fabric",
         };
         fields.set_item("handle_type", handle_type)?;
-        fields.set_item("rdma", state.sharing.rdma)?;
-        fields.set_item("fallback", state.sharing.fallback)?;
-        fields.set_item("peers", PyTuple::new(py, state.sharing.peers)?)?;
-        fields.set_item("exported", state.exported)?;
-        fields.set_item("pinned", state.pinned)?;
-        fields.set_item("pinned_bytes", state.pinned_bytes)?;
+        fields.set_item("rdma", sharing.rdma)?;
+        fields.set_item("fallback", sharing.fallback)?;
+        fields.set_item("peers", PyTuple::new(py, sharing.peers)?)?;
+        fields.set_item("exported", exported)?;
+        fields.set_item("pinned", pinned)?;
+        fields.set_item("pinned_bytes", pinned_bytes.count())?;
         result(py, "Sharing", &fields)
     }
 
@@ -345,12 +359,8 @@ impl Pool {
 
     /// Forgets a stream, before its owner destroys it.
     fn forget_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        match stream_of(Some(stream))? {
-            StreamName::Raw(raw) => self.call(py, |allocator| allocator.forget_raw(raw)),
-            StreamName::Created(handle) => {
-                self.call(py, |allocator| allocator.forget_stream(handle))
-            }
-        }
+        let name = stream_of(Some(stream))?;
+        self.call(py, |session| session.forget_named(name))
     }
 
     fn __enter__<'py>(slf: Bound<'py, Pool>) -> Bound<'py, Pool> {
@@ -373,7 +383,7 @@ impl Pool {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        match self.call(py, OpenAllocator::device) {
+        match self.info(py) {
             Ok(device) => format!("<vramp.Pool of {} ({})>", device.id, device.name),
             Err(_) => "<vramp.Pool, closed>".to_owned(),
         }

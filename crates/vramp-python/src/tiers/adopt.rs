@@ -14,6 +14,7 @@ use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use super::{Buffer, Open, Tiers};
 use crate::allocation::Allocation;
 use crate::array::{Array, Export};
+use crate::calls::id_of;
 use crate::owner::Owner;
 use crate::python;
 use crate::stream::stream_in;
@@ -86,14 +87,12 @@ pub fn adopt(
     match foreign(memory, stream)? {
         Some(Foreign { range, owner, stream, is_transient }) => {
             let buffer = tiers.get().call(py, |Open { tiers, allocator, .. }| {
-                let known = allocator.named_before(stream)?;
-                // SAFETY: the package's contract for streams: they are streams of the device and live
-                // until they are forgotten. One that the object names lives now.
-                let id = unsafe { allocator.stream_id(stream) }?;
+                let (known, id) = allocator
+                    .with(|session| Ok((session.is_known(stream), id_of(session, stream)?)))?;
                 let adopted = tiers.adopt(range, owner, id);
-                if let (true, false, StreamName::Raw(raw)) = (is_transient, known, stream) {
+                if let (true, false, StreamName::Raw(_)) = (is_transient, known, stream) {
                     // An event stands for its work from now on. While it captures, it stays.
-                    drop(allocator.forget_raw(raw));
+                    drop(allocator.with(|session| session.forget_named(stream)));
                 }
                 adopted.map_err(|failed| Failure::from(failed.error))
             })?;

@@ -100,7 +100,7 @@ impl Buffer {
 
     /// Returns where its memory is under a lease. `None` if no program may access it.
     pub fn place(&self) -> CallResult<Option<Place>> {
-        place_of(self.core().allocator, self.addr)
+        self.core().allocator.with(|session| Ok(place_of(session, self.addr)))
     }
 
     /// Returns its id: unique in the process.

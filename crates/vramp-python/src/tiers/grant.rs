@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pyo3::prelude::*;
 
 use super::shared::{OpenHold, end};
+use crate::calls::order;
 use crate::dlpack::Holder;
 use crate::error::refuse;
 use vramp_capi::process::{OpenAllocator, StreamName};
@@ -50,9 +51,8 @@ impl Holder for Hold {
 
     /// The lease ends at what its stream waits for then.
     fn used_by(&self, consumer: StreamName) {
-        // SAFETY: the package's contract for streams. If it fails, the pool is closed or the process ends:
-        // nothing moves then.
-        drop(unsafe { self.0.allocator.order(self.0.stream, consumer) });
+        // If it fails, the pool is closed or the process ends: nothing moves then.
+        drop(order(self.0.allocator, self.0.stream, consumer));
     }
 }
 

@@ -28,6 +28,7 @@ use super::shared::{Core, Open, OpenHold, end};
 use super::view::View;
 use super::waiting::{self, Completion, Pending, Waiting};
 use super::{Buffer, Tiers, seconds};
+use crate::calls::{id_of, synchronize};
 use crate::error::{raise, refuse};
 use crate::layout::{Memory, Place, accessible};
 use crate::python;
@@ -211,9 +212,7 @@ impl Request {
         let buffers = buffers.map(|(buffer, access)| Ok((buffer.get().inner()?, *access)));
         let buffers = buffers.collect::<Result<Vec<(DeferrableBuffer, Access)>, Failure>>()?;
         let wanted: Vec<_> = buffers.iter().map(|(buffer, access)| (buffer, *access)).collect();
-        // SAFETY: the package's contract for streams: they are streams of the device and live until
-        // they are forgotten.
-        let stream = unsafe { allocator.stream_id(self.stream) }?;
+        let stream = allocator.with(|session| id_of(session, self.stream))?;
         let deadline = match self.timeout {
             None => Deadline::from(*patience),
             Some(Deadlines::Never) => Deadline::NEVER,
@@ -229,8 +228,7 @@ impl Request {
         let (name, is_on_host) = (self.stream, self.place == Place::Host);
         Box::new(move |hold| {
             if is_on_host {
-                // SAFETY: the package's contract for streams, as in `request`.
-                unsafe { hold.open.allocator.synchronize(name) }?;
+                synchronize(hold.open.allocator, name)?;
             }
             Ok(())
         })

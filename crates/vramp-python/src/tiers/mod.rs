@@ -35,7 +35,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
-use vramp_capi::process::{Failure, OpenAllocator, PinnedMemory, check_fork};
+use vramp_capi::process::{Failure, PinnedMemory, check_fork};
 use vramp_core::Bytes;
 use vramp_defer::{Access, SpillConfig, TiersOptions};
 use vramp_tiers::config::{HostSpaceConfig, TiersConfig};
@@ -51,6 +51,7 @@ pub use view::View;
 pub use waiting::take_leases;
 
 use crate::arguments::bytes;
+use crate::calls::synchronize;
 use crate::error::{not_pickled, raise, refuse, result};
 use crate::pool::Pool;
 use crate::python;
@@ -215,7 +216,7 @@ impl Tiers {
         };
         named.set_item("disk_limit", disk_limit)?;
         named.set_item("device", device)?;
-        let info = pool.get().call(py, OpenAllocator::device)?;
+        let info = pool.get().info(py)?;
         named.set_item("ordinal", info.ordinal)?;
         let config = configuration(py, &PyTuple::new(py, [config])?, &named)?;
         let mut spill = SpillConfig::default();
@@ -228,10 +229,10 @@ impl Tiers {
         let patience = spill.patience;
         let options = TiersOptions { spill, objects, ..TiersOptions::default() };
         let allocator = pool.get().allocator();
-        let kept = pool.get().call(py, OpenAllocator::keep)?;
+        let kept = pool.get().call(py, |session| Ok(Arc::clone(session.shared_allocator())))?;
         let opened = py.detach(|| {
             let tiers = options.on(kept, &config)?;
-            let host = allocator.lend_host_memory(&tiers)?;
+            let host = allocator.with(|session| Ok(session.lend_host_memory(&tiers)))?;
             Ok(Open { host, tiers, allocator, patience })
         });
         let open = opened.map_err(|failure: Failure| raise(py, failure))?;
@@ -292,11 +293,7 @@ impl Tiers {
     #[pyo3(signature = (stream = None))]
     fn synchronize(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let name = stream_in(self.pool.bind(py), stream)?.name;
-        self.call(py, |open| {
-            // SAFETY: the package's contract for streams: they are streams of the device and live until
-            // they are forgotten.
-            unsafe { open.allocator.synchronize(name) }
-        })
+        self.call(py, |open| synchronize(open.allocator, name))
     }
 
     /// Returns a queue of the changes of buffers' states from now on.

@@ -10,8 +10,8 @@ fn reserved(torch: &Torch) -> u64 {
 }
 
 fn plain_count(torch: &Torch) -> u64 {
-    let context = torch.context(0).unwrap();
-    context.plain_pool_if_any().map_or(0, |plain| plain.stats().unwrap().reserved.count())
+    let session = torch.session(0).unwrap();
+    session.plain_pool_if_any().map_or(0, |plain| plain.stats().unwrap().reserved.count())
 }
 
 #[test]
@@ -25,9 +25,9 @@ fn a_plain_segment_counts_as_any_other_and_leaves_the_card_with_its_free() {
     let parts = torch.parts(0).unwrap();
     let of_segment = parts.iter().find(|part| part.address == segment).expect("it is listed");
     assert_eq!((of_segment.size, of_segment.state), (20 << 20, 3));
-    let stats = torch.context(0).unwrap().memory_stats().unwrap();
+    let stats = torch.session(0).unwrap().memory_stats().unwrap();
     assert_eq!(stats.reserved_bytes.all.current, reserved(&torch));
-    let snapshot = torch.context(0).unwrap().snapshot().unwrap();
+    let snapshot = torch.session(0).unwrap().snapshot().unwrap();
     assert!(snapshot.segments.iter().any(|known| known.address.number() == segment));
     // Both kinds share the limit.
     assert_eq!(status(torch.plain_malloc(0, 90 << 20)), VRAMP_ERROR_OUT_OF_MEMORY);
@@ -72,13 +72,13 @@ fn a_plain_segment_that_may_be_in_use_stays_until_it_is_not() {
 fn a_thread_in_a_region_gets_memory_that_sleeps_with_it_and_plain_memory_stays() {
     let torch = torch("");
     let plain = torch.plain_malloc(0, 20 << 20).unwrap().number();
-    let number = torch.context(0).unwrap().allocator().number();
+    let number = torch.session(0).unwrap().allocator().number();
     let tagged = Tagged { tag: "weights".to_owned(), options: Default::default() };
     let scope = begin(Target::Allocator(number), Some(tagged)).unwrap();
     let inside = torch.plain_malloc(0, 20 << 20).unwrap().number();
     end(Some(scope)).unwrap();
     assert_eq!((reserved(&torch), plain_count(&torch)), (40 << 20, 20 << 20));
-    let regions = torch.context(0).unwrap().regions_if_any().expect("a thread was in one");
+    let regions = torch.session(0).unwrap().regions_if_any().expect("a thread was in one");
     regions.pause(&["weights"], PauseOptions::default()).unwrap();
     assert_eq!((reserved(&torch), plain_count(&torch)), (20 << 20, 20 << 20));
     regions.resume(&["weights"]).unwrap();

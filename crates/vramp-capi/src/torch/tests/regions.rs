@@ -7,7 +7,7 @@ use crate::regions::{Tagged, Target, begin, end};
 
 /// Runs `work` on a thread that is in a region.
 fn within<R>(torch: &Torch, tag: &str, work: impl FnOnce() -> R) -> R {
-    let number = torch.context(0).unwrap().allocator().number();
+    let number = torch.session(0).unwrap().allocator().number();
     let tagged = Tagged { tag: tag.to_owned(), options: Default::default() };
     let scope = begin(Target::Allocator(number), Some(tagged));
     let result = work();
@@ -16,7 +16,7 @@ fn within<R>(torch: &Torch, tag: &str, work: impl FnOnce() -> R) -> R {
 }
 
 fn regions(torch: &Torch) -> Regions {
-    torch.context(0).unwrap().regions_if_any().expect("a thread was in one")
+    torch.session(0).unwrap().regions_if_any().expect("a thread was in one")
 }
 
 fn pause(torch: &Torch, tag: &str) {
@@ -189,8 +189,8 @@ fn a_capture_without_requests_keeps_regions_awake_until_its_end() {
     let block = within(&torch, "weights", || torch.get(4 << 20, 0)).unwrap();
     // SAFETY: on the simulator any value is a stream.
     unsafe { torch.note_capture(0, raw(SIDE)) }.unwrap();
-    let context = torch.context(0).unwrap();
-    let stream = context.adopted(SIDE).expect("it is known before the capture begins");
+    let session = torch.session(0).unwrap();
+    let stream = session.adopted(SIDE).expect("it is known before the capture begins");
     let capture = torch.capture(POOL, SIDE);
     let paused = || regions(&torch).pause(&["weights"], PauseOptions::default());
     let refused = std::thread::scope(|threads| threads.spawn(paused).join()).unwrap();
@@ -231,7 +231,7 @@ fn the_statistics_of_pytorch_have_the_blocks_of_regions_also_of_those_that_sleep
     let [large, small] =
         [8 << 20, 1000].map(|size| within(&torch, "weights", || torch.get(size, SIDE)).unwrap());
     let now = || {
-        let stats = torch.context(0).unwrap().memory_stats().unwrap();
+        let stats = torch.session(0).unwrap().memory_stats().unwrap();
         let (bytes, blocks) = (stats.allocated_bytes, stats.allocation);
         assert_eq!(blocks.all.current, blocks.small_pool.current + blocks.large_pool.current);
         (bytes.all.current, blocks.small_pool.current, stats.reserved_bytes.all.current)
@@ -264,7 +264,7 @@ fn statistics_are_read_while_the_memory_of_a_graph_that_ended_waits() {
         torch.driver().fill(torch.queue(stream), range, 1).unwrap();
     }
     torch.release(POOL).unwrap();
-    let stats = torch.context(0).unwrap().memory_stats().unwrap();
+    let stats = torch.session(0).unwrap().memory_stats().unwrap();
     assert_eq!(stats.allocated_bytes.all.current, 4 << 20);
     assert!(stats.active_bytes.all.current > 4 << 20, "the arena's memory waits: {stats:?}");
     torch.put(side, 0).unwrap();

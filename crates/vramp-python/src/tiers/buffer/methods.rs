@@ -16,6 +16,7 @@ use super::super::pin::BufferPin;
 use super::super::{Tiers, tier_of};
 use super::{Buffer, contents};
 use crate::arguments::bytes;
+use crate::calls::number_of;
 use crate::error::raise;
 
 #[pymethods]
@@ -91,7 +92,7 @@ impl Buffer {
             Some(StreamName::Raw(raw)) => Ok(Some(raw)),
             Some(StreamName::Created(handle)) => {
                 let allocator = self.core().allocator;
-                let number = py.detach(|| allocator.stream_number(handle));
+                let number = py.detach(|| number_of(allocator, handle));
                 // A simulated stream has the number of its handle, and so has one that was destroyed.
                 Ok(Some(number.ok().flatten().unwrap_or(handle.id)))
             }

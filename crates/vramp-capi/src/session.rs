@@ -17,6 +17,7 @@ use vramp_alloc::{
 };
 
 use vramp_core::AddrRange;
+use vramp_defer::Tiers;
 use vramp_driver::{Driver, Stream, StreamThread};
 use vramp_host::barrier::prepare;
 use vramp_tiers::regions::Region;
@@ -29,26 +30,46 @@ use crate::device::Device;
 use crate::environment::variable;
 use crate::options::{self, Options};
 use crate::print::write_line;
-use crate::process::{Block, StreamName};
-use crate::regions::{RegionTable, sum, sum_of_memory};
+use crate::regions::{HostLoan, RegionTable, sum, sum_of_memory};
 use crate::sharing::tables::Shares;
 use crate::status::{Failure, Kind, Result, unknown_stream};
 use crate::tiers::slot::TiersSlot;
 use crate::writing::write_trace;
 
-/// An open allocator.
-pub(crate) struct Context {
+/// A stream that memory is used on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StreamName {
+    /// Number of a `cudaStream_t`. Zero is the legacy default stream.
+    Raw(u64),
+    /// A stream that the allocator created.
+    Created(vramp_stream_t),
+}
+
+/// A block that was allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Address of its first byte.
+    pub addr: u64,
+    /// Usable bytes: those requested, rounded up.
+    pub len: u64,
+    /// True for a block of PyTorch's small pool: up to 1 MiB, or among such blocks.
+    pub is_small: bool,
+}
+
+/// An open allocator, with all that a program of another language has of it: blocks by address, streams by
+/// handle, regions of threads, tiers, and what is shared.
+pub struct Session {
     device: Device,
     /// Shared with the tiers while they are open.
     allocator: Arc<Allocator>,
-    pub tiers: TiersSlot,
+    pub(crate) tiers: TiersSlot,
     /// `None` for a pool that serves no regions.
     regions: Option<Arc<RegionTable>>,
     /// The pool of plain allocations, once there is one.
     plain: OnceLock<Allocator>,
     blocks: Addresses,
-    pub captures: Captures,
-    pub shares: Shares,
+    pub(crate) captures: Captures,
+    pub(crate) shares: Shares,
     /// Also of the comm pools made from this allocator.
     adopted: Arc<RwLock<AdoptedStreams>>,
     /// Number of streams forgotten so far.
@@ -68,7 +89,7 @@ pub(crate) struct Context {
 /// A close that failed.
 pub(crate) struct CloseRefused {
     /// The allocator, if it stays open.
-    pub context: Option<Box<Context>>,
+    pub session: Option<Box<Session>>,
     pub failure: Failure,
 }
 
@@ -102,46 +123,46 @@ thread_local! {
 
 static TAGS: AtomicU32 = AtomicU32::new(1);
 
-impl Context {
+impl Session {
     /// Opens an allocator on the device of this name, limited to `fraction` of its memory. Variables
     /// of the preset's own project count where no option does; those used are named on stderr.
-    pub fn open(
+    pub(crate) fn open(
         device: &str,
         options: &Options,
         fraction: Option<f64>,
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Context> {
-        Context::open_on(Device::open(device)?, options, fraction, variable)
+    ) -> Result<Session> {
+        Session::open_on(Device::open(device)?, options, fraction, variable)
     }
 
     /// Opens an allocator on an open device, with the environment's variables.
-    pub fn open_device(device: Device, options: &Options) -> Result<Context> {
-        Context::open_on(device, options, None, variable)
+    pub(crate) fn open_device(device: Device, options: &Options) -> Result<Session> {
+        Session::open_on(device, options, None, variable)
     }
 
-    /// Opens an allocator on a device, as [`Context::open`] does.
-    pub fn open_on(
+    /// Opens an allocator on a device, as [`Session::open`] does.
+    pub(crate) fn open_on(
         device: Device,
         options: &Options,
         fraction: Option<f64>,
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Context> {
+    ) -> Result<Session> {
         let limits = device.driver.info().limits;
         options.check_limit(limits.memory, limits.page)?;
         let configured = options.with_variables(limits.memory, fraction, variable)?;
-        let mut context = Context::on(device, configured.config)?;
-        context.regions = Some(Arc::new(RegionTable::keeping(options.pinned_keep())));
+        let mut session = Session::on(device, configured.config)?;
+        session.regions = Some(Arc::new(RegionTable::keeping(options.pinned_keep())));
         if let Some(notice) = configured.notice {
             write_line(&notice);
         }
-        Ok(context)
+        Ok(session)
     }
 
     /// Opens an allocator on an open device.
-    pub fn on(device: Device, config: vramp_peers::Config) -> Result<Context> {
+    pub(crate) fn on(device: Device, config: vramp_peers::Config) -> Result<Session> {
         prepare();
         let allocator = config.open(Arc::clone(&device.driver))?;
-        Ok(Context {
+        Ok(Session {
             device,
             allocator: Arc::new(allocator),
             tiers: TiersSlot::default(),
@@ -162,8 +183,8 @@ impl Context {
 
     /// Creates a pool for memory that communication libraries register. A stream's handle means the same
     /// stream in both.
-    pub fn comm_pool(&self, name: &str) -> Result<Context> {
-        Ok(Context {
+    pub(crate) fn comm_pool(&self, name: &str) -> Result<Session> {
+        Ok(Session {
             device: self.device.clone(),
             allocator: Arc::new(vramp_peers::comm_pool(&self.allocator, name)?),
             tiers: TiersSlot::default(),
@@ -183,8 +204,8 @@ impl Context {
     }
 
     /// Returns the allocator of device `number` of the process, marked as never to be closed.
-    pub fn kept_open(self, number: u16) -> Context {
-        Context { stays_open: true, number: Some(number), ..self }
+    pub(crate) fn kept_open(self, number: u16) -> Session {
+        Session { stays_open: true, number: Some(number), ..self }
     }
 
     /// Returns the Rust allocator.
@@ -198,23 +219,29 @@ impl Context {
         &self.allocator
     }
 
+    /// Lets the allocator's regions use the host memory of tiers below it, until the loan is dropped. `None`
+    /// for a pool that has no regions.
+    pub fn lend_host_memory(&self, tiers: &Tiers) -> Option<HostLoan> {
+        self.regions.as_ref().map(|regions| regions.lend(tiers))
+    }
+
     /// Returns true if the device is a card, and not simulated or one that the caller made.
-    pub fn is_on_card(&self) -> bool {
+    pub(crate) fn is_on_card(&self) -> bool {
         self.device.card.is_some()
     }
 
     /// Returns the device.
-    pub fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
     /// Returns the size of the device's memory.
-    pub fn memory(&self) -> Bytes {
+    pub(crate) fn memory(&self) -> Bytes {
         self.device.driver.info().limits.memory
     }
 
     /// Returns an error if the allocator must stay open.
-    pub fn check_closable(&self) -> Result<()> {
+    pub(crate) fn check_closable(&self) -> Result<()> {
         let text = "the allocator serves PyTorch, which uses it until the process ends: do not \
                     close it";
         match self.stays_open {
@@ -230,8 +257,8 @@ impl Context {
         handle(self.tag, stream)
     }
 
-    /// Returns what [`Context::handle_of`] does, for callbacks, which may not keep the allocator.
-    pub fn namer(&self) -> impl Fn(StreamId) -> vramp_stream_t + Send + Sync + use<> {
+    /// Returns what [`Session::handle_of`] does, for callbacks, which may not keep the allocator.
+    pub(crate) fn namer(&self) -> impl Fn(StreamId) -> vramp_stream_t + Send + Sync + use<> {
         let tag = self.tag;
         move |stream| handle(tag, stream)
     }
@@ -248,7 +275,7 @@ impl Context {
     }
 
     /// Returns the driver's handle of a stream: for an adopted stream the value that was adopted.
-    pub fn raw_stream(&self, stream: StreamId) -> Result<*mut c_void> {
+    pub(crate) fn raw_stream(&self, stream: StreamId) -> Result<*mut c_void> {
         let adopted = self.adopted.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(&raw) = adopted.raws.get(&stream) {
             return Ok(raw as *mut c_void);
@@ -284,7 +311,7 @@ impl Context {
     /// On a card, `raw` is null or a `CUstream` of the card's primary context, and lives until it
     /// is forgotten or the allocator is closed.
     #[inline]
-    pub unsafe fn adopt(&self, raw: *mut c_void) -> Result<StreamId> {
+    pub(crate) unsafe fn adopt(&self, raw: *mut c_void) -> Result<StreamId> {
         let forgets = self.forgets.load(Ordering::Acquire);
         let last = LAST_ADOPTED.try_with(Cell::get).ok().flatten();
         if let Some(last) = last
@@ -301,7 +328,7 @@ impl Context {
     }
 
     /// # Safety
-    /// As for [`Context::adopt`].
+    /// As for [`Session::adopt`].
     unsafe fn look_up_or_adopt(&self, raw: *mut c_void) -> Result<StreamId> {
         let key = raw as usize;
         if key == PER_THREAD {
@@ -327,7 +354,7 @@ impl Context {
     }
 
     /// Returns the handle that the caller gave for a stream; zero for others and for ended streams.
-    pub fn raw(&self, stream: StreamId) -> u64 {
+    pub(crate) fn raw(&self, stream: StreamId) -> u64 {
         let adopted = self.adopted.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(&raw) = adopted.raws.get(&stream) {
             return raw as u64;
@@ -344,12 +371,12 @@ impl Context {
     }
 
     /// Returns the stream of a raw handle, if it was adopted and not forgotten.
-    pub fn adopted(&self, raw: usize) -> Option<StreamId> {
+    pub(crate) fn adopted(&self, raw: usize) -> Option<StreamId> {
         self.adopted.read().unwrap_or_else(PoisonError::into_inner).ids.get(&raw).copied()
     }
 
     /// Returns the adopted streams that were not forgotten, and the default streams of threads. O(n).
-    pub fn adopted_streams(&self) -> Vec<StreamId> {
+    pub(crate) fn adopted_streams(&self) -> Vec<StreamId> {
         let adopted = self.adopted.read().unwrap_or_else(PoisonError::into_inner);
         let mut streams: Vec<StreamId> = adopted.raws.keys().copied().collect();
         drop(adopted);
@@ -360,7 +387,7 @@ impl Context {
     /// Returns the stream of this name. Adopts a raw one.
     ///
     /// # Safety
-    /// As for [`Context::adopt`].
+    /// As for [`Session::adopt`].
     #[inline]
     pub unsafe fn named(&self, stream: StreamName) -> Result<StreamId> {
         match stream {
@@ -372,7 +399,7 @@ impl Context {
 
     /// Returns the stream of this name if it was used before and its table is not being changed.
     #[inline]
-    pub fn named_at_hand(&self, stream: StreamName) -> Option<StreamId> {
+    pub(crate) fn named_at_hand(&self, stream: StreamName) -> Option<StreamId> {
         let raw = match stream {
             StreamName::Created(handle) => return self.stream(handle).ok(),
             StreamName::Raw(raw) => raw as usize,
@@ -386,10 +413,26 @@ impl Context {
         }
     }
 
-    /// Returns the id of a raw stream that was adopted.
-    pub fn adopted_before(&self, raw: u64) -> Option<StreamId> {
-        let adopted = self.adopted.read().unwrap_or_else(PoisonError::into_inner);
-        adopted.ids.get(&(raw as usize)).copied()
+    /// Returns true for a stream that was used or created, and not forgotten.
+    pub fn is_known(&self, name: StreamName) -> bool {
+        match name {
+            StreamName::Raw(raw) => self.adopted(raw as usize).is_some(),
+            StreamName::Created(handle) => self.stream(handle).is_ok(),
+        }
+    }
+
+    /// Forgets the stream of this name, as `vramp_stream_forget` does. Nothing happens to a raw stream that was
+    /// not used.
+    ///
+    /// # Errors
+    /// The stream captures a graph, or is unknown.
+    pub fn forget_named(&self, name: StreamName) -> Result<()> {
+        match name {
+            StreamName::Raw(raw) => {
+                self.adopted(raw as usize).map_or(Ok(()), |stream| self.forget(stream))
+            }
+            StreamName::Created(handle) => self.forget(self.stream(handle)?),
+        }
     }
 
     /// Returns the address of a stream on a card.
@@ -418,6 +461,9 @@ impl Context {
         let driver = &self.device.driver;
         let open = |id| self.allocator.stream(id).ok_or_else(unknown_stream);
         let (stream, before) = (open(stream)?, open(before)?);
+        if stream == before {
+            return Ok(());
+        }
         let event = driver.create_event()?;
         let ordered = driver.record(event, before).and_then(|()| driver.wait(stream, event));
         let destroyed = driver.destroy_event(event);
@@ -428,7 +474,7 @@ impl Context {
     /// stream could not be destroyed, another call tries that again.
     ///
     /// A capturing stream is refused: the event that replaces it would become part of the graph.
-    pub fn forget(&self, stream: StreamId) -> Result<()> {
+    pub(crate) fn forget(&self, stream: StreamId) -> Result<()> {
         let raw = self.allocator.stream(stream);
         let ended = self.allocator.destroy_stream(stream);
         if self.allocator.stream(stream).is_some() {
@@ -456,11 +502,6 @@ impl Context {
 
     // --- memory ---
 
-    #[inline]
-    pub fn malloc(&self, size: u64, stream: StreamId) -> Result<DeviceAddr> {
-        self.place(size, stream).map(|block| DeviceAddr::new(block.addr))
-    }
-
     /// Allocates a block and returns its length too.
     #[inline]
     pub fn place(&self, size: u64, stream: StreamId) -> Result<Block> {
@@ -469,7 +510,7 @@ impl Context {
 
     /// Allocates a block in a region, or in the pool if that is `None`.
     #[inline]
-    pub fn place_in(
+    pub(crate) fn place_in(
         &self,
         region: Option<Arc<Region>>,
         size: u64,
@@ -484,7 +525,7 @@ impl Context {
     /// Allocates a block in a region, or in the pool if that is `None`, and stores it with `keep`. What that
     /// returns with an error is freed.
     #[inline]
-    pub fn place_with(
+    pub(crate) fn place_with(
         &self,
         region: Option<Arc<Region>>,
         size: u64,
@@ -514,7 +555,7 @@ impl Context {
     }
 
     /// Stores a new block that a reservation pays for.
-    pub fn keep_paid(
+    pub(crate) fn keep_paid(
         &self,
         allocation: Allocation,
         charge: Charge,
@@ -525,7 +566,7 @@ impl Context {
 
     /// Allocates a block as `place` does if no lock has to be taken that is held during driver calls.
     #[inline]
-    pub fn place_at_hand(&self, size: u64, stream: StreamName) -> Option<Block> {
+    pub(crate) fn place_at_hand(&self, size: u64, stream: StreamName) -> Option<Block> {
         let stream = self.named_at_hand(stream)?;
         let region = self.region_at_hand().ok()?;
         let allocator = region.as_ref().map_or(self.allocator(), |region| region.allocator());
@@ -546,7 +587,7 @@ impl Context {
     /// Frees a block as `free` does if no lock has to be taken that is held during driver calls.
     /// Otherwise returns false and does nothing.
     #[inline]
-    pub fn free_at_hand(&self, addr: u64, stream: StreamName) -> bool {
+    pub(crate) fn free_at_hand(&self, addr: u64, stream: StreamName) -> bool {
         let Some(stream) = self.named_at_hand(stream) else { return false };
         let free = |allocation: Allocation| {
             let owner = self.owner(allocation.pool_number());
@@ -563,7 +604,7 @@ impl Context {
     }
 
     #[inline]
-    pub fn free(&self, addr: u64, stream: StreamId) -> Result<()> {
+    pub(crate) fn free(&self, addr: u64, stream: StreamId) -> Result<()> {
         let Taken { allocation, charge } =
             self.blocks.remove(addr).ok_or_else(|| self.unknown_pointer(addr))?;
         let freed = self.owner(allocation.pool_number()).free_block(allocation, stream);
@@ -575,7 +616,7 @@ impl Context {
     /// collector of garbage may free what another thread uses.
     ///
     /// # Safety
-    /// As for [`Context::adopt`].
+    /// As for [`Session::adopt`].
     pub unsafe fn free_named(&self, addr: u64, name: StreamName) -> Result<()> {
         // SAFETY: this function's contract is the same.
         let stream = unsafe { self.named(name) }?;
@@ -592,7 +633,7 @@ impl Context {
     /// Frees a block on the stream that it was allocated for. Returns it, its requested bytes and that
     /// stream; `None` if no block begins at `addr`.
     #[inline]
-    pub fn free_on_own_stream(&self, addr: u64) -> Result<Option<(Block, u64, StreamId)>> {
+    pub(crate) fn free_on_own_stream(&self, addr: u64) -> Result<Option<(Block, u64, StreamId)>> {
         let Some(Taken { allocation, charge }) = self.blocks.remove(addr) else { return Ok(None) };
         let described = described(&allocation);
         let stream = allocation.stream();
@@ -602,13 +643,13 @@ impl Context {
     }
 
     /// Returns the block that begins at `addr`, its requested bytes and its stream.
-    pub fn block(&self, addr: u64) -> Option<(Block, u64, StreamId)> {
+    pub(crate) fn block(&self, addr: u64) -> Option<(Block, u64, StreamId)> {
         self.blocks.with(addr, described)
     }
 
     /// Frees a block, but keeps its memory for the graph of a capture that may use it. Returns
     /// false and does nothing if no block begins at `addr`.
-    pub fn free_for_capture(
+    pub(crate) fn free_for_capture(
         &self,
         addr: u64,
         stream: StreamId,
@@ -637,6 +678,10 @@ impl Context {
         }
     }
 
+    /// Records that work queued on `stream` so far uses the block at `addr`. No driver call.
+    ///
+    /// # Errors
+    /// No block begins there, or the stream is unknown.
     pub fn record_use(&self, addr: u64, stream: StreamId) -> Result<()> {
         let noted = self
             .blocks
@@ -645,7 +690,7 @@ impl Context {
     }
 
     /// Calls `f` with the block that begins at `addr`, which cannot be freed meanwhile.
-    pub fn with_block<R>(&self, addr: u64, f: impl FnOnce(&Allocation) -> R) -> Result<R> {
+    pub(crate) fn with_block<R>(&self, addr: u64, f: impl FnOnce(&Allocation) -> R) -> Result<R> {
         self.blocks.with(addr, f).ok_or_else(|| self.unknown_pointer(addr))
     }
 
@@ -656,7 +701,7 @@ impl Context {
     }
 
     /// Exports the block that begins at `addr`.
-    pub fn export(&self, addr: u64) -> Result<std::result::Result<Export, ExportError>> {
+    pub(crate) fn export(&self, addr: u64) -> Result<std::result::Result<Export, ExportError>> {
         let exported =
             self.blocks.with(addr, |block| self.owner(block.pool_number()).export(block));
         exported.ok_or_else(|| self.unknown_pointer(addr))
@@ -670,33 +715,33 @@ impl Context {
 
     /// Runs `work` while the table of blocks is locked at `addr`, where a block begins.
     #[cfg(test)]
-    pub fn with_locked_block<R>(&self, addr: u64, work: impl FnOnce() -> R) -> R {
+    pub(crate) fn with_locked_block<R>(&self, addr: u64, work: impl FnOnce() -> R) -> R {
         self.blocks.with(addr, |_| work()).expect("a block begins there")
     }
 
     /// Returns true if a block begins at `addr`.
-    pub fn has(&self, addr: u64) -> bool {
+    pub(crate) fn has(&self, addr: u64) -> bool {
         self.blocks.with(addr, |_| ()).is_some()
     }
 
     /// Returns true if a block of a graph arena begins at `addr`.
-    pub fn is_of_arena(&self, addr: u64) -> bool {
+    pub(crate) fn is_of_arena(&self, addr: u64) -> bool {
         self.blocks.with(addr, Allocation::is_in_arena).unwrap_or(false)
     }
 
     /// Returns true if a block of a graph arena of that pool begins at `addr`.
-    pub fn is_of_arena_in(&self, addr: u64, pool_number: u64) -> bool {
+    pub(crate) fn is_of_arena_in(&self, addr: u64, pool_number: u64) -> bool {
         let is_of = |block: &Allocation| block.is_in_arena() && block.pool_number() == pool_number;
         self.blocks.with(addr, is_of).unwrap_or(false)
     }
 
     /// Returns the start and length of the block that contains `addr`. O(n).
-    pub fn containing(&self, addr: u64) -> Option<(DeviceAddr, u64)> {
+    pub(crate) fn containing(&self, addr: u64) -> Option<(DeviceAddr, u64)> {
         self.blocks.containing(addr, usize::MAX)
     }
 
     /// Returns the addresses of all live blocks, ascending; blocks without a gap are one range. O(n log n).
-    pub fn live_stretches(&self) -> Vec<AddrRange> {
+    pub(crate) fn live_stretches(&self) -> Vec<AddrRange> {
         let mut ranges = self.blocks.ranges();
         ranges.sort_unstable_by_key(|range| range.start);
         let mut stretches: Vec<AddrRange> = Vec::new();
@@ -725,7 +770,7 @@ impl Context {
 
     /// Returns the error for an address at which no block begins.
     #[cold]
-    pub fn unknown_pointer(&self, addr: u64) -> Failure {
+    pub(crate) fn unknown_pointer(&self, addr: u64) -> Failure {
         // A program may free wrong addresses all the time, with many blocks live.
         let text = match self.blocks.containing(addr, 1 << 14) {
             Some((start, len)) => format!(
@@ -749,21 +794,26 @@ impl Context {
         Ok(self.allocator.set_limit((limit > 0).then_some(Bytes::new(limit)))?)
     }
 
-    /// Sets the limit of reserved bytes from an option's value, such as `80GiB` or `90%`.
-    pub fn set_limit_text(&self, limit: &str) -> Result<()> {
+    /// Sets the limit of reserved bytes from an option's value, such as `80GiB` or `90%`. `None` is the memory
+    /// of the device. Idle memory above the limit is released at once.
+    ///
+    /// # Errors
+    /// The limit is no size or is below a page, or a driver call failed.
+    pub fn set_limit_text(&self, limit: Option<&str>) -> Result<()> {
+        let Some(limit) = limit else { return self.set_limit(0) };
         let limits = self.device.driver.info().limits;
         self.set_limit(options::limit_of(limit, limits.memory, limits.page)?.count())
     }
 
     /// Sets the limit as a fraction of the device's memory.
-    pub fn set_fraction(&self, fraction: f64) -> Result<()> {
+    pub(crate) fn set_fraction(&self, fraction: f64) -> Result<()> {
         Ok(self.allocator.set_memory_fraction(fraction)?)
     }
 
     // --- other pools ---
 
     /// Returns the pool of plain allocations. The first call creates it.
-    pub fn plain_pool(&self) -> Result<&Allocator> {
+    pub(crate) fn plain_pool(&self) -> Result<&Allocator> {
         if let Some(plain) = self.plain.get() {
             return Ok(plain);
         }
@@ -778,12 +828,12 @@ impl Context {
     }
 
     /// Returns the pool of plain allocations, if there is one.
-    pub fn plain_pool_if_any(&self) -> Option<&Allocator> {
+    pub(crate) fn plain_pool_if_any(&self) -> Option<&Allocator> {
         self.plain.get()
     }
 
     /// Returns the table of regions.
-    pub fn region_table(&self) -> Result<&Arc<RegionTable>> {
+    pub(crate) fn region_table(&self) -> Result<&Arc<RegionTable>> {
         self.regions.as_ref().ok_or_else(|| {
             let text = "a pool for communication libraries has no regions: use the allocator's";
             Failure::new(Kind::Unsupported, text)
@@ -791,12 +841,12 @@ impl Context {
     }
 
     /// Returns the table of regions; `None` for a pool that serves none.
-    pub fn region_table_if_any(&self) -> Option<&Arc<RegionTable>> {
+    pub(crate) fn region_table_if_any(&self) -> Option<&Arc<RegionTable>> {
         self.regions.as_ref()
     }
 
     /// Returns the number of the device in the process, of an allocator that all interfaces share.
-    pub fn device_number(&self) -> Option<u16> {
+    pub(crate) fn device_number(&self) -> Option<u16> {
         self.number.filter(|_| self.stays_open)
     }
 
@@ -811,7 +861,7 @@ impl Context {
     }
 
     /// Calls `call` for the allocator, and then for its other pools.
-    pub fn in_all_pools(&self, mut call: impl FnMut(&Allocator)) {
+    pub(crate) fn in_all_pools(&self, mut call: impl FnMut(&Allocator)) {
         call(&self.allocator);
         self.other_pools().for_each(|pool| call(&pool));
     }
@@ -823,7 +873,7 @@ impl Context {
 
     /// Returns the memory of the allocator and its other pools; that of regions that sleep is not reserved. The
     /// peak is the sum of their peaks.
-    pub fn reserved_memory(&self) -> Result<ReservedMemory> {
+    pub(crate) fn reserved_memory(&self) -> Result<ReservedMemory> {
         let mut total = self.allocator.reserved_memory()?;
         for pool in self.other_pools() {
             total = sum_of_memory(total, pool.reserved_memory()?);
@@ -851,7 +901,7 @@ impl Context {
     }
 
     /// Records the events of another pool too, if a history is recorded.
-    pub fn record_pool(&self, pool: &Allocator) {
+    pub(crate) fn record_pool(&self, pool: &Allocator) {
         let recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(recording) = &*recording {
             pool.join_history(recording);
@@ -866,7 +916,7 @@ impl Context {
 
     /// Returns all blocks and segments, and the history if one is recorded, on the device with the number
     /// of the allocator.
-    pub fn snapshot(&self) -> Result<Trace> {
+    pub(crate) fn snapshot(&self) -> Result<Trace> {
         // A copy of the history, and a list of all blocks that doubles while it grows.
         let recorded = self.recorded_events.load(Ordering::Relaxed) as usize;
         let needed = (self.blocks.count() + recorded) * 256 + (1 << 20);
@@ -890,7 +940,7 @@ impl Context {
     }
 
     /// Registers `observer` for every event. Returns the number of the registration.
-    pub fn observe(&self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> u64 {
+    pub(crate) fn observe(&self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> u64 {
         self.allocator.observe(observer).number()
     }
 
@@ -900,7 +950,7 @@ impl Context {
         self.allocator.unregister(Registration::from_number(number))
     }
 
-    pub fn stats(&self) -> Result<vramp_stats_t> {
+    pub(crate) fn stats(&self) -> Result<vramp_stats_t> {
         let stats = self.total_stats()?;
         let card = self.device.driver.memory_info()?;
         let host = self.host_memory();
@@ -946,30 +996,30 @@ impl Context {
     }
 
     /// Ends the tiers, waits for the allocator's streams and releases all memory.
-    pub fn close(self) -> std::result::Result<(), CloseRefused> {
+    pub(crate) fn close(self) -> std::result::Result<(), CloseRefused> {
         let refused =
-            |context, failure| Err(CloseRefused { context: Some(Box::new(context)), failure });
+            |session, failure| Err(CloseRefused { session: Some(Box::new(session)), failure });
         if let Err(failure) = self.end_tiers() {
             return refused(self, failure);
         }
         if let Err(failure) = self.close_regions() {
             return refused(self, failure);
         }
-        let Context { allocator, .. } = self;
+        let Session { allocator, .. } = self;
         let allocator = match Arc::try_unwrap(allocator) {
             Ok(allocator) => allocator,
-            Err(allocator) => return refused(Context { allocator, ..self }, in_use()),
+            Err(allocator) => return refused(Session { allocator, ..self }, in_use()),
         };
         let Err(error) = allocator.close() else { return Ok(()) };
         let failure = Failure::of(&error);
-        let context = match error {
+        let session = match error {
             CloseError::Capturing { allocator, .. }
             | CloseError::NotSynchronized { allocator, .. } => {
-                Some(Box::new(Context { allocator: Arc::new(*allocator), ..self }))
+                Some(Box::new(Session { allocator: Arc::new(*allocator), ..self }))
             }
             _ => None,
         };
-        Err(CloseRefused { context, failure })
+        Err(CloseRefused { session, failure })
     }
 }
 
