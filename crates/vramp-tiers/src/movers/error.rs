@@ -72,6 +72,16 @@ pub enum MoveError {
 }
 
 impl MoveError {
+    /// Returns the error of a call, before any byte arrived.
+    pub(crate) fn device(error: DriverError) -> MoveError {
+        MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error }
+    }
+
+    /// Returns the error of a disk, before any byte arrived.
+    pub(crate) fn disk(error: DiskTierError) -> MoveError {
+        MoveError::Disk { moved: Bytes::ZERO, of: Bytes::ZERO, error }
+    }
+
     /// Returns the error of the driver, if there is one.
     pub fn driver_error(&self) -> Option<&DriverError> {
         match self {

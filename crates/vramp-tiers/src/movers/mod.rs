@@ -40,8 +40,7 @@
 //!    steps, after the copies in flight. [`Transfer::finish_on`] queues the rest and orders a
 //!    stream behind it, without waiting on the host.
 //! 5. [`Mover::to_disk`], [`Mover::from_disk`] and [`Mover::between`] copy through a few host
-//!    blocks, the staging buffers of a [`StagedTransfer`]: one piece leaves them while the next one
-//!    arrives.
+//!    blocks, staging buffers: one piece leaves them while the next one arrives.
 //!
 //! A [`Profiler`] measures the rates of all links.
 //!
@@ -61,29 +60,23 @@
 
 mod copy_queue;
 mod core;
-mod disk;
-mod endpoint;
 mod error;
-mod gpu;
+mod hop;
 mod mover;
 mod profiler;
 mod shared;
-mod staged;
+mod stored;
 mod transfer;
 mod wait_all;
 
 pub(crate) use core::gather::Gather;
-pub use core::pipeline::StagedPiece;
 pub use core::profile::{MeasuredLink, MeasuredPair, Profile, UnmeasuredLink};
-pub(crate) use disk::failed as disk_failed;
-pub use disk::{DiskBudget, DiskCopy, DiskSource, DiskTarget, InFlightRead, InFlightWrite};
-pub use endpoint::{CopyEndpoint, InFlightCopy};
 pub use error::{MoveError, MoveFailed};
-pub use gpu::{GpuEndpoint, InFlightGpuCopy};
 pub use mover::{Mover, TransferBuilder};
 pub use profiler::{Profiler, ProfilerConfig};
 pub use shared::{CopyDependency, MoverConfig};
-pub use staged::StagedTransfer;
+pub(crate) use stored::Stored;
+pub use stored::{DiskBudget, DiskCopy};
 pub use transfer::{Transfer, TransferProgress};
 pub use wait_all::wait_all;
 

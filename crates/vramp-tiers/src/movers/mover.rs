@@ -8,11 +8,10 @@ use vramp_driver::Stream;
 
 use super::copy_queue::CopyQueue;
 use super::core::gather::Gather;
-use super::disk::{DiskBudget, DiskCopy, DiskSource, DiskTarget};
 use super::error::{MoveError, MoveFailed};
-use super::gpu::GpuEndpoint;
+use super::hop::Hop;
 use super::shared::{CopyDependency, CopyDirection, MoverConfig, Shared};
-use super::staged::StagedTransfer;
+use super::stored::{DiskBudget, DiskCopy, Stored};
 use super::transfer::Transfer;
 use crate::disk::DiskStore;
 use crate::host::{HostAllocation, HostPool};
@@ -87,8 +86,7 @@ impl Mover {
         let queues = [&self.shared.to_host, &self.shared.to_device];
         match queues.into_iter().try_for_each(|queue| queue.settle_lost()) {
             Err(error) if !error.is_device_lost() => {
-                let (moved, of) = (Bytes::ZERO, Bytes::ZERO);
-                Err(MoveError::Device { moved, of, error }.unless_settled(false))
+                Err(MoveError::device(error).unless_settled(false))
             }
             _ => Ok(()),
         }
@@ -125,7 +123,7 @@ impl Mover {
     }
 
     /// Copies `range` of the device to a disk. Pieces are written while others leave the
-    /// device. [`StagedTransfer::finish`] returns the [`DiskCopy`].
+    /// device. [`Transfer::finish`] returns the [`DiskCopy`].
     ///
     /// # Errors
     /// The range ends beyond the address space.
@@ -134,10 +132,9 @@ impl Mover {
         range: AddrRange,
         store: &Arc<DiskStore>,
         payer: DiskBudget,
-    ) -> Result<StagedTransfer<GpuEndpoint, DiskTarget>, MoveError> {
-        let fill = GpuEndpoint::to_host(&self.shared, check_range(range)?);
-        let drain = DiskTarget::new(DiskCopy::empty(store), payer);
-        Ok(StagedTransfer::new(&self.shared, fill, drain, range.len))
+    ) -> Result<Transfer<DiskCopy>, MoveError> {
+        let copy = Arc::new(DiskCopy::empty(store));
+        Ok(self.append(Gather::new([check_range(range)?]), copy, payer))
     }
 
     /// Copies a [`DiskCopy`] into `range`. Pieces go to the device while others are read and
@@ -149,46 +146,68 @@ impl Mover {
         &self,
         copy: &Arc<DiskCopy>,
         range: AddrRange,
-    ) -> Result<StagedTransfer<DiskSource, GpuEndpoint>, MoveError> {
+    ) -> Result<Transfer<()>, MoveError> {
         if copy.len() != range.len {
             return Err(MoveError::OtherLength { from: copy.len(), to: range.len });
         }
-        Ok(self.scatter_from_disk(copy, Bytes::ZERO, [check_range(range)?]))
+        Ok(self.read(Arc::clone(copy), Bytes::ZERO, Gather::new([check_range(range)?])))
     }
 
-    /// Appends ranges of the device, which end within the address space, to a copy on a disk, one behind
-    /// the other. [`StagedTransfer::into_copy`] returns the copy with what arrived.
-    pub(crate) fn gather_to_disk(
-        &self,
-        ranges: impl IntoIterator<Item = AddrRange>,
-        copy: DiskCopy,
-        payer: DiskBudget,
-    ) -> StagedTransfer<GpuEndpoint, DiskTarget> {
-        let memory = Gather::new(ranges);
+    /// Copies ranges, which end within the address space, one behind the other, to a disk.
+    fn append<T>(&self, memory: Gather, copy: Arc<DiskCopy>, payer: DiskBudget) -> Transfer<T> {
         let len = memory.len();
-        let fill = GpuEndpoint::staged(&self.shared, CopyDirection::ToHost, memory);
-        StagedTransfer::new(&self.shared, fill, DiskTarget::new(copy, payer), len)
+        let fill = hop(&self.shared, CopyDirection::ToHost, memory);
+        Transfer::new(&self.shared, Some(fill), Hop::Write { copy, payer }, len)
     }
 
-    /// Copies the bytes of a copy from `from` on into ranges, which end within the address space, one
-    /// behind the other. Pieces are read as a whole.
-    pub(crate) fn scatter_from_disk(
-        &self,
-        copy: &Arc<DiskCopy>,
-        from: Bytes,
-        ranges: impl IntoIterator<Item = AddrRange>,
-    ) -> StagedTransfer<DiskSource, GpuEndpoint> {
-        let (memory, piece) = (Gather::new(ranges), copy.longest());
+    /// Copies the bytes of a copy from `from` on into ranges, which end within the address space.
+    fn read<T>(&self, copy: Arc<DiskCopy>, from: Bytes, memory: Gather) -> Transfer<T> {
         let len = memory.len();
-        let drain = GpuEndpoint::staged(&self.shared, CopyDirection::ToDevice, memory);
-        StagedTransfer::new(&self.shared, DiskSource::new(copy, from), drain, len).with_piece(piece)
+        let drain = hop(&self.shared, CopyDirection::ToDevice, memory);
+        Transfer::new(&self.shared, Some(Hop::Read { copy, from }), drain, len)
+    }
+
+    /// Starts to copy ranges, one behind the other, to the bytes of `stored` from `at` on: a copy on a disk
+    /// ends there.
+    ///
+    /// # Errors
+    /// As [`TransferBuilder::start`].
+    pub(crate) fn copy_out(
+        &self,
+        ranges: Vec<AddrRange>,
+        stored: Stored,
+        at: Bytes,
+    ) -> Result<Transfer<Stored>, Box<(Stored, MoveError)>> {
+        match stored {
+            Stored::Host(host) => stored_on_host(self.gather_to_host(ranges, host).at(at)),
+            Stored::Disk(copy) => Ok(self.append(Gather::new(ranges), copy, DiskBudget::Space)),
+        }
+    }
+
+    /// Starts to copy the bytes of `stored` from `at` on into ranges, one behind the other, of which none
+    /// is ready yet ([`Transfer::allow`]). Pieces on a disk are read as a whole.
+    ///
+    /// # Errors
+    /// As [`TransferBuilder::start`].
+    pub(crate) fn copy_back(
+        &self,
+        ranges: Vec<AddrRange>,
+        stored: Stored,
+        at: Bytes,
+    ) -> Result<Transfer<Stored>, Box<(Stored, MoveError)>> {
+        match stored {
+            Stored::Host(host) => {
+                stored_on_host(self.scatter_to_device(ranges, host).at(at).ready(Bytes::ZERO))
+            }
+            Stored::Disk(copy) => Ok(self.read(copy, at, Gather::new(ranges)).ready(Bytes::ZERO)),
+        }
     }
 
     /// Copies `from` of this device to `to` of the device of `other`: through this mover's pool, or
     /// directly if it is the same device.
     ///
-    /// Other work that writes `from` or uses `to` must come first: see [`StagedTransfer::after`]
-    /// and [`StagedTransfer::after_at_target`].
+    /// Other work that writes `from` or uses `to` must come first: see [`Transfer::after`]
+    /// and [`Transfer::after_at_target`].
     ///
     /// # Errors
     /// The ranges differ in length, or the pool is not pinned for the other device.
@@ -197,25 +216,25 @@ impl Mover {
         from: AddrRange,
         other: &Mover,
         to: AddrRange,
-    ) -> Result<StagedTransfer<GpuEndpoint, GpuEndpoint>, MoveError> {
+    ) -> Result<Transfer<()>, MoveError> {
         if from.len != to.len {
             return Err(MoveError::OtherLength { from: from.len, to: to.len });
         }
         let (source, target) = (check_range(from)?, check_range(to)?);
         if Arc::ptr_eq(&self.shared.driver, &other.shared.driver) {
-            let copy = GpuEndpoint::within(&self.shared, source, target);
-            return Ok(StagedTransfer::new(
-                &self.shared,
-                GpuEndpoint::idle(&self.shared),
-                copy,
-                from.len,
-            ));
+            let (mover, from, to) = (Arc::clone(&self.shared), source.start, target.start);
+            let within = Hop::Within { mover, from, to };
+            return Ok(Transfer::new(&self.shared, None, within, source.len));
         }
         self.shared.pool.check_device(&other.shared.driver)?;
-        let fill = GpuEndpoint::to_host(&self.shared, source);
-        let drain = GpuEndpoint::to_device(&other.shared, target);
-        Ok(StagedTransfer::new(&self.shared, fill, drain, from.len))
+        let fill = hop(&self.shared, CopyDirection::ToHost, Gather::new([source]));
+        let drain = hop(&other.shared, CopyDirection::ToDevice, Gather::new([target]));
+        Ok(Transfer::new(&self.shared, Some(fill), drain, from.len))
     }
+}
+
+fn stored_on_host(builder: TransferBuilder) -> Result<Transfer<Stored>, Box<(Stored, MoveError)>> {
+    builder.begin().map_err(|failed| Box::new((Stored::Host(failed.host), failed.error)))
 }
 
 impl std::fmt::Debug for Mover {
@@ -223,6 +242,10 @@ impl std::fmt::Debug for Mover {
         let (down, up) = self.in_flight();
         write!(f, "{down} in flight from {}, {up} to it", self.shared.driver.info().id)
     }
+}
+
+fn hop(mover: &Arc<Shared>, direction: CopyDirection, memory: Gather) -> Hop {
+    Hop::Ranges { mover: Arc::clone(mover), direction, memory }
 }
 
 fn check_range(range: AddrRange) -> Result<AddrRange, MoveError> {
@@ -260,7 +283,7 @@ impl TransferBuilder {
     }
 
     /// Lets only the first `ready` bytes be queued, until [`Transfer::allow`].
-    pub(crate) fn ready(mut self, ready: Bytes) -> TransferBuilder {
+    fn ready(mut self, ready: Bytes) -> TransferBuilder {
         self.ready = Some(ready);
         self
     }
@@ -285,6 +308,10 @@ impl TransferBuilder {
     /// The range lies outside the blocks or the address space, a stream captures a graph, or a
     /// driver call failed. No copy is in flight, unless the error is [`MoveError::Unsettled`].
     pub fn start(self) -> Result<Transfer, Box<MoveFailed>> {
+        self.begin()
+    }
+
+    fn begin<T>(self) -> Result<Transfer<T>, Box<MoveFailed>> {
         let TransferBuilder { mover, direction, memory, ready, host, offset, after, cancel } = self;
         let len = memory.len();
         let checked = memory.ranges().iter().try_for_each(|&range| check_range(range).map(drop));
@@ -294,17 +321,14 @@ impl TransferBuilder {
             let queue = direction.queue(&mover);
             after.into_iter().try_for_each(|after| mover.order(queue, after))
         });
-        match checked {
-            Ok(()) => Transfer::start(
-                mover,
-                direction,
-                memory,
-                ready.unwrap_or(len),
-                host,
-                offset,
-                cancel,
-            ),
-            Err(error) => Err(Box::new(MoveFailed { error, host })),
+        if let Err(error) = checked {
+            return Err(Box::new(MoveFailed { error, host }));
         }
+        let drain = hop(&mover, direction, memory);
+        let mut transfer = Transfer::new(&mover, None, drain, len).with_host(host, offset);
+        if let Some(token) = cancel {
+            transfer = transfer.cancelled_by(&token);
+        }
+        transfer.ready(ready.unwrap_or(len)).start()
     }
 }

@@ -11,11 +11,11 @@ use vramp_alloc::Driver;
 use vramp_core::{AddrRange, Bytes};
 
 use super::core::profile::{MeasuredLink, MeasuredPair, Profile, UnmeasuredLink, median, rate};
-use super::disk::{DiskBudget, DiskCopy};
 use super::error::MoveError;
 use super::mover::Mover;
+use super::stored::{DiskBudget, DiskCopy};
 use super::wait_all::wait_all;
-use crate::disk::{ChargeTo, DiskStore, DiskTierError};
+use crate::disk::{ChargeTo, DiskStore};
 use crate::host::{HostAllocation, HostPool};
 
 /// Options of a [`Profiler`].
@@ -264,14 +264,12 @@ impl Run<'_> {
 
     fn host_disk_links(&mut self, pool: &HostPool, store: &DiskStore) -> Result<(), MoveError> {
         let (host, disk) = (pool.space().id(), store.space().id());
-        let failed =
-            |error: DiskTierError| MoveError::Disk { moved: Bytes::ZERO, of: Bytes::ZERO, error };
         let mut blocks = None;
         self.link((host, disk), |size| {
             let taken = take(&mut blocks, pool, size)?;
             let spans = taken.spans(Bytes::ZERO, size)?;
             let clocks = Clocks::of([]).and_wall();
-            let stored = store.write(&spans, ChargeTo::Space).map_err(failed)?;
+            let stored = store.write(&spans, ChargeTo::Space).map_err(MoveError::disk)?;
             let took_ns = clocks.took_ns();
             drop(stored);
             blocks = Some(taken);
@@ -283,10 +281,10 @@ impl Run<'_> {
             let spans = taken.spans(Bytes::ZERO, size)?;
             let stored = match kept.take() {
                 Some((known, stored)) if known == size => stored,
-                _ => store.write(&spans, ChargeTo::Space).map_err(failed)?,
+                _ => store.write(&spans, ChargeTo::Space).map_err(MoveError::disk)?,
             };
             let clocks = Clocks::of([]).and_wall();
-            store.read(&stored, &spans).map_err(failed)?;
+            store.read(&stored, &spans).map_err(MoveError::disk)?;
             let took_ns = clocks.took_ns();
             (kept, blocks) = (Some((size, stored)), Some(taken));
             Ok(took_ns)

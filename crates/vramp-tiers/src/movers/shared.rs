@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vramp_alloc::{Driver, DriverError, StreamWork};
+use vramp_alloc::{Driver, StreamWork};
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::{Event, Stream};
 
@@ -69,16 +69,16 @@ pub(super) struct Shared {
 impl Shared {
     /// Orders later steps of a queue behind other work.
     pub fn order(&self, queue: &CopyQueue, after: CopyDependency) -> Result<(), MoveError> {
-        let device =
-            |error: DriverError| MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error };
         match after {
-            CopyDependency::Event(event) => queue.order_behind_event(event).map_err(device),
+            CopyDependency::Event(event) => {
+                queue.order_behind_event(event).map_err(MoveError::device)
+            }
             CopyDependency::Work(StreamWork::Ended(end)) => {
-                queue.order_behind_event(end.event()).map_err(device)
+                queue.order_behind_event(end.event()).map_err(MoveError::device)
             }
             CopyDependency::Work(StreamWork::Over) => Ok(()),
             CopyDependency::Stream(stream) | CopyDependency::Work(StreamWork::Open(stream)) => {
-                match queue.order_behind_stream(stream).map_err(device)? {
+                match queue.order_behind_stream(stream).map_err(MoveError::device)? {
                     true => Ok(()),
                     false => Err(MoveError::Capturing),
                 }
@@ -92,7 +92,7 @@ impl Shared {
         match self.driver.is_capturing(stream) {
             Ok(false) => Ok(()),
             Ok(true) => Err(MoveError::Capturing),
-            Err(error) => Err(MoveError::Device { moved: Bytes::ZERO, of: Bytes::ZERO, error }),
+            Err(error) => Err(MoveError::device(error)),
         }
     }
 }

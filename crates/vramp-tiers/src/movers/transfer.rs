@@ -1,18 +1,25 @@
-//! Transfers between a range of a device and host blocks.
+//! Transfers of one hop, between a card and host memory, or of two, through staging buffers.
+//!
+//! 1. Pieces begin in order. With one hop each is copied the whole way, in a step of the card's copy queue.
+//! 2. With two, one hop fills a staging buffer, and the other drains it. A drained buffer is filled again,
+//!    so a few buffers suffice for any length.
+//! 3. After a failure or cancellation no piece begins, and pieces in flight are waited for.
 
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use vramp_alloc::DriverError;
 use vramp_core::Bytes;
 use vramp_driver::Stream;
 
-use super::copy_queue::{CopyQueue, QueueError, StepCopies};
-use super::core::gather::Gather;
+use super::copy_queue::QueueError;
+use super::core::pipeline::{NextWait, Piece, Pipeline, Stage, next_wait};
 use super::core::window::StepId;
 use super::error::{MoveError, MoveFailed};
-use super::shared::{CopyDirection, Shared};
+use super::hop::{Hop, InFlight, Settled};
+use super::shared::{CopyDependency, Shared};
+use super::stored::{DiskCopy, Stored};
 use crate::host::{HostAllocation, HostPoolError};
 use crate::ledger::shell::wait::CancelToken;
 
@@ -21,77 +28,168 @@ use crate::ledger::shell::wait::CancelToken;
 pub struct TransferProgress {
     /// Bytes that have arrived, from the front.
     pub moved: Bytes,
-    /// Bytes queued after those.
+    /// Bytes that have begun, after those.
     pub in_flight: Bytes,
     /// Bytes to transfer.
     pub total: Bytes,
 }
 
-/// A transfer in flight. It advances only when the caller polls or waits.
+/// A piece that has begun, with its staging buffer.
+struct Slot {
+    piece: Piece,
+    staging: Option<HostAllocation>,
+    state: SlotState,
+}
+
+enum SlotState {
+    Filling(InFlight),
+    Filled,
+    /// Copied by the last hop.
+    Draining(InFlight),
+}
+
+impl SlotState {
+    fn stage(&self) -> Stage {
+        match self {
+            SlotState::Filling(_) => Stage::Filling,
+            SlotState::Filled => Stage::Filled,
+            SlotState::Draining(_) => Stage::Draining,
+        }
+    }
+}
+
+/// A transfer in flight, which yields a `T`: the [`HostAllocation`] of a transfer with host memory, the
+/// [`DiskCopy`] of one to a disk, or nothing. It advances only when the caller polls or waits.
 ///
 /// Dropping it cancels the transfer and waits for copies in flight: no copy outlives it, unless the
 /// wait fails.
 #[must_use = "dropping this cancels the transfer"]
-pub struct Transfer {
+pub struct Transfer<T = HostAllocation> {
     mover: Arc<Shared>,
-    direction: CopyDirection,
-    memory: Gather,
-    /// Bytes that may be queued.
-    ready: Bytes,
-    /// `None` once the transfer has ended.
+    /// Fills staging buffers; `None` with one hop.
+    fill: Option<Hop>,
+    /// The last hop.
+    drain: Hop,
+    /// Host memory of a transfer with one hop, until the transfer has ended.
     host: Option<HostAllocation>,
+    /// Where the transfer begins in the host memory.
     offset: Bytes,
-    cancel: Option<CancelToken>,
-    queued: Bytes,
+    pipeline: Pipeline,
+    /// Bytes that the last hop may copy.
+    ready: Bytes,
+    begun: Bytes,
     moved: Bytes,
-    in_flight: VecDeque<(StepId, Bytes)>,
+    /// Length of a staging buffer.
+    staging: Bytes,
+    slots: VecDeque<Slot>,
+    idle: Vec<HostAllocation>,
+    cancel: Option<CancelToken>,
     failure: Option<MoveError>,
-    /// True if copies may be in flight that `in_flight` does not list.
+    /// True if copies may be in flight that no slot lists.
     unsettled: bool,
+    result: PhantomData<fn() -> T>,
 }
 
 const TAKEN: &str = "the blocks are taken once, at the end";
 
-impl Transfer {
-    pub(super) fn start(
-        mover: Arc<Shared>,
-        direction: CopyDirection,
-        memory: Gather,
-        ready: Bytes,
-        host: HostAllocation,
-        offset: Bytes,
-        cancel: Option<CancelToken>,
-    ) -> Result<Transfer, Box<MoveFailed>> {
-        let mut transfer = Transfer {
-            mover,
-            direction,
-            memory,
-            ready,
-            host: Some(host),
-            offset,
-            cancel,
-            queued: Bytes::ZERO,
+impl<T> Transfer<T> {
+    pub(super) fn new(
+        mover: &Arc<Shared>,
+        fill: Option<Hop>,
+        drain: Hop,
+        len: Bytes,
+    ) -> Transfer<T> {
+        let (step, most) = (mover.config.step, mover.config.staging_pieces as usize);
+        let (piece, staging, most) = match &fill {
+            // Pieces are read as they were written.
+            Some(Hop::Read { copy, .. }) => (copy.longest(), copy.longest(), most),
+            Some(_) => (step, step.min(len), most),
+            // The copy queue bounds what is in flight.
+            None => (step, Bytes::ZERO, usize::MAX),
+        };
+        Transfer {
+            mover: Arc::clone(mover),
+            fill,
+            drain,
+            host: None,
+            offset: Bytes::ZERO,
+            pipeline: Pipeline { len, piece, most },
+            ready: len,
+            begun: Bytes::ZERO,
             moved: Bytes::ZERO,
-            in_flight: VecDeque::new(),
+            staging,
+            slots: VecDeque::new(),
+            idle: Vec::new(),
+            cancel: None,
             failure: None,
             unsettled: false,
-        };
-        match transfer.queue_steps() {
-            Ok(()) | Err(MoveError::Cancelled { .. }) => Ok(transfer),
-            Err(error) => Err(Box::new(MoveFailed { error, host: transfer.into_host() })),
+            result: PhantomData,
         }
     }
 
-    /// Records completed steps and queues further ones. Returns true if all bytes have arrived.
-    /// Never blocks, unless a driver call fails: then it waits for copies in flight. One driver
-    /// call for each completed step, and at least two for each queued step.
+    /// Sets the host memory of a transfer with one hop, and where the transfer begins in it.
+    pub(super) fn with_host(mut self, host: HostAllocation, offset: Bytes) -> Transfer<T> {
+        (self.host, self.offset) = (Some(host), offset);
+        self
+    }
+
+    /// Lets the last hop copy only the first `ready` bytes, until [`allow`](Transfer::allow). Staging
+    /// buffers are filled ahead, as far as there are any.
+    pub(crate) fn ready(mut self, ready: Bytes) -> Transfer<T> {
+        self.ready = ready;
+        self
+    }
+
+    /// Lets the last hop copy the first `ready` bytes.
+    pub(crate) fn allow(&mut self, ready: Bytes) {
+        self.ready = self.ready.max(ready);
+    }
+
+    /// Lets `token` cancel the transfer, between two pieces.
+    pub fn cancelled_by(mut self, token: &CancelToken) -> Transfer<T> {
+        self.cancel = Some(token.clone());
+        self
+    }
+
+    /// Orders pieces that begin later behind other work on the card that the transfer reads, or writes if
+    /// it reads no card.
+    ///
+    /// # Errors
+    /// The stream captures a graph, or a driver call failed.
+    pub fn after(self, after: CopyDependency) -> Result<Transfer<T>, MoveError> {
+        match &self.fill {
+            Some(fill @ Hop::Ranges { .. }) => fill.order(after)?,
+            _ => self.drain.order(after)?,
+        }
+        Ok(self)
+    }
+
+    /// Orders pieces that arrive later behind other work on the card that the transfer writes.
+    ///
+    /// # Errors
+    /// The stream captures a graph, or a driver call failed.
+    pub fn after_at_target(self, after: CopyDependency) -> Result<Transfer<T>, MoveError> {
+        self.drain.order(after)?;
+        Ok(self)
+    }
+
+    /// Begins the first pieces of a transfer with one hop.
+    pub(super) fn start(mut self) -> Result<Transfer<T>, Box<MoveFailed>> {
+        match self.fill_window() {
+            Ok(_) | Err(MoveError::Cancelled { .. }) => Ok(self),
+            Err(error) => Err(Box::new(MoveFailed { error, host: self.end() })),
+        }
+    }
+
+    /// Records completed copies and begins further ones. Returns true if all bytes have arrived.
+    /// Never blocks, unless a copy fails: then it waits for copies in flight. One driver call for each
+    /// completed step, and at least two for each that begins.
     ///
     /// # Errors
     /// The transfer failed or was cancelled, now or before.
     pub fn poll(&mut self) -> Result<bool, MoveError> {
         self.check()?;
-        self.note_arrivals()?;
-        self.queue_steps()?;
+        self.advance_all().map_err(|error| self.fail(error))?;
         Ok(self.is_done())
     }
 
@@ -107,32 +205,282 @@ impl Transfer {
         Ok(())
     }
 
+    /// Begins further pieces, and waits until one has advanced, if some bytes have not arrived.
+    ///
+    /// # Errors
+    /// As [`poll`](Transfer::poll).
+    pub(crate) fn advance(&mut self) -> Result<(), MoveError> {
+        match self.fill_window()? {
+            true => Ok(()),
+            false => self.wait_for_one().map_err(|error| self.fail(error)),
+        }
+    }
+
+    /// Begins the pieces that may begin. Returns true if all bytes have arrived. With one hop it asks for
+    /// no copy whether it is complete.
+    ///
+    /// # Errors
+    /// As [`poll`](Transfer::poll).
+    pub(super) fn fill_window(&mut self) -> Result<bool, MoveError> {
+        self.check()?;
+        let begun = match self.fill {
+            Some(_) => self.advance_all(),
+            None => self.begin_pieces(),
+        };
+        begun.map_err(|error| self.fail(error))?;
+        Ok(self.is_done())
+    }
+
     /// Cancels the transfer, waits for copies in flight, and returns the bytes that arrived, from
     /// the front. A transfer of which all bytes arrive counts as complete, not as cancelled.
     ///
     /// # Errors
     /// The transfer failed, now or before.
     pub fn cancel(&mut self) -> Result<Bytes, MoveError> {
-        if let Some(error) = self.settle() {
-            return Err(self.fail(error));
-        }
         match self.end_cancelled() {
-            Some(MoveError::Cancelled { .. }) | None => Ok(self.moved),
-            Some(other) => Err(other),
+            Ok(()) | Err(MoveError::Cancelled { .. }) => Ok(self.moved),
+            Err(other) => Err(other),
         }
     }
 
     /// Returns the progress. No driver call.
     pub fn progress(&self) -> TransferProgress {
-        let in_flight = self.in_flight.iter().map(|(_, bytes)| *bytes).sum();
-        TransferProgress { moved: self.moved, in_flight, total: self.memory.len() }
+        let (moved, total) = (self.moved, self.pipeline.len);
+        TransferProgress { moved, in_flight: self.begun - moved, total }
     }
 
     /// Returns true if all bytes have arrived, as of the last poll.
     pub fn is_done(&self) -> bool {
-        self.moved == self.memory.len()
+        self.moved == self.pipeline.len
     }
 
+    /// Returns the length of the piece in flight that arrives first.
+    pub(super) fn next_in_flight(&self) -> Option<Bytes> {
+        self.slots.front().map(|slot| slot.piece.len)
+    }
+
+    fn check(&self) -> Result<(), MoveError> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn advance_all(&mut self) -> Result<(), MoveError> {
+        self.note_filled()?;
+        self.begin_drains()?;
+        self.note_drained()?;
+        self.begin_pieces()
+    }
+
+    fn note_filled(&mut self) -> Result<(), MoveError> {
+        let Some(fill) = &self.fill else { return Ok(()) };
+        for slot in &mut self.slots {
+            if let SlotState::Filling(copy) = &mut slot.state {
+                if !fill.is_done(copy)? {
+                    break;
+                }
+                slot.state = SlotState::Filled;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_drains(&mut self) -> Result<(), MoveError> {
+        for slot in &mut self.slots {
+            match slot.state {
+                SlotState::Draining(_) => continue,
+                SlotState::Filling(_) => break,
+                SlotState::Filled if slot.piece.offset + slot.piece.len > self.ready => break,
+                SlotState::Filled => {}
+            }
+            let host = slot.staging.as_ref().map(|host| (host, slot.piece.skip));
+            match self.drain.begin(slot.piece, host) {
+                Ok(Some(copy)) => slot.state = SlotState::Draining(copy),
+                Ok(None) => break,
+                Err(error) => {
+                    let staging = slot.staging.take();
+                    self.discard(staging);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn note_drained(&mut self) -> Result<(), MoveError> {
+        while let Some(Slot { state: SlotState::Draining(copy), .. }) = self.slots.front_mut()
+            && self.drain.is_done(copy)?
+        {
+            self.take_drained();
+        }
+        Ok(())
+    }
+
+    fn take_drained(&mut self) {
+        let Some(slot) = self.slots.pop_front() else { return };
+        self.moved += slot.piece.len;
+        self.idle.extend(slot.staging);
+        if let SlotState::Draining(copy) = slot.state {
+            self.drain.finished(copy);
+        }
+    }
+
+    /// Begins the first hop of further pieces, unless the token cancels the transfer.
+    fn begin_pieces(&mut self) -> Result<(), MoveError> {
+        let is_cancelled = self.cancel.as_ref().is_some_and(CancelToken::is_cancelled);
+        let is_draining = |slot: &Slot| matches!(slot.state, SlotState::Draining(_));
+        let has_more = self.begun < self.pipeline.len || !self.slots.iter().all(is_draining);
+        if is_cancelled && has_more {
+            return self.end_cancelled();
+        }
+        // Staging buffers are filled ahead of what the last hop may copy.
+        let end = if self.fill.is_some() { self.pipeline.len } else { self.ready };
+        while let Some(piece) = self.pipeline.next_piece(self.begun, self.slots.len(), end) {
+            let (piece, staging, begun) = match &self.fill {
+                None => {
+                    let host = self.host.as_ref().map(|host| (host, self.offset + piece.offset));
+                    (piece, None, self.drain.begin(piece, host))
+                }
+                Some(fill) => {
+                    let piece = fill.cut(piece);
+                    let staging = match self.idle.pop() {
+                        Some(idle) => idle,
+                        None => match self.mover.pool.allocate(self.staging) {
+                            Ok(staging) => staging,
+                            // Continue with fewer buffers.
+                            Err(_) if !self.slots.is_empty() => return Ok(()),
+                            Err(error) => return Err(error.into()),
+                        },
+                    };
+                    // What is read as a whole begins at the first byte of the buffer.
+                    let begun = fill.begin(piece, Some((&staging, Bytes::ZERO)));
+                    (piece, Some(staging), begun)
+                }
+            };
+            match begun {
+                Ok(Some(copy)) => {
+                    let state = match self.fill {
+                        Some(_) => SlotState::Filling(copy),
+                        None => SlotState::Draining(copy),
+                    };
+                    self.slots.push_back(Slot { piece, staging, state });
+                    self.begun += piece.len;
+                }
+                Ok(None) => {
+                    self.idle.extend(staging);
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.discard(staging);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a copy whose completion lets another begin, or for the oldest one.
+    fn wait_for_one(&mut self) -> Result<(), MoveError> {
+        let first = self.fill.as_ref().unwrap_or(&self.drain);
+        match next_wait(self.slots.iter().map(|slot| slot.state.stage())) {
+            NextWait::Drain => self.drain.wait_for_capacity(),
+            // Other transfers use the whole window.
+            NextWait::Fill => first.wait_for_capacity(),
+            NextWait::Piece(index) => match &mut self.slots[index].state {
+                SlotState::Filling(copy) => first.wait(copy),
+                SlotState::Draining(copy) => {
+                    self.drain.wait(copy)?;
+                    self.take_drained();
+                    Ok(())
+                }
+                SlotState::Filled => Ok(()),
+            },
+        }
+    }
+
+    /// Waits for copies in flight, and records the failure of the transfer.
+    fn fail(&mut self, error: MoveError) -> MoveError {
+        self.unsettled |= error.is_unsettled();
+        self.settle();
+        let (moved, of) = (self.moved, self.pipeline.len);
+        let error = match error {
+            MoveError::Unsettled(error) => *error,
+            error => error,
+        };
+        let error = match error {
+            MoveError::Device { error, .. } => MoveError::Device { moved, of, error },
+            MoveError::Disk { error, .. } => MoveError::Disk { moved, of, error },
+            other => other,
+        };
+        self.record_failure(error)
+    }
+
+    /// Records the first failure, which all later calls return. Copies in flight were waited for.
+    fn record_failure(&mut self, error: MoveError) -> MoveError {
+        self.failure.get_or_insert(error.unless_settled(!self.unsettled)).clone()
+    }
+
+    /// Waits for copies in flight. Unless all bytes arrived, the transfer is cancelled.
+    fn end_cancelled(&mut self) -> Result<(), MoveError> {
+        if let Some(error) = self.settle() {
+            return Err(self.fail(error));
+        }
+        self.check()?;
+        let (moved, of) = (self.moved, self.pipeline.len);
+        match moved == of {
+            true => Ok(()),
+            false => Err(self.record_failure(MoveError::Cancelled { moved, of })),
+        }
+    }
+
+    /// Waits for all copies in flight, and takes the pieces that arrived without a gap. Returns the first
+    /// error.
+    fn settle(&mut self) -> Option<MoveError> {
+        let (mut gap, mut first) = (false, None);
+        while let Some(mut slot) = self.slots.pop_front() {
+            let Settled { known, arrived, error } = match (&mut slot.state, &self.fill) {
+                (SlotState::Draining(copy), _) => self.drain.settle(copy),
+                (SlotState::Filling(copy), Some(fill)) => {
+                    Settled { arrived: false, ..fill.settle(copy) }
+                }
+                _ => Settled { known: true, arrived: false, error: None },
+            };
+            first = first.or(error);
+            gap |= !arrived;
+            self.unsettled |= !known;
+            if !known {
+                self.discard(slot.staging);
+            }
+            if let (false, SlotState::Draining(copy)) = (gap, slot.state) {
+                self.moved += slot.piece.len;
+                self.drain.finished(copy);
+            }
+        }
+        self.begun = self.moved;
+        self.idle.clear();
+        first
+    }
+
+    /// Drops a buffer that copies may still use.
+    fn discard(&self, staging: Option<HostAllocation>) {
+        let Some(mut staging) = staging else { return };
+        self.record_use(&mut staging);
+    }
+
+    fn record_use(&self, host: &mut HostAllocation) {
+        self.fill.iter().chain([&self.drain]).for_each(|hop| hop.record_use(host));
+    }
+
+    /// Waits for copies in flight and takes the host memory.
+    fn end(&mut self) -> HostAllocation {
+        self.settle();
+        let mut host = self.host.take().expect(TAKEN);
+        if self.unsettled {
+            self.record_use(&mut host);
+        }
+        host
+    }
+}
+
+impl Transfer<HostAllocation> {
     /// Cancels the rest, waits for copies in flight, and returns the blocks.
     pub fn into_host(mut self) -> HostAllocation {
         self.end()
@@ -148,8 +496,7 @@ impl Transfer {
     pub fn finish_on(mut self, stream: Stream) -> Result<HostAllocation, Box<MoveFailed>> {
         match self.queue_rest(stream) {
             Ok(()) => {
-                self.in_flight.clear();
-                self.moved = self.memory.len();
+                self.slots.clear();
                 Ok(self.host.take().expect(TAKEN))
             }
             Err(error) => {
@@ -160,137 +507,34 @@ impl Transfer {
         }
     }
 
-    fn queue(&self) -> &CopyQueue {
-        self.direction.queue(&self.mover)
-    }
-
-    fn check(&self) -> Result<(), MoveError> {
-        self.failure.clone().map_or(Ok(()), Err)
-    }
-
-    fn note_arrivals(&mut self) -> Result<(), MoveError> {
-        while let Some(&(step, bytes)) = self.in_flight.front() {
-            match self.queue().is_done(step) {
-                Ok(false) => return Ok(()),
-                Ok(true) => {
-                    self.in_flight.pop_front();
-                    self.moved += bytes;
-                }
-                Err(error) => return Err(self.fail_after_settling(error)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Queues the steps that the window admits. Returns true if all bytes have arrived.
-    pub(crate) fn fill_window(&mut self) -> Result<bool, MoveError> {
-        self.check()?;
-        self.queue_steps()?;
-        Ok(self.is_done())
-    }
-
-    /// Returns the length of the step in flight that arrives first.
-    pub(super) fn next_in_flight(&self) -> Option<Bytes> {
-        self.in_flight.front().map(|(_, bytes)| *bytes)
-    }
-
-    /// Queues further steps, and waits for the next step to arrive.
-    pub(crate) fn advance(&mut self) -> Result<(), MoveError> {
-        self.queue_steps()?;
-        let waited = match self.in_flight.front() {
-            Some(&(step, _)) => self.queue().wait(step),
-            // Other transfers use the whole window.
-            None => self.queue().wait_for_capacity(),
-        };
-        match waited {
-            Ok(()) => {}
-            Err(error) => return Err(self.fail_after_settling(error)),
-        }
-        if let Some((_, bytes)) = self.in_flight.pop_front() {
-            self.moved += bytes;
-        }
-        Ok(())
-    }
-
-    fn step_len(&self, queued: Bytes) -> Bytes {
-        self.mover.config.step.min(self.memory.len().min(self.ready) - queued)
-    }
-
-    /// Lets the transfer queue its first `ready` bytes, if it was started with less.
-    pub(crate) fn allow(&mut self, ready: Bytes) {
-        self.ready = self.ready.max(ready);
-    }
-
-    /// Returns the copies of the step that begins at `queued`.
-    fn next_step(&self, queued: Bytes) -> Result<StepCopies, HostPoolError> {
-        let end = queued + self.step_len(queued);
-        let host = self.host.as_ref().expect(TAKEN);
-        let mut copies = StepCopies::new();
-        let mut offset = self.offset + queued;
-        for part in self.memory.pieces(queued, end) {
-            copies.extend(self.direction.copies(&self.mover, part, host, offset)?);
-            offset += part.len;
-        }
-        Ok(copies)
-    }
-
-    fn queue_steps(&mut self) -> Result<(), MoveError> {
-        while self.queued < self.memory.len().min(self.ready) {
-            if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
-                return Err(match self.settle() {
-                    Some(error) => self.fail(error),
-                    None => self.end_cancelled().expect("what is not queued has not arrived"),
-                });
-            }
-            let step = match self.next_step(self.queued) {
-                Ok(step) => step,
-                Err(error) => {
-                    self.settle();
-                    return Err(self.record_failure(error.into()));
-                }
-            };
-            let len = self.step_len(self.queued);
-            match self.queue().queue(&step) {
-                Ok(None) => return Ok(()),
-                Ok(Some(step)) => {
-                    self.queued += len;
-                    self.in_flight.push_back((step, len));
-                }
-                Err(QueueError { error, settled }) => {
-                    self.unsettled |= !settled;
-                    return Err(self.fail_after_settling(error));
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn queue_rest(&mut self, stream: Stream) -> Result<(), MoveError> {
         self.check()?;
         self.mover.refuse_capturing(stream)?;
         if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled) {
-            let (moved, of) = (self.moved, self.memory.len());
+            let (moved, of) = (self.moved, self.pipeline.len);
             return Err(MoveError::Cancelled { moved, of });
         }
-        self.ready = self.memory.len();
+        let host = self.host.as_ref().expect(TAKEN);
         let mut steps = Vec::new();
-        while self.queued < self.memory.len() {
-            steps.push(self.next_step(self.queued)?);
-            self.queued += self.step_len(self.queued);
+        while let Some(piece) = self.pipeline.next_piece(self.begun, 0, self.pipeline.len) {
+            steps.push(self.drain.copies(piece, Some((host, self.offset + piece.offset)))?);
+            self.begun += piece.len;
         }
-        let queued = self.queue().queue_all(&steps);
+        let queued = self.drain.queue().queue_all(&steps);
         let queued = queued.map_err(|QueueError { error, settled }| {
-            self.unsettled |= !settled;
-            self.fail_after_settling(error)
+            self.fail(MoveError::device(error).unless_settled(settled))
         })?;
-        let mine = self.in_flight.iter().map(|(step, _)| *step);
+        let mine = self.slots.iter().filter_map(|slot| match slot.state {
+            SlotState::Draining(InFlight::Step(step)) => Some(step),
+            _ => None,
+        });
         let all: SmallVec<[StepId; 8]> = mine.chain(queued).collect();
         if all.is_empty() {
             return Ok(());
         }
-        // From here on copies are in flight that `in_flight` does not list.
+        // From here on copies are in flight that no slot lists.
         self.unsettled = true;
-        let queue = self.direction.queue(&self.mover);
+        let queue = self.drain.queue();
         let ordered = queue.order_before(stream, &all);
         let host = self.host.as_mut().expect(TAKEN);
         let noted = ordered.map_err(HostPoolError::Pin).and_then(|()| {
@@ -306,74 +550,51 @@ impl Transfer {
                 let waited =
                     all.iter().map(|step| queue.wait(*step).or_else(|_| queue.settle(*step)));
                 self.unsettled = waited.filter(Result::is_err).count() > 0;
-                self.in_flight.clear();
+                self.slots.clear();
                 Err(self.record_failure(error.into()))
             }
         }
     }
+}
 
-    /// Waits for all steps in flight, and counts those that arrived without a gap. Returns the
-    /// first error.
-    fn settle(&mut self) -> Option<DriverError> {
-        let mut first = None;
-        let mut gap = false;
-        while let Some((step, bytes)) = self.in_flight.pop_front() {
-            if let Err(error) = self.queue().wait(step) {
-                first.get_or_insert(error);
-                gap |= self.queue().settle(step).is_err();
-            }
-            if !gap {
-                self.moved += bytes;
-            }
-        }
-        self.unsettled |= gap;
-        first
-    }
-
-    fn fail_after_settling(&mut self, error: DriverError) -> MoveError {
-        self.settle();
-        self.fail(error)
-    }
-
-    fn fail(&mut self, error: DriverError) -> MoveError {
-        let (moved, of) = (self.moved, self.memory.len());
-        self.record_failure(MoveError::Device { moved, of, error })
-    }
-
-    fn end_cancelled(&mut self) -> Option<MoveError> {
-        let (moved, of) = (self.moved, self.memory.len());
-        match self.failure {
-            None if moved == of => None,
-            None => Some(self.record_failure(MoveError::Cancelled { moved, of })),
-            Some(ref failure) => Some(failure.clone()),
-        }
-    }
-
-    /// Records the first failure, which all later calls return.
-    fn record_failure(&mut self, error: MoveError) -> MoveError {
-        self.failure.get_or_insert(error.unless_settled(!self.unsettled)).clone()
-    }
-
-    /// Waits for copies in flight and takes the blocks.
-    fn end(&mut self) -> HostAllocation {
-        self.settle();
-        let mut host = self.host.take().expect(TAKEN);
-        if self.unsettled {
-            host.record_unsettled(&self.mover.driver, self.queue().streams());
-        }
-        host
+impl Transfer<DiskCopy> {
+    /// Waits until all bytes are on the disk.
+    ///
+    /// # Errors
+    /// As [`poll`](Transfer::poll). The bytes already written are freed, and the source is
+    /// unchanged.
+    pub fn finish(mut self) -> Result<DiskCopy, MoveError> {
+        self.wait()?;
+        let copy = self.drain.disk_copy().map(Arc::clone);
+        drop(self);
+        Ok(copy.and_then(Arc::into_inner).expect("only the transfer had the copy"))
     }
 }
 
-impl Drop for Transfer {
-    fn drop(&mut self) {
+impl Transfer<Stored> {
+    /// Ends the transfer, waits for pieces in flight, and returns what lies below the card, and the bytes that
+    /// arrived, from the front. A copy that was written has these and no others.
+    pub(crate) fn into_stored(mut self) -> (Stored, Bytes) {
         if self.host.is_some() {
-            drop(self.end());
+            return (Stored::Host(self.end()), self.moved);
+        }
+        self.settle();
+        let mut hops = self.fill.iter().chain([&self.drain]);
+        let copy = hops.find_map(Hop::disk_copy).map(Arc::clone);
+        (Stored::Disk(copy.expect("it lies on the host or on a disk")), self.moved)
+    }
+}
+
+impl<T> Drop for Transfer<T> {
+    fn drop(&mut self) {
+        match self.host.is_some() {
+            true => drop(self.end()),
+            false => drop(self.settle()),
         }
     }
 }
 
-impl std::fmt::Debug for Transfer {
+impl<T> std::fmt::Debug for Transfer<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let TransferProgress { moved, in_flight, total } = self.progress();
         write!(f, "{moved} of {total} transferred, {in_flight} in flight")

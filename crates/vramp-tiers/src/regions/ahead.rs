@@ -3,7 +3,7 @@
 use vramp_core::{AddrRange, Bytes};
 
 use super::contents::Contents;
-use super::copies::{Below, Copy, CopyOut, Place};
+use super::copies::{Below, Copy, Moving, Place};
 use super::error::RegionError;
 use super::region::{Backup, Phase, ReadLate, Region, State};
 use crate::movers::MoveError;
@@ -66,10 +66,10 @@ impl Region {
         ranges: Vec<AddrRange>,
         place: Place,
     ) -> Result<(Place, Bytes), RegionError> {
-        let mut out = CopyOut::begin(&late.mover, ranges, place, Bytes::ZERO)
+        let mut out = Moving::out(&late.mover, ranges, place, Bytes::ZERO)
             .map_err(|failed| self.copy_error(failed.1))?;
-        while !out.is_done() {
-            out.advance().map_err(|error| self.copy_error(error))?;
+        while !out.transfer.is_done() {
+            out.transfer.advance().map_err(|error| self.copy_error(error))?;
             self.set_copied(out.moved());
         }
         Ok(out.end())
@@ -80,11 +80,11 @@ impl Region {
         let mut state = self.state();
         let State::Asleep(asleep) = &mut *state else { return Ok(()) };
         let needed = asleep.contents_of(asleep.gone);
-        let Some(Copy { place: Place::Disk(disk), .. }) = &mut asleep.copy else { return Ok(()) };
-        if needed.is_zero() {
+        let Some(Copy { place, .. }) = &mut asleep.copy else { return Ok(()) };
+        if needed.is_zero() || !place.is_on_disk() {
             return Ok(());
         }
-        let read = disk.read_ahead(below.mover.pool(), needed, |all, read| {
+        let read = place.read_ahead(below.mover.pool(), needed, |all, read| {
             if read.is_zero() {
                 self.begin_copies(all);
             }

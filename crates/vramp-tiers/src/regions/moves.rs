@@ -10,12 +10,12 @@ use vramp_alloc::AllocError;
 use vramp_core::{AddrRange, Bytes};
 
 use super::contents::Contents;
-use super::copies::{Below, Copy, CopyBack, CopyOut, OnDisk, Place};
+use super::copies::{Below, Copy, Moving, Place};
 use super::error::RegionError;
 use super::region::{Asleep, Backup, Phase, ReadLate, Region, State};
 use super::set::PauseOptions;
 use crate::host::HostPoolError;
-use crate::movers::MoveError;
+use crate::movers::{MoveError, Stored};
 use crate::sync::MutexGuard;
 
 /// Memory that is released, or created, at a time: a driver call takes a contiguous run of handles, and
@@ -202,11 +202,11 @@ impl Region {
         self.begin_copies(need - valid);
         asleep.begin_copies(&below.mover);
         let pieces: Vec<_> = asleep.contents.pieces(valid..need).collect();
-        let (place, valid, done) = match CopyOut::begin(&below.mover, pieces, place, valid) {
+        let (place, valid, done) = match Moving::out(&below.mover, pieces, place, valid) {
             Ok(mut out) => {
                 let done = self.release_behind(&mut out, asleep, valid, to);
-                let (place, valid) = out.end();
-                (place, valid, done)
+                let (place, moved) = out.end();
+                (place, valid + moved, done)
             }
             Err(failed) => {
                 let (place, error) = *failed;
@@ -220,7 +220,7 @@ impl Region {
     /// Releases chunks as a transfer that begins at the byte `valid` of the contents advances.
     fn release_behind(
         &self,
-        out: &mut CopyOut,
+        out: &mut Moving,
         asleep: &mut Asleep,
         valid: Bytes,
         to: usize,
@@ -236,10 +236,10 @@ impl Region {
                 }
                 self.release_batch(asleep, end)?;
             }
-            if out.is_done() {
+            if out.transfer.is_done() {
                 return Ok(());
             }
-            out.advance().map_err(|error| self.copy_error(error))?;
+            out.transfer.advance().map_err(|error| self.copy_error(error))?;
         }
     }
 
@@ -256,14 +256,14 @@ impl Region {
         need: Bytes,
     ) -> Result<(), RegionError> {
         match &mut asleep.copy {
-            Some(Copy { place: Place::Host(host), .. }) => {
+            Some(Copy { place: Place { stored: Stored::Host(host), .. }, .. }) => {
                 let more = need.saturating_sub(host.len());
                 if more.is_zero() {
                     return Ok(());
                 }
                 host.grow(more).map_err(|error| self.host_full(more, error))
             }
-            Some(Copy { place: Place::Disk(_), .. }) => Ok(()),
+            Some(_) => Ok(()),
             None => {
                 asleep.copy = Some(self.empty_copy(below, &asleep.contents, need)?);
                 Ok(())
@@ -279,11 +279,11 @@ impl Region {
         need: Bytes,
     ) -> Result<Copy, RegionError> {
         let place = match (self.options.backup, &below.disk) {
-            (Backup::Disk, Some(disk)) => Place::Disk(OnDisk::new(disk)),
+            (Backup::Disk, Some(disk)) => Place::disk(disk),
             (Backup::Disk, None) => return Err(RegionError::NoDisk { tag: self.tag.clone() }),
             (Backup::Host | Backup::None, _) => {
                 let host = below.mover.pool().allocate(need);
-                Place::Host(host.map_err(|error| self.host_full(need, error))?)
+                Place::host(host.map_err(|error| self.host_full(need, error))?)
             }
         };
         let allocations = self.allocations();
@@ -390,10 +390,10 @@ impl Region {
         let Copy { contents, place, valid, allocations } =
             asleep.copy.take().expect("what is lost and has contents has a copy");
         let pieces: Vec<_> = asleep.contents.pieces(low..high).collect();
-        let (place, restored) = match CopyBack::begin(&below.mover, pieces, place, low..high) {
+        let (place, restored) = match Moving::back(&below.mover, pieces, place, low..high) {
             Ok(mut back) => {
                 let restored = self.copy_behind(&mut back, asleep, run.clone(), low);
-                (back.end(), restored)
+                (back.end().0, restored)
             }
             Err(failed) => {
                 let (place, error) = *failed;
@@ -409,7 +409,7 @@ impl Region {
     /// Backs chunks, and lets a transfer of their contents, which begin at the byte `low`, follow.
     fn copy_behind(
         &self,
-        back: &mut CopyBack,
+        back: &mut Moving,
         asleep: &Asleep,
         run: Range<usize>,
         low: Bytes,
@@ -419,16 +419,15 @@ impl Region {
             let end = batch(asleep.sleep.chunks(), backed..run.end);
             asleep.sleep.back(backed..end).map_err(|error| self.memory_error(error))?;
             backed = end;
-            back.allow(asleep.contents_of(backed) - low);
-            self.set_copied(back.poll().map_err(|error| self.copy_error(error))?);
+            back.transfer.allow(asleep.contents_of(backed) - low);
+            back.transfer.poll().map_err(|error| self.copy_error(error))?;
+            self.set_copied(back.moved());
         }
-        loop {
-            let (moved, is_done) = back.advance().map_err(|error| self.copy_error(error))?;
-            self.set_copied(moved);
-            if is_done {
-                return Ok(());
-            }
+        while !back.transfer.is_done() {
+            back.transfer.advance().map_err(|error| self.copy_error(error))?;
+            self.set_copied(back.moved());
         }
+        Ok(())
     }
 }
 

@@ -11,6 +11,7 @@ use super::contents::{Contents, ends};
 use super::copies::{Copy, Place};
 use super::region::{Asleep, Region, State};
 use super::set::Regions;
+use crate::movers::Stored;
 
 impl Regions {
     /// Frees host memory of blocks that were freed since their regions fell asleep. Waits for no move: a region that
@@ -57,7 +58,9 @@ impl Asleep {
         }
         match &mut self.copy {
             Some(_) if left.len().is_zero() => self.copy = None,
-            Some(Copy { contents, place: Place::Host(host), valid, .. }) => {
+            Some(Copy {
+                contents, place: Place { stored: Stored::Host(host), .. }, valid, ..
+            }) => {
                 let mut kept = Bytes::ZERO;
                 for &range in left.ranges() {
                     let from =

@@ -1,40 +1,40 @@
-//! The pieces of a staged transfer: which one begins, and which one to wait for.
+//! The pieces of a transfer: which one begins, and which one to wait for.
 
 use vramp_core::Bytes;
 
-/// A piece of a staged transfer.
+/// A piece of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StagedPiece {
+pub(in crate::movers) struct Piece {
     /// First byte in the transferred range.
     pub offset: Bytes,
     /// Length in bytes.
     pub len: Bytes,
-    /// First byte in the staging buffer.
+    /// First byte in a staging buffer.
     pub skip: Bytes,
 }
 
-/// Limits of one staged transfer.
+/// Limits of one transfer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::movers) struct Pipeline {
     /// Bytes to transfer.
     pub len: Bytes,
     /// Length of a piece.
     pub piece: Bytes,
-    /// Most pieces between the endpoints.
+    /// Most pieces in flight.
     pub most: usize,
 }
 
 impl Pipeline {
-    /// Returns the piece that begins next, with `begun` bytes begun and `active` pieces between the
-    /// endpoints. `None` if none may begin.
-    pub fn next_piece(self, begun: Bytes, active: usize) -> Option<StagedPiece> {
-        let len = self.piece.min(self.len - begun);
-        let piece = StagedPiece { offset: begun, len, skip: Bytes::ZERO };
+    /// Returns the piece that begins next, with `begun` bytes begun and `active` pieces in flight, if only
+    /// the first `ready` bytes may. `None` if none may begin.
+    pub fn next_piece(self, begun: Bytes, active: usize, ready: Bytes) -> Option<Piece> {
+        let len = self.piece.min(self.len.min(ready).saturating_sub(begun));
+        let piece = Piece { offset: begun, len, skip: Bytes::ZERO };
         (active < self.most && !len.is_zero()).then_some(piece)
     }
 }
 
-/// State of a piece between the endpoints.
+/// State of a piece in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::movers) enum Stage {
     Filling,
@@ -47,9 +47,9 @@ pub(in crate::movers) enum Stage {
 pub(in crate::movers) enum NextWait {
     /// The copy of the piece with this index.
     Piece(usize),
-    /// Capacity of the endpoint that drains.
+    /// Capacity of the last hop.
     Drain,
-    /// Capacity of the endpoint that fills.
+    /// Capacity of the first hop.
     Fill,
 }
 
@@ -75,7 +75,7 @@ mod tests {
     use Stage::{Draining, Filled, Filling};
 
     #[test]
-    fn pieces_begin_in_order_while_few_are_between_the_endpoints() {
+    fn pieces_begin_in_order_while_few_are_in_flight() {
         let mib = Bytes::mib;
         let pipeline = Pipeline { len: mib(10), piece: mib(4), most: 2 };
         for (begun, active, expected) in [
@@ -85,15 +85,18 @@ mod tests {
             (4, 2, None),
             (10, 0, None),
         ] {
-            let piece = pipeline.next_piece(mib(begun), active);
+            let piece = pipeline.next_piece(mib(begun), active, mib(10));
             let expected = expected.map(|(at, len)| {
                 let (offset, len) = (mib(at), mib(len));
-                StagedPiece { offset, len, skip: Bytes::ZERO }
+                Piece { offset, len, skip: Bytes::ZERO }
             });
             assert_eq!(piece, expected, "{begun} MiB begun, {active} pieces active");
         }
+        let little = Piece { offset: mib(4), len: mib(3), skip: Bytes::ZERO };
+        assert_eq!(pipeline.next_piece(mib(4), 1, mib(7)), Some(little));
+        assert_eq!(pipeline.next_piece(mib(8), 1, mib(7)), None);
         let empty = Pipeline { len: Bytes::ZERO, ..pipeline };
-        assert_eq!(empty.next_piece(Bytes::ZERO, 0), None);
+        assert_eq!(empty.next_piece(Bytes::ZERO, 0, mib(10)), None);
     }
 
     #[test]
