@@ -287,14 +287,8 @@ impl DeferrableBuffer {
         }
         let lease = self.lease(Access::Shared, shared.stream.id)?;
         let range = AddrRange::new(lease.address(0).start + offset, len);
-        let host = shared.blocks(len)?;
         let after = vramp_tiers::movers::CopyDependency::Stream(shared.stream.raw);
-        let moved = shared.mover.to_host(range, host).after(after).start();
-        let moved = moved.map_err(MoveError::from).and_then(|mut transfer| {
-            transfer.wait()?;
-            Ok(transfer.into_host())
-        });
-        let host = shared.keep_unsettled(self.id(), moved)?;
+        let host = shared.copy_to_blocks(self.id(), range, Some(after))?;
         host.read(Bytes::ZERO, into).expect("as many blocks were asked for");
         lease.end();
         Ok(())

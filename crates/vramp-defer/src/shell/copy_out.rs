@@ -1,19 +1,24 @@
 //! One piece on its way out: copied, awaited, and its memory lent to the pool.
+//!
+//! 1. A piece whose copy is read in place, or lies on another card, is copied by the device to addresses: on
+//!    the stream of such copies, or on one of two streams to cards, in turn. No driver call beside those of
+//!    the copy if there is memory.
+//! 2. If the other card has no memory, or its driver fails, the piece goes to the host at once.
+//! 3. A copy to the host is queued by the mover, behind it the stream of pieces that leave. A copy to the disk
+//!    is started when it is awaited.
 
-use std::sync::Arc;
+use crate::planner::{CopyOut, EvictionCost, PeerId, SettleError, Settled, SpillTier, UseToken};
+use vramp_alloc::{Driver, DriverError};
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
+use vramp_driver::DeviceCopy;
 
-use crate::planner::{CopyOut, EvictionCost, PieceId, SettleError, Settled, SpillTier, UseToken};
-use vramp_alloc::DriverError;
-use vramp_core::{AddrRange, Bytes};
-
-use super::events::WorkEvent;
-use super::mapped_memory::MappedCopy;
-use super::peer_copy::peer_of;
+use super::copies::PieceCopy;
+use super::events::{LeaseStream, WorkEvent};
+use super::peer_stores::STORE;
 use super::report::{MoveKind, MoveRecord};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
-use vramp_tiers::host::HostAllocation;
-use vramp_tiers::movers::{CopyDependency, DiskBudget, DiskCopy, MoveError};
+use vramp_tiers::movers::{CopyDependency, MoveError};
 use vramp_tiers::peer::PeerAllocation;
 
 /// A piece whose copy was started.
@@ -24,25 +29,14 @@ pub(super) struct CopyInFlight {
     pub copy: StartedCopy,
 }
 
-/// A copy that was queued, where one is needed.
+/// A copy that was started, where one is needed.
 pub(super) enum StartedCopy {
     /// There is a copy already, or there are no contents.
     None,
-    ToHost(HostAllocation, UseToken),
-    /// To memory that the device maps.
-    ToMapped(MappedCopy, UseToken),
-    ToPeer(PeerAllocation, UseToken),
+    /// It is complete when the work of the token is.
+    Queued(PieceCopy, UseToken),
     /// It starts when it is awaited: staging blocks serve one transfer after the other.
     ToDisk,
-}
-
-/// A complete copy.
-enum FinishedCopy {
-    None,
-    ToHost(HostAllocation),
-    ToMapped(MappedCopy),
-    ToPeer(PeerAllocation),
-    ToDisk(DiskCopy),
 }
 
 impl Shared {
@@ -53,7 +47,7 @@ impl Shared {
         if let Some(peer) = peer_of(out.to)
             && let Some((copy, token)) = self.start_copy_to_peer(out, peer)?
         {
-            return Ok(StartedCopy::ToPeer(copy, token));
+            return Ok(StartedCopy::Queued(PieceCopy::Peer(copy), token));
         }
         let error = match self.start_copy(out) {
             Ok(copy) => return Ok(copy),
@@ -78,8 +72,10 @@ impl Shared {
             Some(SpillTier::Disk) => Ok(StartedCopy::ToDisk),
             Some(SpillTier::Host | SpillTier::Peer(_)) => {
                 if let Some(mapped) = self.mapped_copy_for(out.piece, out.at.len) {
-                    let token = self.copy_to_mapped(out, &mapped)?;
-                    return Ok(StartedCopy::ToMapped(mapped, token));
+                    let stream = self.lock().readable.as_ref().expect("there is a copy").stream;
+                    let to = mapped.copy_mapping.range().start;
+                    let token = self.copy_on_card(out, stream, to)?;
+                    return Ok(StartedCopy::Queued(PieceCopy::Mapped(mapped), token));
                 }
                 let (range, after) = self.source(out)?;
                 let host = self.mover.pool().allocate(out.at.len).map_err(MoveError::from)?;
@@ -91,9 +87,73 @@ impl Shared {
                 let mut guard = self.lock();
                 let token = guard.events.note(self.leaving.id);
                 guard.note_copy_queued(out, token);
-                Ok(StartedCopy::ToHost(host, token))
+                Ok(StartedCopy::Queued(PieceCopy::Host(host), token))
             }
         }
+    }
+
+    /// Starts the copy of a piece to another card, after the work that writes it. `None` if the card
+    /// has no memory, or a call failed: the piece goes to the host or the disk then.
+    ///
+    /// # Errors
+    /// There is no room below either.
+    fn start_copy_to_peer(
+        &self,
+        out: &mut CopyOut,
+        peer: PeerId,
+    ) -> Result<Option<(PeerAllocation, UseToken)>, SpillError> {
+        let store = self.peers.store(peer).expect(STORE);
+        let copied = store.allocate(out.at.len).map_err(SpillError::from);
+        let copied = copied.and_then(|copy| {
+            let token = self.copy_on_card(out, self.peers.out(), copy.range().start)?;
+            Ok((copy, token))
+        });
+        let error = match copied {
+            Ok(copied) => return Ok(Some(copied)),
+            Err(error) => error,
+        };
+        if !error.failure().is_capacity() {
+            self.suspend_peer(peer);
+        }
+        let room = self.room_below();
+        let mut state = self.lock();
+        state.stats.peer_refused += 1;
+        let Some(instead) = state.core.redirect(out.id, room) else { return Err(error) };
+        if !error.failure().is_capacity() {
+            state.note_failed(out.piece, MoveKind::Spilled(out.to), &error);
+        }
+        out.to = Some(instead);
+        Ok(None)
+    }
+
+    /// Copies a piece to addresses of the card, of another card or of host memory that it maps, after the
+    /// work that writes the piece. The caller waits for the token.
+    ///
+    /// # Errors
+    /// A driver call failed; nothing is in flight.
+    fn copy_on_card(
+        &self,
+        out: &CopyOut,
+        stream: LeaseStream,
+        to: DeviceAddr,
+    ) -> Result<UseToken, DriverError> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        for &token in &out.copy_after {
+            if let Some(event) = state.events.of(token)? {
+                self.driver.wait(stream.raw, event.event())?;
+            }
+        }
+        let (from, len) = (state.addresses(out.at).start, out.at.len);
+        self.driver.copy(stream.raw, DeviceCopy { from, to, len })?;
+        let token = state.events.note(stream.id);
+        state.note_copy_queued(out, token);
+        Ok(token)
+    }
+
+    /// Sends nothing to a card for a while: copies to it fail.
+    fn suspend_peer(&self, peer: PeerId) {
+        self.peers.store(peer).expect(STORE).give_way();
     }
 
     /// Returns the addresses of contents that leave, and what their copy waits for.
@@ -106,18 +166,6 @@ impl Shared {
         Ok((state.addresses(out.at), after))
     }
 
-    fn copy_to_disk(&self, out: &CopyOut) -> Result<DiskCopy, SpillError> {
-        let store = self.disk.as_ref().expect("without a disk there is no room on it");
-        self.with_staging(|| {
-            let (range, after) = self.source(out)?;
-            let mut staged = self.mover.to_disk(range, store, DiskBudget::Space)?;
-            for on in after {
-                staged = staged.after(on)?;
-            }
-            self.keep_unsettled(out.piece.buffer, staged.finish())
-        })
-    }
-
     /// Waits for the copy and for the work on the piece, and lends its memory. Returns the bytes
     /// that became free.
     pub(super) fn finish_copy_out(
@@ -127,38 +175,24 @@ impl Shared {
         mut began_ns: u64,
         copy: StartedCopy,
     ) -> Result<Bytes, SpillError> {
-        let copied = match copy {
-            StartedCopy::None => FinishedCopy::None,
-            StartedCopy::ToHost(host, token) => {
-                // On an error the copy may be in flight. Its blocks are reused only after it.
-                self.wait_for(&[token])?;
-                FinishedCopy::ToHost(host)
-            }
-            StartedCopy::ToMapped(mapped, token) => match self.wait_for(&[token]) {
-                Ok(()) => FinishedCopy::ToMapped(mapped),
+        let mut copied = match copy {
+            StartedCopy::None => None,
+            StartedCopy::Queued(copied, token) => match self.wait_for(&[token]) {
+                Ok(()) => Some(copied),
                 Err(error) => {
                     // The copy may be in flight.
-                    self.lock().retire(out.piece.buffer, mapped, &[token]);
-                    return Err(error.into());
-                }
-            },
-            StartedCopy::ToPeer(copy, token) => match self.wait_for(&[token]) {
-                Ok(()) => FinishedCopy::ToPeer(copy),
-                Err(error) => {
-                    // The copy may be in flight.
-                    self.lock().retire_peer_copy(copy, vec![token]);
+                    self.lock().retire_copy(out.piece.buffer, copied, &[token]);
                     peer_of(out.to).into_iter().for_each(|peer| self.suspend_peer(peer));
                     return Err(error.into());
                 }
             },
             StartedCopy::ToDisk => {
                 began_ns = self.driver.now_ns();
-                FinishedCopy::ToDisk(self.copy_to_disk(out)?)
+                Some(self.copy_to_disk(out.piece.buffer, || Ok(self.source(out)?))?)
             }
         };
         let took_ns = self.driver.now_ns().saturating_sub(began_ns);
         let mut uses = out.lend_after.clone();
-        let mut copied = Some(copied);
         loop {
             self.wait_for(&uses)?;
             let mut guard = self.lock();
@@ -173,8 +207,7 @@ impl Shared {
                 // The move ended when another thread removed the buffer.
                 Err(_) => return Ok(Bytes::ZERO),
             };
-            let copied = copied.take().expect("a move settles once");
-            let freed = state.note_out(out, settled, copied);
+            let freed = state.note_out(out, settled, copied.take());
             if matches!(settled, Settled::Spilled { .. }) {
                 state.emit_deferred(out.piece, out.at.len);
             }
@@ -203,13 +236,11 @@ impl State {
     }
 
     /// Keeps the copy if it is valid, and lends the memory if the piece left.
-    fn note_out(&mut self, out: &CopyOut, settled: Settled, copied: FinishedCopy) -> Bytes {
-        let is_valid = !matches!(settled, Settled::Stays { .. });
-        match copied {
-            copied if is_valid => self.keep_copy(out.piece, copied),
-            FinishedCopy::ToMapped(stale) => self.retire(out.piece.buffer, stale, &[]),
-            // Dropping its charge runs callbacks of the host's budget: after unlocking.
-            stale => self.to_drop.push(Box::new(stale)),
+    fn note_out(&mut self, out: &CopyOut, settled: Settled, copied: Option<PieceCopy>) -> Bytes {
+        match (copied, settled) {
+            (None, _) => {}
+            (Some(stale), Settled::Stays { .. }) => self.retire_copy(out.piece.buffer, stale, &[]),
+            (Some(copied), _) => self.copies.entry(out.piece).or_default().put(copied),
         }
         match settled {
             Settled::Spilled { range, frees, .. } if !frees.is_zero() => {
@@ -218,20 +249,6 @@ impl State {
                 lent
             }
             _ => Bytes::ZERO,
-        }
-    }
-
-    fn keep_copy(&mut self, piece: PieceId, copied: FinishedCopy) {
-        if let FinishedCopy::None = copied {
-            return;
-        }
-        let copies = self.copies.entry(piece).or_default();
-        match copied {
-            FinishedCopy::None => {}
-            FinishedCopy::ToHost(host) => copies.host = Some(host),
-            FinishedCopy::ToMapped(mapped) => copies.mapped = Some(mapped),
-            FinishedCopy::ToPeer(copy) => copies.peer = Some(copy),
-            FinishedCopy::ToDisk(stored) => copies.disk = Some(Arc::new(stored)),
         }
     }
 
@@ -249,5 +266,13 @@ impl State {
         };
         *sum += bytes.count();
         *time += took_ns;
+    }
+}
+
+/// Returns the card of a tier.
+fn peer_of(tier: Option<SpillTier>) -> Option<PeerId> {
+    match tier {
+        Some(SpillTier::Peer(peer)) => Some(peer),
+        _ => None,
     }
 }

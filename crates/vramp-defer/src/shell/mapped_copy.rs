@@ -7,7 +7,7 @@
 //!    contents are read through the copy mapping; the copy stays valid until the piece is written.
 //! 4. A stale copy's memory serves another piece once its readers are done.
 //!
-//! `map_copies.rs` maps copies, `acquire.rs` leases what is mapped, `push_copy.rs` moves copies to
+//! `map_copies.rs` maps copies, `acquire.rs` leases what is mapped, `relieve.rs` moves copies to
 //! the disk.
 //!
 //! If any of it fails the contents are whole, but cannot be read in place: they are in blocks of
@@ -16,18 +16,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::planner::{
-    BufferId, CopyOut, Deferrables, PieceId, PieceState, RangeId, Restore, UseToken,
-};
+use crate::planner::{BufferId, Deferrables, PieceId, PieceState, RangeId, UseToken};
+use vramp_alloc::Driver;
 use vramp_alloc::range::HostBackingError;
-use vramp_alloc::{Driver, DriverError};
 use vramp_core::Bytes;
-use vramp_driver::DeviceCopy;
 
+use super::copies::{InPlacePool, MappedCopy, SpilledCopies};
 use super::events::LeaseStream;
-use super::mapped_memory::{InPlacePool, MappedCopy};
 use super::spill_error::SpillError;
-use super::state::{Shared, SpilledCopies, State};
+use super::state::{Shared, State};
 
 /// Number of spare copies kept for later pieces.
 const STOCK: usize = 4;
@@ -85,68 +82,6 @@ impl Shared {
         let copy_mapping = self.allocator.stable_range(len, len).ok()?;
         copy_mapping.map_host_part(Bytes::ZERO, &memory).ok()?;
         Some(MappedCopy { memory, copy_mapping, mapped_at: None, _charge: charge })
-    }
-
-    /// Copies a piece out through the copy mapping. The caller waits for the token.
-    ///
-    /// # Errors
-    /// A driver call failed; nothing is in flight.
-    pub(super) fn copy_to_mapped(
-        &self,
-        out: &CopyOut,
-        mapped: &MappedCopy,
-    ) -> Result<UseToken, DriverError> {
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        let from = state.addresses(out.at).start;
-        let (to, len) = (mapped.copy_mapping.range().start, out.at.len);
-        let stream = state.readable.as_ref().expect("there is a copy").stream;
-        for &token in &out.copy_after {
-            if let Some(event) = state.events.of(token)? {
-                self.driver.wait(stream.raw, event.event())?;
-            }
-        }
-        self.driver.copy(stream.raw, DeviceCopy { from, to, len })?;
-        let token = state.events.note(stream.id);
-        state.note_copy_queued(out, token);
-        Ok(token)
-    }
-
-    /// Restores a piece through the copy mapping. Work queued on `streams` later runs after it.
-    /// Returns false if its copy is not mapped.
-    ///
-    /// # Errors
-    /// A driver call failed: nothing was copied, or not all streams wait for it.
-    pub(super) fn restore_from_mapped(
-        &self,
-        fill: &Restore,
-        streams: &[LeaseStream],
-    ) -> Result<bool, SpillError> {
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        let mapped = state.copies.get(&fill.piece).and_then(|below| below.mapped.as_ref());
-        let Some(mapped) = mapped else { return Ok(false) };
-        let (from, len) = (mapped.copy_mapping.range().start, fill.at.len);
-        let to = state.addresses(fill.at).start;
-        let stream = state.readable.as_ref().expect("there is a copy").stream;
-        // After the work of the memory's earlier owners.
-        let ready_after = state.events.note(self.stream.id);
-        if let Some(event) = state.events.of(ready_after)? {
-            self.driver.wait(stream.raw, event.event())?;
-        }
-        self.driver.copy(stream.raw, DeviceCopy { from, to, len })?;
-        let token = state.events.note(stream.id);
-        let done = state.core.restore_queued(fill.id, token);
-        done.expect("a restore that was begun is not settled");
-        state.emit_retrieved(fill);
-        let event = state.events.of(token);
-        state.stats.from_host_bytes += len.count();
-        drop(guard);
-        if let Some(event) = event? {
-            let event = event.event();
-            streams.iter().try_for_each(|stream| self.driver.wait(stream.raw, event))?;
-        }
-        Ok(true)
     }
 
     /// Unmaps the copies within a part of a range, once all readers are done.

@@ -9,7 +9,7 @@
 //! 4. Dropping the lease ends it: an event marks when the stream has passed. No device is ever
 //!    synchronized.
 //! 5. When memory is short for an allocation, a lease or a reservation, just enough unused pieces
-//!    leave: copied to another card (`peer_copy.rs`), the host or the disk unless they have a copy,
+//!    leave: copied to another card (`peer_stores.rs`), the host or the disk unless they have a copy,
 //!    their memory lent to the pool.
 //!    Other memory comes to the same addresses later (`spill.rs`, `copy_out.rs`, `restore.rs`).
 //!
@@ -38,6 +38,7 @@ mod buffer_handle;
 mod buffer_owner;
 mod choose;
 mod closed_disk;
+mod copies;
 mod copy_out;
 mod emit;
 mod events;
@@ -51,17 +52,13 @@ mod lock_buffers;
 mod manager;
 mod map_copies;
 mod mapped_copy;
-mod mapped_memory;
 mod pay;
-mod peer_copy;
 mod peer_stores;
 mod pinned_memory;
 mod pool_request;
-mod push_copy;
 mod queued_request;
 mod read_copy;
-mod relieve_host;
-mod relieve_peer;
+mod relieve;
 mod report;
 mod restore;
 mod room;
@@ -70,10 +67,10 @@ mod spill;
 mod spill_config;
 mod spill_error;
 mod spill_one;
-mod staging;
 mod state;
 mod stream_locks;
 mod tiers;
+mod transfers;
 mod watch;
 
 pub use buffer_events::{BufferChange, BufferEvent, EventStream, EventsError};

@@ -60,7 +60,7 @@ use smallvec::SmallVec;
 use super::events::LeaseStream;
 use super::hand_over::{EndlessWait, SeenRoom};
 use super::spill_error::SpillError;
-use super::state::{Shared, SpilledCopies, State};
+use super::state::{Shared, State};
 use crate::planner::{Access, BufferId, BufferLeaseId, HolderKey};
 use vramp_core::Bytes;
 use vramp_tiers::reserve::{

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use crate::planner::{GrantedLease, RangeId, Restore, SpillTier};
 use vramp_alloc::range::StableRange;
-use vramp_alloc::{AllocError, Driver};
+use vramp_alloc::{AllocError, Driver, DriverError};
 use vramp_core::Bytes;
+use vramp_driver::DeviceCopy;
 
 use super::events::{LeaseStream, WorkEvent};
 use super::pay::Payment;
 use super::report::{FailedMove, MoveKind, MoveRecord};
 use super::spill_error::SpillError;
-use super::state::Shared;
+use super::state::{Shared, State};
 use vramp_tiers::movers::CopyDependency;
 
 impl Shared {
@@ -177,14 +178,48 @@ impl Shared {
         backed.map_err(no_memory)
     }
 
+    /// Restores a piece from addresses of the card: of another card, or of host memory that it maps. Returns
+    /// false if the copy has none. Work queued on `streams` later runs after it. The copy stays valid until
+    /// the piece is written.
+    ///
+    /// # Errors
+    /// A driver call failed: nothing was copied, or not all streams wait for it.
+    fn fill_on_card(&self, restore: &Restore, streams: &[LeaseStream]) -> Result<bool, SpillError> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let below = state.copies.get(&restore.piece);
+        let (stream, from) = match restore.from {
+            SpillTier::Peer(_) => {
+                let copy = below.and_then(|below| below.peer.as_ref());
+                (self.peers.back(), copy.expect("the planner counts the copy").range().start)
+            }
+            _ => {
+                let mapped = below.and_then(|below| below.mapped.as_ref());
+                let Some(mapped) = mapped else { return Ok(false) };
+                let stream = state.readable.as_ref().expect("there is a copy").stream;
+                (stream, mapped.copy_mapping.range().start)
+            }
+        };
+        let (to, len) = (state.addresses(restore.at).start, restore.at.len);
+        // After the work of the memory's earlier owners.
+        let ready_after = state.events.note(self.stream.id);
+        if let Some(event) = state.events.of(ready_after)? {
+            self.driver.wait(stream.raw, event.event())?;
+        }
+        self.driver.copy(stream.raw, DeviceCopy { from, to, len })?;
+        let event = state.note_restore_queued(restore, stream);
+        drop(guard);
+        self.order_after(event?, streams)?;
+        Ok(true)
+    }
+
     /// Restores one piece.
     fn fill(&self, restore: &Restore, streams: &[LeaseStream]) -> Result<(), SpillError> {
         let began_ns = self.driver.now_ns();
         let len = restore.at.len;
         match restore.from {
-            SpillTier::Peer(_) => self.restore_from_peer(restore, streams)?,
-            SpillTier::Host if self.restore_from_mapped(restore, streams)? => {}
-            SpillTier::Host => {
+            SpillTier::Peer(_) | SpillTier::Host if self.fill_on_card(restore, streams)? => {}
+            SpillTier::Peer(_) | SpillTier::Host => {
                 let (range, host) = {
                     let mut state = self.lock();
                     let below = state.copies.get_mut(&restore.piece);
@@ -208,12 +243,7 @@ impl Shared {
                     drop(guard);
                     return self.keep_unsettled(restore.piece.buffer, Err(error));
                 }
-                let token = state.events.note(on.id);
-                let done = state.core.restore_queued(restore.id, token);
-                done.expect("a restore that was begun is not settled");
-                state.emit_retrieved(restore);
-                let event = state.events.of(token);
-                state.stats.from_host_bytes += len.count();
+                let event = state.note_restore_queued(restore, on);
                 state.forget_unmapped_host_copy(restore.piece);
                 drop(guard);
                 self.order_after(event?, streams.get(1..).unwrap_or_default())?;
@@ -246,6 +276,26 @@ impl Shared {
         let record = MoveRecord { piece, bytes: len, what, began_ns, took_ns, cost: None };
         self.lock().history.push(record);
         Ok(())
+    }
+}
+
+impl State {
+    /// Records that a restore is queued on a stream. Returns its event.
+    fn note_restore_queued(
+        &mut self,
+        restore: &Restore,
+        on: LeaseStream,
+    ) -> Result<Option<WorkEvent>, DriverError> {
+        let token = self.events.note(on.id);
+        let done = self.core.restore_queued(restore.id, token);
+        done.expect("a restore that was begun is not settled");
+        self.emit_retrieved(restore);
+        let sum = match restore.from {
+            SpillTier::Peer(_) => &mut self.stats.from_peer_bytes,
+            _ => &mut self.stats.from_host_bytes,
+        };
+        *sum += restore.at.len.count();
+        self.events.of(token)
     }
 }
 

@@ -90,10 +90,7 @@ impl Shared {
         let mut moved = Bytes::ZERO;
         let wanted: Bytes = choice.pushes.iter().map(|push| push.len).sum();
         for push in &choice.pushes {
-            moved += match push.from {
-                SpillTier::Host => self.push_from_host(push),
-                _ => self.move_on(push),
-            };
+            moved += self.push(push);
         }
         let needed = choice.missing + wanted.saturating_sub(moved);
         match self.failed_since(failures) {

@@ -10,8 +10,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::planner::{
-    BufferId, DeferConfig, Deferrables, PieceId, RangeId, RangeSlice, Rates, SpillTier, StaleCopy,
-    UseToken,
+    BufferId, DeferConfig, Deferrables, PieceId, RangeId, RangeSlice, Rates, StaleCopy, UseToken,
 };
 use vramp_alloc::{Allocator, Driver, DriverError, StreamId};
 use vramp_core::{AddrRange, Bytes};
@@ -19,11 +18,11 @@ use vramp_core::{AddrRange, Bytes};
 use super::account::Account;
 use super::buffer_events::Subscribers;
 use super::closed_disk::DiskGate;
+use super::copies::{InPlacePool, PieceCopy, SpilledCopies};
 use super::events::{Events, LeaseStream, Polled, WorkEvent};
 use super::hand_over::LeaseEnding;
 use super::hand_over::{EndlessWait, SeenRoom, Waiting, Watcher};
 use super::homes::Homes;
-use super::mapped_memory::{InPlacePool, MappedCopy};
 use super::peer_stores::Peers;
 use super::report::{History, SpillStats};
 use super::spill_config::SpillConfig;
@@ -33,40 +32,8 @@ use vramp_tiers::CancelToken;
 use vramp_tiers::DiskStore;
 use vramp_tiers::MemorySpace;
 use vramp_tiers::Mover;
-use vramp_tiers::host::HostAllocation;
-use vramp_tiers::movers::DiskCopy;
 use vramp_tiers::peer::{PeerAllocation, PeerStore};
 use vramp_tiers::wait::Waiters;
-
-/// Copies of a piece below the card.
-#[derive(Default)]
-pub(super) struct SpilledCopies {
-    /// In blocks of the host pool.
-    pub host: Option<HostAllocation>,
-    /// On the host, in memory that the device maps.
-    pub mapped: Option<MappedCopy>,
-    pub disk: Option<Arc<DiskCopy>>,
-    /// On another card.
-    pub peer: Option<PeerAllocation>,
-}
-
-impl SpilledCopies {
-    /// Returns the bytes that the copies take of the host's space.
-    pub fn charged_host(&self) -> Bytes {
-        let host = self.host.as_ref().map(HostAllocation::len).unwrap_or_default();
-        host + self.mapped.as_ref().map(|mapped| mapped.memory.len()).unwrap_or_default()
-    }
-
-    /// Returns the bytes that the copy takes of the disk's space.
-    pub fn charged_disk(&self) -> Bytes {
-        self.disk.as_ref().map(|disk| disk.charged()).unwrap_or_default()
-    }
-
-    fn is_empty(&self) -> bool {
-        let SpilledCopies { host, mapped, disk, peer } = self;
-        host.is_none() && mapped.is_none() && disk.is_none() && peer.is_none()
-    }
-}
 
 pub(super) struct State {
     pub core: Deferrables,
@@ -539,21 +506,35 @@ impl State {
     pub fn drop_copies(&mut self, stale: &[StaleCopy]) {
         for gone in stale {
             let Some(below) = self.copies.get_mut(&gone.piece) else { continue };
-            match gone.from {
-                SpillTier::Peer(_) => {
-                    if let Some(copy) = below.peer.take() {
-                        self.retire_peer_copy(copy, gone.after.clone());
-                    }
-                }
-                SpillTier::Host => {
-                    self.to_drop.extend(below.host.take().map(needless));
-                    if let Some(mapped) = below.mapped.take() {
-                        self.retire(gone.piece.buffer, mapped, &gone.after);
-                    }
-                }
-                SpillTier::Disk => self.to_drop.extend(below.disk.take().map(needless)),
+            for copy in below.take(gone.from) {
+                self.retire_copy(gone.piece.buffer, copy, &gone.after);
             }
             self.forget_empty(gone.piece);
+        }
+    }
+
+    /// Frees a stale copy once the work is complete that may still use it.
+    pub fn retire_copy(&mut self, buffer: BufferId, copy: PieceCopy, after: &[UseToken]) {
+        match copy {
+            PieceCopy::Mapped(mapped) => self.retire(buffer, mapped, after),
+            PieceCopy::Peer(copy) => {
+                self.retired_peers.push((copy, after.to_vec()));
+                self.recycle_peer_copies();
+            }
+            // Blocks know the copies that use them. Dropping their charge runs callbacks of the host's
+            // budget: after unlocking.
+            copy => self.to_drop.push(Box::new(copy)),
+        }
+    }
+
+    /// Frees stale copies on other cards that no work uses.
+    fn recycle_peer_copies(&mut self) {
+        for (copy, after) in std::mem::take(&mut self.retired_peers) {
+            match after.iter().all(|&token| self.events.is_over(token)) {
+                // Freeing it may release a chunk and credit a charge: after unlocking.
+                true => self.to_drop.push(Box::new(copy)),
+                false => self.retired_peers.push((copy, after)),
+            }
         }
     }
 

@@ -1,11 +1,52 @@
-//! Transfers between card and disk, which share the pinned blocks kept for staging.
+//! Transfers of a piece that the caller waits for, and the pinned blocks that those between card and disk
+//! share.
 
-use crate::planner::StagingRetry;
+use std::sync::Arc;
 
+use crate::planner::{BufferId, StagingRetry};
+use vramp_core::AddrRange;
+use vramp_tiers::host::HostAllocation;
+use vramp_tiers::movers::{CopyDependency, DiskBudget, MoveError};
+
+use super::copies::PieceCopy;
 use super::spill_error::SpillError;
 use super::state::Shared;
 
 impl Shared {
+    /// Copies contents of a buffer to the disk. `source` returns where they are, and what they wait for.
+    pub(super) fn copy_to_disk(
+        &self,
+        buffer: BufferId,
+        source: impl Fn() -> Result<(AddrRange, Vec<CopyDependency>), SpillError>,
+    ) -> Result<PieceCopy, SpillError> {
+        let store = self.disk.as_ref().expect("without a disk there is no room on it");
+        let stored = self.with_staging(|| {
+            let (range, after) = source()?;
+            let mut staged = self.mover.to_disk(range, store, DiskBudget::Space)?;
+            for on in after {
+                staged = staged.after(on)?;
+            }
+            self.keep_unsettled(buffer, staged.finish())
+        });
+        stored.map(|stored| PieceCopy::Disk(Arc::new(stored)))
+    }
+
+    /// Copies contents of a buffer to blocks of the host. Copies that are not needed are dropped for them.
+    pub(super) fn copy_to_blocks(
+        &self,
+        buffer: BufferId,
+        range: AddrRange,
+        after: Option<CopyDependency>,
+    ) -> Result<HostAllocation, SpillError> {
+        let moving = self.mover.to_host(range, self.blocks(range.len)?);
+        let moving = after.into_iter().fold(moving, |moving, on| moving.after(on));
+        let moved = moving.start().map_err(MoveError::from).and_then(|mut transfer| {
+            transfer.wait()?;
+            Ok(transfer.into_host())
+        });
+        self.keep_unsettled(buffer, moved)
+    }
+
     /// Runs a transfer to or from the disk. If concurrent transfers hold all staging blocks, it is
     /// retried as [`StagingRetry`] says.
     pub(super) fn with_staging<T>(
