@@ -67,12 +67,11 @@
 //! ([`movers`](crate::movers)), sync to the medium (nothing survives the process), and devices that
 //! report how full they are.
 
-mod audit;
 mod compress;
 mod config;
 mod core;
 mod error;
-mod header;
+mod files;
 mod job;
 mod object_store;
 mod objects;
@@ -81,19 +80,16 @@ mod shared;
 mod spans;
 mod stats;
 mod store;
-mod stored;
-mod sweep;
 mod transfer;
 
 pub use config::{Checksum, DiskConfig, DiskConfigError, FileNames};
 pub use core::compression::CompressionConfig;
 pub use error::DiskTierError;
+pub use files::SweepReport;
 pub use object_store::{ObjectStore, ObjectStoreConfig, StoreError, StoreErrorKind};
 pub use stats::{CompressionStats, DiskStats, TransferStats};
 pub use store::{ChargeTo, DiskStore};
-pub use stored::StoredBytes;
-pub use sweep::SweepReport;
-pub use transfer::DiskTransfer;
+pub use transfer::{DiskTransfer, StoredBytes};
 pub(in crate::disk) use vramp_host::DISK_BLOCK;
 
 pub use crate::extents::ExtentCensus;

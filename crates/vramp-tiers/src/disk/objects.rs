@@ -12,7 +12,7 @@ use super::config::Checksum;
 use super::error::DiskTierError;
 use super::object_store::{ObjectStore, ObjectStoreConfig, StoreError};
 use super::spans::SpanList;
-use super::stats::{CompressionStats, Counters, DiskStats};
+use super::stats::{Counters, DiskStats};
 use crate::extents::ExtentCensus;
 use crate::ledger::shell::charge::Charge;
 use crate::ledger::shell::space::MemorySpace;
@@ -76,20 +76,9 @@ impl Objects {
     }
 
     pub fn stats(&self) -> DiskStats {
-        let State { used, failed_deletes, counters, .. } = &*self.state();
-        DiskStats {
-            engine: "objects",
-            direct: false,
-            writes: counters.writes,
-            reads: counters.reads,
-            relocated_pieces: 0,
-            media_errors: 0,
-            full_errors: counters.full_errors,
-            corrupt_extents: counters.corrupt_extents,
-            failed_deletes: *failed_deletes,
-            compression: CompressionStats::default(),
-            extents: ExtentCensus { capacity: *used, used: *used, ..ExtentCensus::default() },
-        }
+        let State { used, failed_deletes, ref counters, .. } = *self.state();
+        let extents = ExtentCensus { capacity: used, used, ..ExtentCensus::default() };
+        DiskStats { failed_deletes, ..counters.stats("objects", false, extents) }
     }
 
     pub fn audit(&self) -> Result<(), String> {

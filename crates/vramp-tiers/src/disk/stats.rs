@@ -101,6 +101,25 @@ impl Counters {
         self.count_error(error);
     }
 
+    /// Returns the statistics of a store that compresses nothing.
+    pub fn stats(&self, engine: &'static str, direct: bool, extents: ExtentCensus) -> DiskStats {
+        let Counters { writes, reads, relocated_pieces, media_errors, .. } = *self;
+        let Counters { full_errors, corrupt_extents, .. } = *self;
+        DiskStats {
+            engine,
+            direct,
+            writes,
+            reads,
+            relocated_pieces,
+            media_errors,
+            full_errors,
+            corrupt_extents,
+            failed_deletes: 0,
+            compression: CompressionStats::default(),
+            extents,
+        }
+    }
+
     pub fn count_error(&mut self, error: &DiskTierError) {
         match error {
             DiskTierError::Disk(disk) if disk.kind == DiskErrorKind::Full => self.full_errors += 1,

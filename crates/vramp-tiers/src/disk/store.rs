@@ -14,16 +14,14 @@ use vramp_host::{
 use super::config::DiskConfig;
 use super::core::growth::worker_threads;
 use super::error::DiskTierError;
-use super::header::OwnerId;
+use super::files::{OwnerId, SweepReport, sweep};
 use super::job::{Held, Job};
 use super::object_store::{ObjectStore, ObjectStoreConfig};
 use super::objects::Objects;
 use super::shared::{FileBytes, Shared};
 use super::spans::{FileRange, SpanList};
 use super::stats::DiskStats;
-use super::stored::{Stored, StoredBytes};
-use super::sweep::{SweepReport, sweep};
-use super::transfer::DiskTransfer;
+use super::transfer::{DiskTransfer, Stored, StoredBytes};
 use crate::ledger::shell::charge::Charge;
 use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::space::MemorySpace;
@@ -352,20 +350,11 @@ impl Files {
 
     fn stats(&self) -> DiskStats {
         let state = self.shared.state();
-        let counters = &state.counters;
-        DiskStats {
-            engine: self.shared.io.name(),
-            direct: self.direct,
-            writes: counters.writes,
-            reads: counters.reads,
-            relocated_pieces: counters.relocated_pieces,
-            media_errors: counters.media_errors,
-            full_errors: counters.full_errors,
-            corrupt_extents: counters.corrupt_extents,
-            failed_deletes: 0,
-            compression: self.shared.compressor.as_ref().map(|own| own.stats()).unwrap_or_default(),
-            extents: state.extents.census(),
-        }
+        let extents = state.extents.census();
+        let stats = state.counters.stats(self.shared.io.name(), self.direct, extents);
+        let compressor = self.shared.compressor.as_ref();
+        let compression = compressor.map(|own| own.stats()).unwrap_or_default();
+        DiskStats { compression, ..stats }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use smallvec::smallvec;
-use vramp_core::{Bytes, DeviceAddr};
+use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::DeviceCopy;
 
 use super::copy_queue::{CopyQueue, QueueError, QueuedCopy, StepCopies};
@@ -39,6 +39,10 @@ pub(super) enum InFlight {
     Failed,
 }
 
+pub(super) fn check_range(range: AddrRange) -> Result<AddrRange, MoveError> {
+    range.checked_end().map(|_| range).ok_or(MoveError::BadRange(range))
+}
+
 /// The end of a piece that was waited for.
 pub(super) struct Settled {
     /// True if no part of the copy is in flight.
@@ -56,6 +60,12 @@ impl Hop {
             Some((mover, queue)) => mover.order(queue, after),
             None => Ok(()),
         }
+    }
+
+    /// Returns an error if memory of a card ends beyond the address space.
+    pub fn check(&self) -> Result<(), MoveError> {
+        let Hop::Ranges { memory, .. } = self else { return Ok(()) };
+        memory.ranges().iter().try_for_each(|&range| check_range(range).map(drop))
     }
 
     fn card(&self) -> Option<(&Arc<Shared>, &CopyQueue)> {

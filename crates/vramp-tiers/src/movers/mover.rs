@@ -9,7 +9,7 @@ use vramp_driver::Stream;
 use super::copy_queue::CopyQueue;
 use super::core::gather::Gather;
 use super::error::{MoveError, MoveFailed};
-use super::hop::Hop;
+use super::hop::{Hop, check_range};
 use super::shared::{CopyDependency, CopyDirection, MoverConfig, Shared};
 use super::stored::{DiskBudget, DiskCopy, Stored};
 use super::transfer::Transfer;
@@ -110,7 +110,7 @@ impl Mover {
         ranges: impl IntoIterator<Item = AddrRange>,
         host: HostAllocation,
     ) -> TransferBuilder {
-        TransferBuilder::new(&self.shared, CopyDirection::ToHost, Gather::new(ranges), host)
+        TransferBuilder::new(&self.shared, CopyDirection::ToHost, ranges, host)
     }
 
     /// Returns a builder for a copy of host blocks into several ranges, one behind the other.
@@ -119,7 +119,7 @@ impl Mover {
         ranges: impl IntoIterator<Item = AddrRange>,
         host: HostAllocation,
     ) -> TransferBuilder {
-        TransferBuilder::new(&self.shared, CopyDirection::ToDevice, Gather::new(ranges), host)
+        TransferBuilder::new(&self.shared, CopyDirection::ToDevice, ranges, host)
     }
 
     /// Copies `range` of the device to a disk. Pieces are written while others leave the
@@ -179,7 +179,10 @@ impl Mover {
         at: Bytes,
     ) -> Result<Transfer<Stored>, Box<(Stored, MoveError)>> {
         match stored {
-            Stored::Host(host) => stored_on_host(self.gather_to_host(ranges, host).at(at)),
+            Stored::Host(host) => {
+                let out = TransferBuilder::new(&self.shared, CopyDirection::ToHost, ranges, host);
+                out.at(at).start().map_err(stored_on_host)
+            }
             Stored::Disk(copy) => Ok(self.append(Gather::new(ranges), copy, DiskBudget::Space)),
         }
     }
@@ -197,7 +200,10 @@ impl Mover {
     ) -> Result<Transfer<Stored>, Box<(Stored, MoveError)>> {
         match stored {
             Stored::Host(host) => {
-                stored_on_host(self.scatter_to_device(ranges, host).at(at).ready(Bytes::ZERO))
+                let direction = CopyDirection::ToDevice;
+                let mut back = TransferBuilder::new(&self.shared, direction, ranges, host).at(at);
+                back.transfer = back.transfer.ready(Bytes::ZERO);
+                back.start().map_err(stored_on_host)
             }
             Stored::Disk(copy) => Ok(self.read(copy, at, Gather::new(ranges)).ready(Bytes::ZERO)),
         }
@@ -233,8 +239,8 @@ impl Mover {
     }
 }
 
-fn stored_on_host(builder: TransferBuilder) -> Result<Transfer<Stored>, Box<(Stored, MoveError)>> {
-    builder.begin().map_err(|failed| Box::new((Stored::Host(failed.host), failed.error)))
+fn stored_on_host(failed: Box<MoveFailed>) -> Box<(Stored, MoveError)> {
+    Box::new((Stored::Host(failed.host), failed.error))
 }
 
 impl std::fmt::Debug for Mover {
@@ -248,57 +254,44 @@ fn hop(mover: &Arc<Shared>, direction: CopyDirection, memory: Gather) -> Hop {
     Hop::Ranges { mover: Arc::clone(mover), direction, memory }
 }
 
-fn check_range(range: AddrRange) -> Result<AddrRange, MoveError> {
-    range.checked_end().map(|_| range).ok_or(MoveError::BadRange(range))
-}
-
 /// Builder of a [`Transfer`]. Finish with [`start`](TransferBuilder::start).
 #[must_use = "call start to begin the transfer"]
-pub struct TransferBuilder {
-    mover: Arc<Shared>,
-    direction: CopyDirection,
-    memory: Gather,
-    ready: Option<Bytes>,
-    host: HostAllocation,
-    offset: Bytes,
+pub struct TransferBuilder<T = HostAllocation> {
+    transfer: Transfer<T>,
     after: Vec<CopyDependency>,
-    cancel: Option<CancelToken>,
 }
 
-impl TransferBuilder {
+impl<T> TransferBuilder<T> {
     fn new(
         mover: &Arc<Shared>,
         direction: CopyDirection,
-        memory: Gather,
+        ranges: impl IntoIterator<Item = AddrRange>,
         host: HostAllocation,
-    ) -> TransferBuilder {
-        let (mover, offset, after) = (Arc::clone(mover), Bytes::ZERO, Vec::new());
-        TransferBuilder { mover, direction, memory, ready: None, host, offset, after, cancel: None }
+    ) -> TransferBuilder<T> {
+        let memory = Gather::new(ranges);
+        let len = memory.len();
+        let mut transfer = Transfer::new(mover, None, hop(mover, direction, memory), len);
+        transfer.host = Some(host);
+        TransferBuilder { transfer, after: Vec::new() }
     }
 
     /// Sets where the range begins in the host blocks. The default is their first byte.
-    pub fn at(mut self, offset: Bytes) -> TransferBuilder {
-        self.offset = offset;
-        self
-    }
-
-    /// Lets only the first `ready` bytes be queued, until [`Transfer::allow`].
-    fn ready(mut self, ready: Bytes) -> TransferBuilder {
-        self.ready = Some(ready);
+    pub fn at(mut self, offset: Bytes) -> TransferBuilder<T> {
+        self.transfer.offset = offset;
         self
     }
 
     /// Orders the transfer behind other work, such as kernels that write the source or use the
     /// target. Later transfers of the same direction are ordered behind it too. The host does not
     /// wait. Two driver calls, or four for a stream.
-    pub fn after(mut self, after: CopyDependency) -> TransferBuilder {
+    pub fn after(mut self, after: CopyDependency) -> TransferBuilder<T> {
         self.after.push(after);
         self
     }
 
     /// Lets `token` cancel the transfer, between two steps.
-    pub fn cancelled_by(mut self, token: &CancelToken) -> TransferBuilder {
-        self.cancel = Some(token.clone());
+    pub fn cancelled_by(mut self, token: &CancelToken) -> TransferBuilder<T> {
+        self.transfer = self.transfer.cancelled_by(token);
         self
     }
 
@@ -307,28 +300,7 @@ impl TransferBuilder {
     /// # Errors
     /// The range lies outside the blocks or the address space, a stream captures a graph, or a
     /// driver call failed. No copy is in flight, unless the error is [`MoveError::Unsettled`].
-    pub fn start(self) -> Result<Transfer, Box<MoveFailed>> {
-        self.begin()
-    }
-
-    fn begin<T>(self) -> Result<Transfer<T>, Box<MoveFailed>> {
-        let TransferBuilder { mover, direction, memory, ready, host, offset, after, cancel } = self;
-        let len = memory.len();
-        let checked = memory.ranges().iter().try_for_each(|&range| check_range(range).map(drop));
-        let checked = checked.and_then(|()| {
-            // Also refuses an offset that overflows.
-            host.spans(offset, len).map_err(MoveError::from)?;
-            let queue = direction.queue(&mover);
-            after.into_iter().try_for_each(|after| mover.order(queue, after))
-        });
-        if let Err(error) = checked {
-            return Err(Box::new(MoveFailed { error, host }));
-        }
-        let drain = hop(&mover, direction, memory);
-        let mut transfer = Transfer::new(&mover, None, drain, len).with_host(host, offset);
-        if let Some(token) = cancel {
-            transfer = transfer.cancelled_by(&token);
-        }
-        transfer.ready(ready.unwrap_or(len)).start()
+    pub fn start(self) -> Result<Transfer<T>, Box<MoveFailed>> {
+        self.transfer.start(self.after)
     }
 }

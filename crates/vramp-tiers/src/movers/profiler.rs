@@ -184,24 +184,21 @@ impl Run<'_> {
     fn host_links(&mut self, gpu: &Gpu) -> Result<(), MoveError> {
         let (mover, host) = (&gpu.mover, gpu.mover.pool().space().id());
         let mut blocks = None;
-        self.link((gpu.space, host), |size| {
-            let (range, taken) = (gpu.part(size)?, take(&mut blocks, mover.pool(), size)?);
-            let clocks = Clocks::of([gpu]);
-            let mut transfer = mover.to_host(range, taken).start()?;
-            transfer.wait()?;
-            let took_ns = clocks.took_ns();
-            blocks = Some(transfer.into_host());
-            Ok(took_ns)
-        })?;
-        self.link((host, gpu.space), |size| {
-            let (range, taken) = (gpu.part(size)?, take(&mut blocks, mover.pool(), size)?);
-            let clocks = Clocks::of([gpu]);
-            let mut transfer = mover.to_device(range, taken).start()?;
-            transfer.wait()?;
-            let took_ns = clocks.took_ns();
-            blocks = Some(transfer.into_host());
-            Ok(took_ns)
-        })?;
+        for (from, to) in [(gpu.space, host), (host, gpu.space)] {
+            self.link((from, to), |size| {
+                let (range, taken) = (gpu.part(size)?, take(&mut blocks, mover.pool(), size)?);
+                let clocks = Clocks::of([gpu]);
+                let moving = match to == host {
+                    true => mover.to_host(range, taken),
+                    false => mover.to_device(range, taken),
+                };
+                let mut transfer = moving.start()?;
+                transfer.wait()?;
+                let took_ns = clocks.took_ns();
+                blocks = Some(transfer.into_host());
+                Ok(took_ns)
+            })?;
+        }
         let mut others = None;
         for &size in &self.config.sizes {
             let measured = self.median(|| {

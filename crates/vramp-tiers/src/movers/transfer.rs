@@ -38,24 +38,10 @@ pub struct TransferProgress {
 struct Slot {
     piece: Piece,
     staging: Option<HostAllocation>,
-    state: SlotState,
-}
-
-enum SlotState {
-    Filling(InFlight),
-    Filled,
-    /// Copied by the last hop.
-    Draining(InFlight),
-}
-
-impl SlotState {
-    fn stage(&self) -> Stage {
-        match self {
-            SlotState::Filling(_) => Stage::Filling,
-            SlotState::Filled => Stage::Filled,
-            SlotState::Draining(_) => Stage::Draining,
-        }
-    }
+    /// With one hop a piece is drained from the start.
+    stage: Stage,
+    /// The copy by the hop of the stage.
+    copy: InFlight,
 }
 
 /// A transfer in flight, which yields a `T`: the [`HostAllocation`] of a transfer with host memory, the
@@ -71,9 +57,9 @@ pub struct Transfer<T = HostAllocation> {
     /// The last hop.
     drain: Hop,
     /// Host memory of a transfer with one hop, until the transfer has ended.
-    host: Option<HostAllocation>,
+    pub(super) host: Option<HostAllocation>,
     /// Where the transfer begins in the host memory.
-    offset: Bytes,
+    pub(super) offset: Bytes,
     pipeline: Pipeline,
     /// Bytes that the last hop may copy.
     ready: Bytes,
@@ -127,12 +113,6 @@ impl<T> Transfer<T> {
         }
     }
 
-    /// Sets the host memory of a transfer with one hop, and where the transfer begins in it.
-    pub(super) fn with_host(mut self, host: HostAllocation, offset: Bytes) -> Transfer<T> {
-        (self.host, self.offset) = (Some(host), offset);
-        self
-    }
-
     /// Lets the last hop copy only the first `ready` bytes, until [`allow`](Transfer::allow). Staging
     /// buffers are filled ahead, as far as there are any.
     pub(crate) fn ready(mut self, ready: Bytes) -> Transfer<T> {
@@ -173,9 +153,18 @@ impl<T> Transfer<T> {
         Ok(self)
     }
 
-    /// Begins the first pieces of a transfer with one hop.
-    pub(super) fn start(mut self) -> Result<Transfer<T>, Box<MoveFailed>> {
-        match self.fill_window() {
+    /// Orders a transfer with host memory behind other work, and begins its first pieces.
+    pub(super) fn start(
+        mut self,
+        after: Vec<CopyDependency>,
+    ) -> Result<Transfer<T>, Box<MoveFailed>> {
+        let begun = self.drain.check().and_then(|()| {
+            // Also refuses an offset that overflows.
+            self.host.as_ref().expect(TAKEN).spans(self.offset, self.pipeline.len)?;
+            after.into_iter().try_for_each(|after| self.drain.order(after))?;
+            self.fill_window()
+        });
+        match begun {
             Ok(_) | Err(MoveError::Cancelled { .. }) => Ok(self),
             Err(error) => Err(Box::new(MoveFailed { error, host: self.end() })),
         }
@@ -272,28 +261,23 @@ impl<T> Transfer<T> {
 
     fn note_filled(&mut self) -> Result<(), MoveError> {
         let Some(fill) = &self.fill else { return Ok(()) };
-        for slot in &mut self.slots {
-            if let SlotState::Filling(copy) = &mut slot.state {
-                if !fill.is_done(copy)? {
-                    break;
-                }
-                slot.state = SlotState::Filled;
+        for slot in self.slots.iter_mut().filter(|slot| slot.stage == Stage::Filling) {
+            if !fill.is_done(&mut slot.copy)? {
+                break;
             }
+            slot.stage = Stage::Filled;
         }
         Ok(())
     }
 
     fn begin_drains(&mut self) -> Result<(), MoveError> {
-        for slot in &mut self.slots {
-            match slot.state {
-                SlotState::Draining(_) => continue,
-                SlotState::Filling(_) => break,
-                SlotState::Filled if slot.piece.offset + slot.piece.len > self.ready => break,
-                SlotState::Filled => {}
+        for slot in self.slots.iter_mut().filter(|slot| slot.stage != Stage::Draining) {
+            if slot.stage == Stage::Filling || slot.piece.offset + slot.piece.len > self.ready {
+                break;
             }
             let host = slot.staging.as_ref().map(|host| (host, slot.piece.skip));
             match self.drain.begin(slot.piece, host) {
-                Ok(Some(copy)) => slot.state = SlotState::Draining(copy),
+                Ok(Some(copy)) => (slot.stage, slot.copy) = (Stage::Draining, copy),
                 Ok(None) => break,
                 Err(error) => {
                     let staging = slot.staging.take();
@@ -306,8 +290,9 @@ impl<T> Transfer<T> {
     }
 
     fn note_drained(&mut self) -> Result<(), MoveError> {
-        while let Some(Slot { state: SlotState::Draining(copy), .. }) = self.slots.front_mut()
-            && self.drain.is_done(copy)?
+        while let Some(slot) = self.slots.front_mut()
+            && slot.stage == Stage::Draining
+            && self.drain.is_done(&mut slot.copy)?
         {
             self.take_drained();
         }
@@ -318,16 +303,14 @@ impl<T> Transfer<T> {
         let Some(slot) = self.slots.pop_front() else { return };
         self.moved += slot.piece.len;
         self.idle.extend(slot.staging);
-        if let SlotState::Draining(copy) = slot.state {
-            self.drain.finished(copy);
-        }
+        self.drain.finished(slot.copy);
     }
 
     /// Begins the first hop of further pieces, unless the token cancels the transfer.
     fn begin_pieces(&mut self) -> Result<(), MoveError> {
         let is_cancelled = self.cancel.as_ref().is_some_and(CancelToken::is_cancelled);
-        let is_draining = |slot: &Slot| matches!(slot.state, SlotState::Draining(_));
-        let has_more = self.begun < self.pipeline.len || !self.slots.iter().all(is_draining);
+        let not_drained = |slot: &Slot| slot.stage != Stage::Draining;
+        let has_more = self.begun < self.pipeline.len || self.slots.iter().any(not_drained);
         if is_cancelled && has_more {
             return self.end_cancelled();
         }
@@ -357,11 +340,8 @@ impl<T> Transfer<T> {
             };
             match begun {
                 Ok(Some(copy)) => {
-                    let state = match self.fill {
-                        Some(_) => SlotState::Filling(copy),
-                        None => SlotState::Draining(copy),
-                    };
-                    self.slots.push_back(Slot { piece, staging, state });
+                    let stage = if self.fill.is_some() { Stage::Filling } else { Stage::Draining };
+                    self.slots.push_back(Slot { piece, staging, stage, copy });
                     self.begun += piece.len;
                 }
                 Ok(None) => {
@@ -380,20 +360,19 @@ impl<T> Transfer<T> {
     /// Waits for a copy whose completion lets another begin, or for the oldest one.
     fn wait_for_one(&mut self) -> Result<(), MoveError> {
         let first = self.fill.as_ref().unwrap_or(&self.drain);
-        match next_wait(self.slots.iter().map(|slot| slot.state.stage())) {
-            NextWait::Drain => self.drain.wait_for_capacity(),
+        let index = match next_wait(self.slots.iter().map(|slot| slot.stage)) {
+            NextWait::Piece(index) => index,
+            NextWait::Drain => return self.drain.wait_for_capacity(),
             // Other transfers use the whole window.
-            NextWait::Fill => first.wait_for_capacity(),
-            NextWait::Piece(index) => match &mut self.slots[index].state {
-                SlotState::Filling(copy) => first.wait(copy),
-                SlotState::Draining(copy) => {
-                    self.drain.wait(copy)?;
-                    self.take_drained();
-                    Ok(())
-                }
-                SlotState::Filled => Ok(()),
-            },
+            NextWait::Fill => return first.wait_for_capacity(),
+        };
+        let slot = &mut self.slots[index];
+        if slot.stage == Stage::Filling {
+            return first.wait(&mut slot.copy);
         }
+        self.drain.wait(&mut slot.copy)?;
+        self.take_drained();
+        Ok(())
     }
 
     /// Waits for copies in flight, and records the failure of the transfer.
@@ -436,22 +415,19 @@ impl<T> Transfer<T> {
     fn settle(&mut self) -> Option<MoveError> {
         let (mut gap, mut first) = (false, None);
         while let Some(mut slot) = self.slots.pop_front() {
-            let Settled { known, arrived, error } = match (&mut slot.state, &self.fill) {
-                (SlotState::Draining(copy), _) => self.drain.settle(copy),
-                (SlotState::Filling(copy), Some(fill)) => {
-                    Settled { arrived: false, ..fill.settle(copy) }
-                }
-                _ => Settled { known: true, arrived: false, error: None },
-            };
+            let is_drained = slot.stage == Stage::Draining;
+            let hop = if is_drained { Some(&self.drain) } else { self.fill.as_ref() };
+            let settled = hop.map(|hop| hop.settle(&mut slot.copy));
+            let Settled { known, arrived, error } = settled.expect("a piece has a hop");
             first = first.or(error);
-            gap |= !arrived;
+            gap |= !(is_drained && arrived);
             self.unsettled |= !known;
             if !known {
                 self.discard(slot.staging);
             }
-            if let (false, SlotState::Draining(copy)) = (gap, slot.state) {
+            if !gap {
                 self.moved += slot.piece.len;
-                self.drain.finished(copy);
+                self.drain.finished(slot.copy);
             }
         }
         self.begun = self.moved;
@@ -524,8 +500,8 @@ impl Transfer<HostAllocation> {
         let queued = queued.map_err(|QueueError { error, settled }| {
             self.fail(MoveError::device(error).unless_settled(settled))
         })?;
-        let mine = self.slots.iter().filter_map(|slot| match slot.state {
-            SlotState::Draining(InFlight::Step(step)) => Some(step),
+        let mine = self.slots.iter().filter_map(|slot| match slot.copy {
+            InFlight::Step(step) => Some(step),
             _ => None,
         });
         let all: SmallVec<[StepId; 8]> = mine.chain(queued).collect();

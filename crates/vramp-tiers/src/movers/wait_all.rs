@@ -2,7 +2,7 @@
 
 use vramp_core::Bytes;
 
-use super::core::turns::{Running, next_to_wait};
+use super::core::pipeline::{Running, next_to_wait};
 use super::error::MoveError;
 use super::transfer::Transfer;
 

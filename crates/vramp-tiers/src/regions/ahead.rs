@@ -2,8 +2,7 @@
 
 use vramp_core::{AddrRange, Bytes};
 
-use super::contents::Contents;
-use super::copies::{Below, Copy, Moving, Place};
+use super::copies::{Below, Contents, Copy, Moving, Place};
 use super::error::RegionError;
 use super::region::{Backup, Phase, ReadLate, Region, State};
 use crate::movers::MoveError;

@@ -104,7 +104,6 @@
 //! Deliberately absent: threads, and the choice of what sleeps, except in [`Regions::on_pressure`].
 
 mod ahead;
-mod contents;
 mod copies;
 mod error;
 mod moves;

@@ -9,8 +9,7 @@ use std::ops::Range;
 use vramp_alloc::AllocError;
 use vramp_core::{AddrRange, Bytes};
 
-use super::contents::Contents;
-use super::copies::{Below, Copy, Moving, Place};
+use super::copies::{Below, Contents, Copy, Moving, Place};
 use super::error::RegionError;
 use super::region::{Asleep, Backup, Phase, ReadLate, Region, State};
 use super::set::PauseOptions;

@@ -7,8 +7,7 @@
 
 use vramp_core::Bytes;
 
-use super::contents::{Contents, ends};
-use super::copies::{Copy, Place};
+use super::copies::{Contents, Copy, Place, ends};
 use super::region::{Asleep, Region, State};
 use super::set::Regions;
 use crate::movers::Stored;

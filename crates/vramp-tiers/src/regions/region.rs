@@ -9,8 +9,7 @@ use vramp_alloc::sharing::PinnedRange;
 use vramp_alloc::sleep::Sleep;
 use vramp_core::Bytes;
 
-use super::contents::{Contents, ends};
-use super::copies::Copy;
+use super::copies::{Contents, Copy, ends};
 use crate::movers::{MoveError, Mover};
 use crate::sync::{Mutex, MutexGuard, lock};
 

@@ -12,8 +12,9 @@ use super::frames::{Frame, Frames, whole_blocks};
 use super::object_pool::Pooled;
 use super::{Compressor, elapsed_ns};
 use crate::disk::DiskTierError;
-use crate::disk::core::compression::{Decision, Facts, Rates, Sample, SpaceLeft, decide};
-use crate::disk::core::sampling;
+use crate::disk::core::compression::{
+    Decision, Facts, Rates, Sample, SpaceLeft, decide, sample_ranges,
+};
 use crate::disk::job::{Job, State};
 use crate::disk::shared::DiskAllocation;
 use crate::disk::spans::SpanList;
@@ -200,7 +201,7 @@ impl Job {
 
 /// Compresses the sampled ranges of `spans`, each on its own.
 fn sample(spans: &SpanList, codec: &mut Codec) -> Sample {
-    let (starts, each) = sampling::ranges(spans.len());
+    let (starts, each) = sample_ranges(spans.len());
     let mut sample = Sample { bytes: Bytes::ZERO, compressed: Bytes::ZERO };
     let len = each.count() as usize;
     for start in starts {
