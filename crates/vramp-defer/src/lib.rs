@@ -77,12 +77,12 @@
 //! |---|---|---|
 //! | Which request gets a lease, and when? | `lease`, `grant`, `wait_queue`, `overtake`, `uses` | `pool_request`, `acquire`, `queued_request`, `hand_over`, `watch`, `lease_builder`, `lease_owner`, `lease_set`, `stream_locks`, `lock_buffers` |
 //! | What is overwritten? | `in_place` | `queued_request` |
-//! | What is read in place? | `in_place` | `acquire`, `copies`, `mapped_copy`, `map_copies` |
+//! | What is read in place? | `in_place` | `acquire`, `copies`, `mapped_copy` |
 //! | Which pieces are evicted? | `cost`, `lists`, `listing`, `victims`, `cover`, `rates`, `spill_room` | `spill`, `choose`, `copy_out`, `transfers` |
 //! | Where do they go? | `spill_room`, `rates`, `peers` | `copy_out`, `peer_stores`, `transfers` |
-//! | Which buffer is evicted by its name? | `evict_one` | `spill_one` |
+//! | Which buffer is evicted by its name? | `evict_one` | `spill` |
 //! | What is restored? | `grant`, `move_orders`, `moves` | `restore` |
-//! | Which host copies are dropped or moved? | `buffer_state`, `reclaim`, `peers` | `relieve`, `guests`, `service` |
+//! | Which host copies are dropped or moved? | `buffer_state`, `reclaim`, `peers` | `relieve`, `service` |
 //! | What follows a failure? | `failure`, `refusal` | `spill_error` |
 //! | What keeps a buffer on the card? | `pins`, `refusal` | `lease_set`, `buffer_handle`, `buffer_owner`, `pinned_memory` |
 //! | What is the state? | `deferrables`, `buffer_state`, `range`, `status` | `state`, `events`, `buffer_events`, `emit` |

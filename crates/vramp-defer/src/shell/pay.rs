@@ -57,6 +57,7 @@ use std::task::Waker;
 
 use smallvec::SmallVec;
 
+use super::copies::SpilledCopies;
 use super::events::LeaseStream;
 use super::hand_over::{EndlessWait, SeenRoom};
 use super::spill_error::SpillError;

@@ -8,21 +8,28 @@
 //!
 //! It happens in the thread that needs the memory: for another card in that card's allocator, in a
 //! reservation of its space, or where the limit is lowered. That thread holds no lock of the other card, and
-//! waits for copies of this card alone.
+//! waits for copies of this card alone. A [`Guest`] makes that card call.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use crate::planner::{HostDemand, PeerDemand, PeerId, Push, RangeId, SpillRoom, SpillTier};
+use crate::planner::{
+    HostDemand, PeerDemand, PeerId, Push, RangeId, SpillRoom, SpillTier, allocation_deficit,
+};
+use vramp_alloc::observe::Registration;
 use vramp_alloc::range::HostBackingError;
+use vramp_alloc::{Allocator, Driver};
 use vramp_core::{AddrRange, Bytes};
 
 use super::buffer_events::BufferChange;
 use super::copies::PieceCopy;
+use super::peer_stores::PeerPart;
 use super::report::{MoveKind, MoveRecord};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
+use vramp_tiers::Priority;
 use vramp_tiers::host::{HostAllocation, HostPoolError};
 use vramp_tiers::movers::{DiskCopy, MoveError};
+use vramp_tiers::spill::{SpillRequest, SpillerRegistration};
 
 impl Shared {
     /// Allocates blocks of the host for a user's copy. Copies that are not needed are dropped for
@@ -249,5 +256,48 @@ impl State {
         let freed = stock.iter().map(|mapped| mapped.memory.len()).sum();
         self.to_drop.extend(stock.into_iter().map(|mapped| Box::new(mapped) as Box<dyn Send>));
         freed
+    }
+}
+
+/// The calls of one card that make copies there move on, until this is dropped.
+pub(super) struct Guest {
+    _spiller: SpillerRegistration,
+    /// Weak: the other card's allocator may be closed first.
+    handler: Option<(Weak<Allocator>, Registration)>,
+}
+
+impl Guest {
+    pub fn new(shared: &Arc<Shared>, peer: &PeerPart) -> Guest {
+        let id = PeerId::new(peer.store.ordinal()).expect("the store was checked");
+        let weak = Arc::downgrade(shared);
+        let spiller = move |request: &SpillRequest<'_>| {
+            let Some(shared) = Weak::upgrade(&weak) else { return Bytes::ZERO };
+            shared.give_way(id, request.bytes())
+        };
+        // Before that card's own data.
+        let spiller = peer.store.space().register_spiller(Priority(1), spiller);
+        let handler = peer.allocator.as_ref().map(|allocator| {
+            let (weak, driver) = (Arc::downgrade(shared), Arc::clone(allocator.driver()));
+            let handler = allocator.on_shortage_first(move |shortage| {
+                // Below its own limit the card's allocator lacks memory of the card.
+                let (None, Some(shared)) = (shortage.limit, weak.upgrade()) else { return false };
+                let page = driver.info().limits.page;
+                let free = driver.memory_info().map_or(Bytes::ZERO, |info| info.free);
+                let lacks = allocation_deficit(shortage, page).saturating_sub(free).max(page);
+                !shared.give_way(id, lacks).is_zero()
+            });
+            (Arc::downgrade(allocator), handler)
+        });
+        Guest { _spiller: spiller, handler }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        if let Some((allocator, handler)) = self.handler.take()
+            && let Some(allocator) = allocator.upgrade()
+        {
+            allocator.unregister(handler);
+        }
     }
 }

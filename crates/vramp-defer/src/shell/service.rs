@@ -9,9 +9,9 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::guests::Guest;
 use super::peer_stores::PeerPart;
 use super::pool_request::PoolRequest;
+use super::relieve::Guest;
 use super::spill_config::CleanerConfig;
 use super::state::Shared;
 use crate::sync::{Condvar, Mutex, lock};
