@@ -4,15 +4,10 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "lists of calls that one promise covers")]
 
 mod c_programs;
-mod callbacks;
 mod common;
-mod failing_device;
-mod forked;
 mod graphs;
 mod host_memory;
-mod many_allocators;
 mod observing;
-mod queries;
 mod sharing;
 mod sleep;
 mod threads;

@@ -1,14 +1,17 @@
-//! Recordings of several devices, as a user analyses them.
+//! Devices, calibrations and tiers as a user runs them.
+
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 use serde_json::Value;
+use tempfile::TempDir;
 use vramp::{Bytes, DeviceAddr};
-use vramp_trace::EventKind::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc};
-use vramp_trace::{
-    Block, BlockState, Event, EventKind, ReadLimits, Segment, StreamIndex, Trace, read_trace,
-};
+use vramp_trace::EventKind::{self, Alloc, FreeCompleted, FreeRequested, SegmentAlloc};
+use vramp_trace::{Block, BlockState, Event, ReadLimits, Segment, StreamIndex, Trace, read_trace};
+
+// --- Recordings of several devices, as a user analyses them ---
 
 const MIB: u64 = 1 << 20;
 
@@ -388,4 +391,268 @@ fn a_window_counts_the_events_of_each_device() {
         "{text}"
     );
     refused(&["graph", &path, "--window", "6..9"], 1, &["6 events", "numbered from 0"]);
+}
+
+// --- `vramp calibrate`, and the cards that its files describe ---
+
+fn in_root(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vramp"));
+    command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")).args(args);
+    command
+}
+
+fn printed(args: &[&str]) -> String {
+    let assert = in_root(args).assert().success();
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+fn stderr(args: &[&str]) -> String {
+    let assert = in_root(args).assert().code(1);
+    let error = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert_eq!(error.lines().count(), 1, "{error}");
+    error
+}
+
+const TRACE: &str = "examples/traces/llama_varlen_oom.pickle.gz";
+
+/// Returns driver time and peak of vramp on a device.
+fn replayed(device: &[&str]) -> (f64, u64) {
+    let args = [&["replay", TRACE, "--allocator", "in_root", "--json"], device].concat();
+    let outcome: Value = serde_json::from_str(&printed(&args)).unwrap();
+    (outcome["driver_ms"].as_f64().unwrap(), outcome["peak_reserved_bytes"].as_u64().unwrap())
+}
+
+#[test]
+fn a_measured_card_is_simulated_with_its_own_costs_and_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("card.toml");
+    let file = path.to_str().unwrap();
+    let said = printed(&["calibrate", "-o", file, "--device", "sim:l40s", "--seconds", "1"]);
+    for part in ["NVIDIA L40S", "not measured, as on the H200: rates.host_numa_kernel", "--device"]
+    {
+        assert!(said.contains(part), "{said}");
+    }
+    let shown = printed(&["info", "--device", file]);
+    assert!(shown.contains("sim:l40s") && shown.contains("43.99 GiB free of 44.99 GiB"), "{shown}");
+    // The same decisions and costs as the card that was measured.
+    let (ms, peak) = replayed(&["--device", "sim:l40s"]);
+    let (again_ms, again) = replayed(&["--device", file]);
+    assert_eq!(peak, again);
+    assert!((again_ms / ms - 1.0).abs() < 0.02, "{again_ms} ms, {ms} ms");
+    // The costs alone, on another card; standard output is the file.
+    let other = printed(&["info", "--device", "sim:t4", "--costs", file]);
+    assert!(other.contains("sim:t4") && other.contains("in_root calibrate"), "{other}");
+    let auto = printed(&["info", "--costs", file]);
+    assert!(auto.contains("sim:l40s"), "{auto}");
+    let text = printed(&["calibrate", "--device", file]);
+    assert!(text.contains("[sized.create]"), "{text}");
+}
+
+#[test]
+fn a_bad_cost_file_is_an_error_that_names_file_and_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("card.toml");
+    let file = path.to_str().unwrap();
+    let good = printed(&["calibrate", "--device", "sim"]);
+    for (from, to, words) in [
+        ("record = ", "record = -", ["fixed.record = -0.19", "use a number"]),
+        ("memory_mib = ", "# ", ["describes no card", "memory_mib"]),
+        ("[rates]", "[fates]", ["fates", "card.toml"]),
+    ] {
+        assert!(good.contains(from), "{good}");
+        std::fs::write(&path, good.replacen(&format!("\n{from}"), &format!("\n{to}"), 1)).unwrap();
+        let error = stderr(&["info", "--device", file]);
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+    let error = stderr(&["info", "--device", "nowhere.toml"]);
+    assert!(error.contains("cannot read the cost file 'nowhere.toml'"), "{error}");
+    let error = stderr(&["info", "--device", "cuda", "--costs", file]);
+    assert!(error.contains("fates"), "{error}");
+    std::fs::write(&path, good).unwrap();
+    let error = stderr(&["info", "--device", "cuda", "--costs", file]);
+    assert!(error.contains("simulated card only"), "{error}");
+}
+
+#[test]
+fn names_of_cards_are_forgiving_and_errors_helpful() {
+    for name in ["sim:RTX 4090", "sim:4090", "sim:nvidia_geforce_rtx_4090"] {
+        assert!(printed(&["info", "--device", name]).contains("sim:rtx4090"), "{name}");
+    }
+    let error = stderr(&["info", "--device", "sim:A100"]);
+    assert!(error.contains("a100-40g, a100-80g"), "{error}");
+    let error = stderr(&["info", "--device", "sim:h10"]);
+    assert!(error.contains("did you mean 'h100'?") && error.contains("known cards"), "{error}");
+}
+
+#[test]
+fn tables_of_driver_times_say_that_costs_follow_the_host() {
+    let args = ["bench", "grow", "--device", "sim", "--seconds", "0.1", "--total", "64MiB"];
+    assert!(printed(&args).contains("for every allocator alike"));
+}
+
+// --- `vramp tiers` as a user runs it: on this machine, and on one made of files ---
+
+fn tiers(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vramp"));
+    command.arg("tiers").args(args).env_remove("CUDA_VISIBLE_DEVICES");
+    command
+}
+
+fn output(command: &mut Command) -> String {
+    let assert = command.assert().success();
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+fn json(command: &mut Command) -> Value {
+    serde_json::from_str(&output(command.arg("--json"))).unwrap()
+}
+
+fn fails(command: &mut Command, words: &[&str]) {
+    let assert = command.assert().failure();
+    let error = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    for word in words {
+        assert!(error.contains(word), "'{word}' is not in: {error}");
+    }
+    assert!(!error.contains("panicked"), "{error}");
+}
+
+fn file(root: &Path, path: &str, text: &str) {
+    let path = root.join(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+/// Returns the files of a machine with two NUMA nodes and a card at each.
+fn machine() -> TempDir {
+    let root = TempDir::new().unwrap();
+    let at = root.path();
+    file(at, "sys/devices/system/node/online", "0-1");
+    for node in 0..2 {
+        let folder = format!("sys/devices/system/node/node{node}");
+        file(at, &format!("{folder}/meminfo"), "Node 0 MemTotal: 67108864 kB\n");
+        file(at, &format!("{folder}/cpulist"), &format!("{}-{}", node * 8, node * 8 + 7));
+        let place = format!("devices/pci0000:{node}0/0000:{node}0:01.0/0000:{node}1:00.0");
+        let address = format!("0000:{node}1:00.0");
+        for (name, text) in [
+            ("vendor", "0x10de"),
+            ("class", "0x030200"),
+            ("numa_node", &node.to_string()),
+            ("max_link_speed", "32.0 GT/s PCIe"),
+            ("max_link_width", "16"),
+        ] {
+            file(at, &format!("sys/{place}/{name}"), text);
+        }
+        fs::create_dir_all(at.join("sys/bus/pci/devices")).unwrap();
+        let link = at.join(format!("sys/bus/pci/devices/{address}"));
+        symlink(format!("../../../{place}"), link).unwrap();
+        file(
+            at,
+            &format!("proc/driver/nvidia/gpus/{address}/information"),
+            &format!("Model: \t NVIDIA H200\nGPU UUID: \t GPU-{node}abc\n"),
+        );
+    }
+    root
+}
+
+#[test]
+fn a_machine_without_a_card_shows_the_simulated_one_beside_its_own_memory() {
+    let table = output(&mut tiers(&["--device", "sim"]));
+    for words in ["The card is simulated.", "NVIDIA H200 (simulated)", "gpu0", "host0", "trigger"] {
+        assert!(table.contains(words), "'{words}' is not in:\n{table}");
+    }
+    assert!(table.is_ascii(), "{table}");
+    let outcome = json(&mut tiers(&["--device", "sim:a100-80g"]));
+    assert_eq!(outcome["simulated"], true);
+    let gpu = &outcome["spaces"][0];
+    assert_eq!(gpu["space"], "gpu0");
+    assert!(gpu["stop_bytes"].as_u64().unwrap() < gpu["trigger_bytes"].as_u64().unwrap());
+    assert_eq!(outcome["links"][0]["from"], "gpu0");
+}
+
+#[test]
+fn the_written_configuration_is_read_back_to_the_same_spaces() {
+    let folder = TempDir::new().unwrap();
+    let spill = folder.path().join("spill");
+    fs::create_dir(&spill).unwrap();
+    let spill = spill.to_str().unwrap();
+    let written = output(&mut tiers(&["--device", "sim", "--directory", spill, "--write-config"]));
+    assert!(written.contains("[[disk]]") && written.contains("blocks_per_pool = 128"), "{written}");
+    let path = folder.path().join("tiers.toml");
+    fs::write(&path, &written).unwrap();
+    let path = path.to_str().unwrap();
+    let again = output(&mut tiers(&["--device", "sim", "--config", path, "--write-config"]));
+    assert_eq!(again, written);
+    let spaces = json(&mut tiers(&["--device", "sim", "--config", path]))["spaces"].clone();
+    assert_eq!(spaces.as_array().unwrap().len(), written.matches("[[").count());
+}
+
+#[test]
+fn an_error_in_a_configuration_names_the_file_and_the_key() {
+    let folder = TempDir::new().unwrap();
+    file(folder.path(), "bad.toml", "[[gpu]]\nindex = 0\ncapacity = \"8GiB\"\ntrigger = 0.95\n");
+    let bad = folder.path().join("bad.toml");
+    let bad = bad.to_str().unwrap();
+    let words = ["bad.toml", "[[gpu]] with index 0", "above the limit"];
+    fails(&mut tiers(&["--device", "sim", "--config", bad]), &words);
+    fails(&mut tiers(&["--device", "sim", "--config", "/no/such.toml"]), &["/no/such.toml"]);
+    fails(&mut tiers(&["--device", "sim", "--directory", "/no/such"]), &["name one that exists"]);
+    fails(&mut tiers(&["--device", "cuda:x"]), &["cuda:N"]);
+    fails(&mut tiers(&["--sysroot", folder.path().to_str().unwrap()]), &["mount sysfs"]);
+}
+
+#[test]
+fn cards_hidden_by_cuda_visible_devices_are_shown_as_hidden_and_bad_entries_are_reported() {
+    let machine = machine();
+    let root = machine.path().to_str().unwrap();
+    let args = ["--device", "sim", "--sysroot", root];
+    let visible = |variable: Option<&str>| {
+        let mut command = tiers(&args);
+        if let Some(variable) = variable {
+            command.env("CUDA_VISIBLE_DEVICES", variable);
+        }
+        let outcome = json(&mut command);
+        let cards = outcome["cards"].as_array().unwrap().clone();
+        let names: Vec<Value> = cards.iter().map(|card| card["visible_as"].clone()).collect();
+        (names, outcome["notes"].to_string())
+    };
+    assert_eq!(visible(None).0, ["cuda:0", "cuda:1"]);
+    assert_eq!(visible(Some("1,0")).0, ["cuda:1", "cuda:0"]);
+    assert_eq!(visible(Some("GPU-1")).0, [Value::Null, "cuda:0".into()]);
+    assert_eq!(visible(Some("")).0, [Value::Null, Value::Null]);
+    let (names, notes) = visible(Some("1,7"));
+    assert_eq!(names, [Value::Null, "cuda:0".into()]);
+    assert!(notes.contains("'7' in CUDA_VISIBLE_DEVICES"), "{notes}");
+}
+
+#[test]
+fn nodes_cards_and_the_paths_between_them_are_tables() {
+    let machine = machine();
+    let root = machine.path().to_str().unwrap();
+    let table = output(&mut tiers(&["--device", "sim", "--sysroot", root]));
+    for words in ["PCIe 5 x16", "card1", "0000:11:00.0", "SYS", "64.00 GiB", "8-15", "GPU-1abc"] {
+        assert!(table.contains(words), "'{words}' is not in:\n{table}");
+    }
+    // A simulated card has no place, so both nodes have a space.
+    let outcome = json(&mut tiers(&["--device", "sim", "--sysroot", root]));
+    let names: Vec<&Value> =
+        outcome["spaces"].as_array().unwrap().iter().map(|space| &space["space"]).collect();
+    assert_eq!(names, ["gpu0", "host0", "host1"]);
+}
+
+#[test]
+fn links_are_measured_on_request() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let outcome = json(&mut tiers(&["--device", "sim", "--directory", path, "--measure"]));
+    for link in outcome["links"].as_array().unwrap() {
+        if link["from"] == "gpu0" && link["to"] != "host0" {
+            continue; // a second node has no host pool for the only card
+        }
+        for way in ["there_bytes_per_s", "back_bytes_per_s"] {
+            assert!(link[way].as_u64().is_some_and(|rate| rate > 1_000_000), "{way} of {link}");
+        }
+    }
+    assert_eq!(outcome["notes"].as_array().unwrap().len(), 0, "{}", outcome["notes"]);
+    let unmeasured = json(&mut tiers(&["--device", "sim"]));
+    assert!(unmeasured["links"][0]["there_bytes_per_s"].is_null());
 }

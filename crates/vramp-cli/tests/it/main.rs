@@ -5,13 +5,8 @@
 mod adversary;
 mod analysis;
 mod bench;
-mod calibrate;
-mod captures;
 mod convert;
 mod devices;
 mod graph;
-mod one_number;
 mod program;
-mod report;
-mod tiers;
 mod wrong;

@@ -4,10 +4,8 @@
 
 mod child;
 mod common;
-mod deaths;
 mod holders;
 mod hostile;
 mod limits;
 mod opens;
-mod stalls;
 mod turns;

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use crate::common::budget::{Bench, KIB};
+use crate::common::blocks::{Bench, KIB};
 use vramp_driver::Call;
 use vramp_driver::sim::FaultPlan;
 use vramp_tiers::Bytes;

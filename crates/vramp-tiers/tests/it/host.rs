@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::common::blocks::until;
 use crate::common::blocks::{BLOCKS, MIB, space};
-use crate::common::reserving::until;
 use vramp_alloc::Driver;
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Contents, FaultPlan, Kernel, Simulator};

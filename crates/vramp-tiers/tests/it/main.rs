@@ -11,7 +11,6 @@ mod monte_carlo;
 mod movers;
 mod peers;
 mod regions;
-mod regions_handles;
 mod regions_pressure;
 mod spaces;
 mod spilling;

@@ -2,8 +2,6 @@
 
 mod disk;
 mod growth;
-mod random;
-mod reclaim;
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::reserving::{GPU, ask, reserve, until};
+use crate::common::blocks::{GPU, ask, reserve, until};
 use vramp_tiers::links::{LinkKey, Rate};
 use vramp_tiers::notify::{NotificationChannel, WaitStatus, notify_on_exit};
 use vramp_tiers::reserve::{

@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::reserving::{GPU, ask, ends_empty, reserve, space, until};
+use crate::common::blocks::{GPU, ask, byte_space, ends_empty, reserve, until};
 use vramp_tiers::spill::{RetryPolicy, SpillRequest, SpillerRegistration, Spilling};
 use vramp_tiers::{
     Bytes, CancelToken, ManagerConfig, Owner, Priority, Reservation, ReservationManager,
@@ -20,7 +20,7 @@ fn manager() -> ReservationManager {
 }
 
 fn manager_with(spill: RetryPolicy) -> ReservationManager {
-    let spaces = [(GPU, space(100)), (HOST, space(50))];
+    let spaces = [(GPU, byte_space(100)), (HOST, byte_space(50))];
     let config = ManagerConfig { spill_retries: spill, ..ManagerConfig::default() };
     ReservationManager::with_config(spaces, config).unwrap()
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::budget::{Bench, GPU, KIB};
+use crate::common::blocks::{Bench, GPU, KIB};
 use vramp_alloc::{Allocator, Config, Driver};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};

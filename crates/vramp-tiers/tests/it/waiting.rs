@@ -6,7 +6,7 @@ use std::task::{Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::reserving::{GPU, ask, ends_empty, reserve, space, until};
+use crate::common::blocks::{GPU, ask, byte_space, ends_empty, reserve, until};
 use vramp_tiers::notify::{NotificationChannel, WaitStatus};
 use vramp_tiers::reserve::{
     DeadlockCheck, Enqueued, Overtaking, QueueConfig, QueuedReservation, RetryPolicy,
@@ -20,7 +20,7 @@ use vramp_tiers::{
 const OTHER: SpaceId = SpaceId::gpu(1);
 
 fn manager(capacity: u64) -> ReservationManager {
-    ReservationManager::new([(GPU, space(capacity))]).unwrap()
+    ReservationManager::new([(GPU, byte_space(capacity))]).unwrap()
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn small_requests_overtake_a_large_one_only_to_the_bound() {
     let overtaking = Overtaking { count: 3, bytes: Bytes::new(1000) };
     let queue = QueueConfig { overtaking, ..QueueConfig::default() };
     let config = ManagerConfig { queue, ..ManagerConfig::default() };
-    let manager = ReservationManager::with_config([(GPU, space(100))], config).unwrap();
+    let manager = ReservationManager::with_config([(GPU, byte_space(100))], config).unwrap();
     let half = reserve(&manager, 50);
     thread::scope(|scope| {
         let large = scope.spawn(|| ask(&manager, 100).wait());
@@ -256,7 +256,7 @@ fn small_requests_overtake_a_large_one_only_to_the_bound() {
 
 #[test]
 fn a_waiter_takes_whichever_of_its_spaces_is_free_first() {
-    let spaces = [(GPU, space(100)), (OTHER, space(100))];
+    let spaces = [(GPU, byte_space(100)), (OTHER, byte_space(100))];
     let manager = ReservationManager::new(spaces).unwrap();
     let _first = reserve(&manager, 100);
     let second = manager.request(Strategy::Specific(OTHER), Bytes::new(100)).now().unwrap();
@@ -313,7 +313,7 @@ fn two_reservations_that_wait_to_grow_are_a_deadlock() {
 #[test]
 fn a_deadlock_is_found_on_demand() {
     let config = ManagerConfig { deadlock: DeadlockCheck::OnDemand, ..ManagerConfig::default() };
-    let manager = ReservationManager::with_config([(GPU, space(100))], config).unwrap();
+    let manager = ReservationManager::with_config([(GPU, byte_space(100))], config).unwrap();
     let (mut first, mut second) = (reserve(&manager, 50), reserve(&manager, 50));
     thread::scope(|scope| {
         let grow = |reservation: &mut Reservation| {
@@ -334,7 +334,7 @@ fn a_deadlock_is_found_on_demand() {
 fn a_check_that_was_put_off_finds_the_deadlock_later() {
     let deadlock = DeadlockCheck::OnWait { max_steps: 0, delay: Duration::from_millis(1) };
     let config = ManagerConfig { deadlock, ..ManagerConfig::default() };
-    let manager = ReservationManager::with_config([(GPU, space(100))], config).unwrap();
+    let manager = ReservationManager::with_config([(GPU, byte_space(100))], config).unwrap();
     let (mut first, mut second) = (reserve(&manager, 50), reserve(&manager, 50));
     thread::scope(|scope| {
         let older =
@@ -458,7 +458,7 @@ fn waits_without_an_end_are_no_panic() {
     let pauses =
         RetryPolicy { max_retries: 2, first_pause: Duration::MAX, max_pause: Duration::MAX };
     let config = ManagerConfig { deadlock, spill_retries: pauses, ..ManagerConfig::default() };
-    let manager = ReservationManager::with_config([(GPU, space(100))], config).unwrap();
+    let manager = ReservationManager::with_config([(GPU, byte_space(100))], config).unwrap();
     let _spiller =
         manager.space(GPU).unwrap().register_spiller(
             vramp_tiers::Priority(0),

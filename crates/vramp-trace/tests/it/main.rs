@@ -4,13 +4,7 @@
 
 mod containers;
 mod devices;
-mod foreign;
-mod histories;
 mod hostile;
-mod labels;
-mod large;
-mod rmm_logs;
 mod snapshots;
 mod timelines;
 mod workloads;
-mod written_snapshots;

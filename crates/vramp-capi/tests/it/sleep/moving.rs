@@ -1,16 +1,32 @@
-//! Regions that leave the card and come back.
+//! Regions that leave the card and come back, from the host and from a disk, moves that fail, and ends.
 
+use std::cell::Cell;
+use std::ffi::CString;
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
-use crate::common::sleep::*;
-use crate::common::tiers::{MIB, open_mapped};
-use crate::common::*;
-use vramp_capi::abi::vramp_status_t::*;
+use vramp_alloc::Config;
+use vramp_capi::abi::vramp_status_t::{self, *};
+use vramp_capi::abi::{vramp_allocator_t, vramp_export_t, vramp_stream_t};
+use vramp_capi::graphs::vramp_capture_begin;
 use vramp_capi::interface::*;
+use vramp_capi::queries::vramp_on_shortage;
+use vramp_capi::sharing::*;
 use vramp_capi::sleep::abi::vramp_region_phase_t::*;
-use vramp_capi::sleep::abi::*;
+use vramp_capi::sleep::abi::{vramp_region_scope_t, *};
 use vramp_capi::sleep::*;
+use vramp_capi::testing;
+use vramp_core::AddrRange;
+use vramp_driver::wrapper::{Wrapped, Wrapper};
+use vramp_driver::{Driver, DriverResult};
+
+use crate::common::sleep::*;
+use crate::common::tiers::{MIB, open_mapped, open_with_tiers};
+use crate::common::*;
+
+// --- Regions that leave the card and come back ---
 
 /// Writes a byte at both ends of a block of a simulated card that stores what is written.
 fn fill(block: *mut std::ffi::c_void, size: usize, byte: u8) {
@@ -260,5 +276,340 @@ fn a_region_is_removed_once_its_blocks_are_freed() {
     assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
     assert_eq!(vramp_region_end(scope), VRAMP_OK);
     assert_eq!(remove(allocator, "job"), VRAMP_OK, "{}", last_error());
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+// --- Regions whose contents go to a disk. The disk is of the process, so one test has it ---
+
+#[test]
+fn a_region_backs_up_to_a_disk_is_read_there_and_ahead() {
+    let allocator = open_mapped(256);
+    let stream = stream(allocator);
+    let options = region_options(VRAMP_BACKUP_DISK, false);
+    // No disk was named.
+    assert_eq!(begin_with(allocator, "optimizer", &options), Err(VRAMP_ERROR_OPTION));
+
+    let folder = tempfile::tempdir().unwrap();
+    let name = CString::new(folder.path().to_str().unwrap()).unwrap();
+    let nowhere = CString::new(folder.path().join("nowhere").to_str().unwrap()).unwrap();
+    // SAFETY: the texts end with a zero, or are null.
+    let set = |name: &CString, limit| unsafe { vramp_region_set_disk(name.as_ptr(), limit) };
+    // SAFETY: as above.
+    assert_eq!(unsafe { vramp_region_set_disk(null(), 0) }, VRAMP_ERROR_NULL);
+    assert_ne!(set(&nowhere, 0), VRAMP_OK);
+    assert_eq!(set(&name, 64 * MIB), VRAMP_OK, "{}", last_error());
+
+    let scope = begin_with(allocator, "optimizer", &options).unwrap();
+    let size = 20 << 20;
+    let block = malloc(allocator, size, stream).unwrap();
+    assert_eq!(vramp_region_end(scope), VRAMP_OK);
+    // SAFETY: the card stores what is written to the block, which has as many bytes.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(block.cast::<u8>(), size) };
+    bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = at as u8 ^ (at >> 8) as u8);
+    let expected = bytes.to_vec();
+
+    let mut part = vec![0; 5 << 20];
+    let mut read = |offset: usize| {
+        // SAFETY: the address is a number, and the result has as many bytes.
+        let status = unsafe {
+            let at = block.cast::<u8>().add(offset).cast();
+            vramp_region_read_backup(allocator, at, part.as_mut_ptr().cast(), part.len())
+        };
+        (status, part.clone())
+    };
+    assert_eq!(read(0).0, VRAMP_ERROR_REGION, "it is awake");
+    for round in 0..2 {
+        assert_eq!(pause(allocator, &["optimizer"]), VRAMP_OK, "{}", last_error());
+        let asleep = state(allocator, "optimizer");
+        assert_eq!((asleep.backup, asleep.on_card, asleep.on_host), (VRAMP_BACKUP_DISK, 0, 0));
+        assert!(asleep.on_disk >= size as u64, "{asleep:?}");
+        let offset = 3 << 20;
+        let (status, found) = read(offset);
+        assert_eq!(status, VRAMP_OK, "{}", last_error());
+        assert!(found == expected[offset..][..found.len()], "round {round}");
+        assert_eq!(read(size - 1).0, VRAMP_ERROR_REGION, "it ends behind the block");
+        assert_eq!(prefetch(allocator, &["nothing"]), VRAMP_ERROR_REGION);
+        assert_eq!(prefetch(allocator, &["optimizer"]), VRAMP_OK, "{}", last_error());
+        assert!(state(allocator, "optimizer").on_host >= size as u64);
+        assert_eq!(resume(allocator, &["optimizer"]), VRAMP_OK, "{}", last_error());
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(block.cast::<u8>(), size) };
+        assert!(bytes == expected, "round {round}");
+    }
+    // SAFETY: null is refused.
+    let status = unsafe { vramp_region_read_backup(allocator, block, null_mut(), 1) };
+    assert_eq!(status, VRAMP_ERROR_NULL);
+    assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+    let left = std::fs::read_dir(folder.path()).unwrap().count();
+    assert!(left <= 1, "{left} files are left of a closed allocator");
+}
+
+// --- Moves that fail, and leave everything as it was ---
+
+/// Allocates a block in a region.
+fn malloc_in(
+    allocator: vramp_allocator_t,
+    tag: &str,
+    size: usize,
+    stream: vramp_stream_t,
+) -> Result<*mut std::ffi::c_void, vramp_status_t> {
+    let scope = begin(allocator, tag).unwrap();
+    let block = malloc(allocator, size, stream);
+    assert_eq!(vramp_region_end(scope), VRAMP_OK);
+    block
+}
+
+#[test]
+fn a_capture_forbids_a_pause_until_it_ends() {
+    let allocator = open("");
+    let stream = stream(allocator);
+    malloc_in(allocator, "weights", 4 << 20, stream).unwrap();
+    let arena = testing::create_arena(allocator, "").unwrap();
+    assert_eq!(vramp_capture_begin(allocator, stream, arena), VRAMP_OK);
+    for refused in [pause(allocator, &["weights"]), clean(allocator, &["weights"])] {
+        assert_eq!(refused, VRAMP_ERROR_CAPTURE, "{}", last_error());
+    }
+    assert!(last_error().contains("end the capture"), "{}", last_error());
+    let state_ = state(allocator, "weights");
+    assert_eq!((state_.phase, state_.on_card), (VRAMP_REGION_AWAKE, 4 * MIB));
+    testing::end_capture(allocator, arena).unwrap();
+    assert_eq!(pause(allocator, &["weights"]), VRAMP_OK, "{}", last_error());
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+#[test]
+fn of_several_regions_those_before_the_one_that_failed_are_resumed() {
+    let allocator = open("");
+    let stream = stream(allocator);
+    malloc_in(allocator, "a", 4 << 20, stream).unwrap();
+    let block = malloc_in(allocator, "b", 4 << 20, stream).unwrap();
+    let mut exported = vramp_export_t::default();
+    // SAFETY: the result outlives the call.
+    assert_eq!(unsafe { vramp_export(allocator, block, &mut exported) }, VRAMP_OK);
+    assert_eq!(pause(allocator, &["a", "b"]), VRAMP_ERROR_REGION);
+    assert!(last_error().contains("\"b\"") && last_error().contains("pinned"), "{}", last_error());
+    for tag in ["a", "b"] {
+        assert_eq!(state(allocator, tag).on_card, 4 * MIB);
+    }
+    assert_eq!(vramp_export_close(allocator, exported), VRAMP_OK);
+    assert_eq!(pause(allocator, &["a", "b"]), VRAMP_OK, "{}", last_error());
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+#[test]
+fn a_host_without_room_keeps_the_region_on_the_card() {
+    // The pinned memory of the tiers, where the copies go while they are open.
+    let allocator = open_with_tiers(256, 32 * MIB);
+    let stream = stream(allocator);
+    malloc_in(allocator, "weights", 64 << 20, stream).unwrap();
+    assert_eq!(pause(allocator, &["weights"]), VRAMP_ERROR_OUT_OF_MEMORY);
+    assert!(last_error().contains("host"), "{}", last_error());
+    let state_ = state(allocator, "weights");
+    assert_eq!((state_.phase, state_.on_card, state_.on_host), (VRAMP_REGION_AWAKE, 64 * MIB, 0));
+    assert_eq!(pause_with(allocator, &["weights"], &pause_options(0, true)), VRAMP_OK);
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+#[test]
+fn a_card_without_room_leaves_the_region_asleep_and_a_later_resume_goes_on() {
+    let allocator = open("limit=128MiB");
+    let stream = stream(allocator);
+    let inside = malloc_in(allocator, "weights", 64 << 20, stream).unwrap();
+    assert_eq!(pause(allocator, &["weights"]), VRAMP_OK);
+    let outside = malloc(allocator, 100 << 20, stream).unwrap();
+    assert_eq!(resume(allocator, &["weights"]), VRAMP_ERROR_OUT_OF_MEMORY);
+    assert_eq!(state(allocator, "weights").phase, VRAMP_REGION_ASLEEP);
+    // Requests in it are refused, and frees are served.
+    assert_eq!(malloc_in(allocator, "weights", 512, stream), Err(VRAMP_ERROR_REGION));
+    assert!(last_error().contains("sleeps"), "{}", last_error());
+    assert_eq!(vramp_free(allocator, outside, stream), VRAMP_OK);
+    assert_eq!(vramp_trim(allocator, 0), VRAMP_OK);
+    assert_eq!(resume(allocator, &["weights"]), VRAMP_OK, "{}", last_error());
+    assert_eq!(vramp_free(allocator, inside, stream), VRAMP_OK);
+    assert_eq!(vramp_audit(allocator), VRAMP_OK);
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+#[test]
+fn presets_without_addresses_of_their_own_cannot_pause() {
+    for preset in ["torch", "stream-ordered", "vpmm"] {
+        let allocator = open(&format!("preset={preset}"));
+        let stream = stream(allocator);
+        let scope = begin(allocator, "weights").unwrap();
+        let block = malloc(allocator, 4 << 20, stream).unwrap();
+        assert_eq!(vramp_region_end(scope), VRAMP_OK);
+        assert_eq!(pause(allocator, &["weights"]), VRAMP_ERROR_UNSUPPORTED, "{preset}");
+        assert_eq!(vramp_free(allocator, block, stream), VRAMP_OK);
+        assert_eq!(vramp_close(allocator), VRAMP_OK);
+    }
+}
+
+// --- Regions and the end of their allocator, their threads and their callbacks ---
+
+/// Where a device that waits is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Door {
+    Open,
+    Armed,
+    /// A call waits.
+    Reached,
+}
+
+/// A device that waits before it unmaps memory.
+struct Waiting {
+    device: Arc<dyn Driver>,
+    door: Arc<(Mutex<Door>, Condvar)>,
+}
+
+fn set(door: &(Mutex<Door>, Condvar), to: Door) {
+    *door.0.lock().unwrap() = to;
+    door.1.notify_all();
+}
+
+fn await_door(door: &(Mutex<Door>, Condvar), is: Door) {
+    drop(door.1.wait_while(door.0.lock().unwrap(), |door| *door != is).unwrap());
+}
+
+impl Wrapper for Waiting {
+    type Device = Arc<dyn Driver>;
+
+    fn device(&self) -> &Arc<dyn Driver> {
+        &self.device
+    }
+
+    fn unmap(&self, range: AddrRange) -> DriverResult<()> {
+        let is_armed = *self.door.0.lock().unwrap() == Door::Armed;
+        if is_armed {
+            set(&self.door, Door::Reached);
+            await_door(&self.door, Door::Open);
+        }
+        self.device.unmap(range)
+    }
+}
+
+#[test]
+fn a_close_waits_for_a_pause_on_another_thread() {
+    let door = Arc::new((Mutex::new(Door::Open), Condvar::new()));
+    let device = vramp_alloc::open("sim:h200").unwrap().driver;
+    let device = Waiting { device, door: Arc::clone(&door) };
+    let allocator = testing::open_on(Arc::new(Wrapped(device)), Config::default()).unwrap();
+    let stream = stream(allocator);
+    let scope = begin(allocator, "weights").unwrap();
+    malloc(allocator, 64 << 20, stream).unwrap();
+    set(&door, Door::Armed);
+    thread::scope(|threads| {
+        let pauses = threads.spawn(|| pause(allocator, &["weights"]));
+        await_door(&door, Door::Reached);
+        let closes = threads.spawn(|| vramp_close(allocator));
+        // Once the close has begun, it waits and calls are refused.
+        while states(allocator).is_ok() {
+            thread::yield_now();
+        }
+        assert_eq!(resume(allocator, &["weights"]), VRAMP_ERROR_UNKNOWN_ALLOCATOR);
+        assert!(!pauses.is_finished() && !closes.is_finished());
+        set(&door, Door::Open);
+        assert_eq!(pauses.join().unwrap(), VRAMP_OK);
+        assert_eq!(closes.join().unwrap(), VRAMP_OK);
+    });
+    // The scope outlived its allocator.
+    assert_eq!(vramp_region_end(scope), VRAMP_OK);
+    assert_eq!(vramp_region_end(scope), VRAMP_ERROR_REGION);
+}
+
+#[test]
+fn a_scope_ends_once_and_on_its_own_thread() {
+    let allocator = open("");
+    let scope = begin(allocator, "weights").unwrap();
+    let elsewhere = thread::spawn(move || vramp_region_end(scope)).join().unwrap();
+    assert_eq!(elsewhere, VRAMP_ERROR_REGION);
+    let stream = stream(allocator);
+    malloc(allocator, 4 << 20, stream).unwrap();
+    assert_eq!(state(allocator, "weights").on_card, 4 << 20, "it has not ended");
+    // A scope that its thread leaves open ends with the thread.
+    let left = thread::spawn(move || begin(allocator, "left").unwrap()).join().unwrap();
+    assert_eq!(vramp_region_end(left), VRAMP_ERROR_REGION);
+    assert_eq!(vramp_region_end(scope), VRAMP_OK);
+    assert_eq!(vramp_region_end(scope), VRAMP_ERROR_REGION);
+    assert!(last_error().contains("thread that began it"), "{}", last_error());
+    assert_eq!(vramp_region_end(vramp_region_scope_t::default()), VRAMP_ERROR_REGION);
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+/// Calls when its thread ends, after the storage of threads that vramp has.
+struct CallsLast(Cell<Option<(vramp_allocator_t, vramp_region_scope_t)>>);
+
+thread_local! {
+    static LAST: CallsLast = const { CallsLast(Cell::new(None)) };
+}
+
+static AT_END: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+impl Drop for CallsLast {
+    fn drop(&mut self) {
+        let Some((allocator, scope)) = self.0.get() else { return };
+        let begun = begin(allocator, "weights").err().unwrap_or(VRAMP_OK);
+        AT_END[0].store(begun as u64, Ordering::Relaxed);
+        AT_END[1].store(vramp_region_end(scope) as u64, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_thread_that_ends_is_in_no_region_any_more() {
+    let allocator = open("");
+    thread::spawn(move || {
+        // What is used first ends last.
+        LAST.with(|last| {
+            let scope = begin(allocator, "weights").unwrap();
+            last.0.set(Some((allocator, scope)));
+        });
+    })
+    .join()
+    .unwrap();
+    for status in &AT_END {
+        assert_eq!(status.load(Ordering::Relaxed), VRAMP_ERROR_REGION as u64);
+    }
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+}
+
+/// Statuses of a pause and a resume in a handler, each plus one; zero before it was called.
+static IN_HANDLER: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+
+unsafe extern "C" fn tries_to_pause(
+    _: *const vramp_capi::abi::vramp_shortage_t,
+    user: *mut std::ffi::c_void,
+) -> std::ffi::c_int {
+    let allocator = vramp_allocator_t { id: user as u64 };
+    let statuses = [
+        pause(allocator, &["weights"]),
+        resume(allocator, &["weights"]),
+        clean(allocator, &["weights"]),
+    ];
+    for (seen, status) in IN_HANDLER.iter().zip(statuses) {
+        seen.store(status as u64 + 1, Ordering::Relaxed);
+    }
+    0
+}
+
+#[test]
+fn regions_are_not_moved_inside_a_callback() {
+    let allocator = open("limit=128MiB");
+    let stream = stream(allocator);
+    let scope = begin(allocator, "weights").unwrap();
+    malloc(allocator, 100 << 20, stream).unwrap();
+    assert_eq!(vramp_region_end(scope), VRAMP_OK);
+    let mut registration = 0;
+    let user = allocator.id as *mut std::ffi::c_void;
+    // SAFETY: the handler does not dereference the number, and may be called at any time.
+    let status =
+        unsafe { vramp_on_shortage(allocator, Some(tries_to_pause), user, &mut registration) };
+    assert_eq!(status, VRAMP_OK);
+    assert_eq!(malloc(allocator, 100 << 20, stream), Err(VRAMP_ERROR_OUT_OF_MEMORY));
+    let busy = VRAMP_ERROR_BUSY as u64 + 1;
+    for seen in &IN_HANDLER {
+        assert_eq!(seen.load(Ordering::Relaxed), busy);
+    }
+    assert_eq!(state(allocator, "weights").on_card, 100 << 20);
+    assert_eq!(pause(allocator, &["weights"]), VRAMP_OK, "{}", last_error());
     assert_eq!(vramp_close(allocator), VRAMP_OK);
 }

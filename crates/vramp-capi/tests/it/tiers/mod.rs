@@ -2,8 +2,5 @@
 
 mod buffers;
 mod closing;
-mod observing;
-mod paying;
 mod reservations;
-mod stores;
 mod wrong_calls;

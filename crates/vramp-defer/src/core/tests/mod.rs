@@ -1,18 +1,12 @@
 //! Tests of the planner: named cases, and random programs against a naive twin.
 
-mod choice;
 mod compared;
-mod demote;
 mod full_scan;
-mod groups;
 mod growth;
 mod in_place;
 mod leases;
 mod model;
 mod moves;
-mod peers;
-mod pins;
-mod reclaim;
 mod twin;
 mod victims;
 mod wait_queue;

@@ -1,6 +1,6 @@
-use super::*;
-
 use Access::{Exclusive, Shared};
+
+use super::*;
 
 #[test]
 fn contents_leave_and_come_back_and_the_copy_stays_good() {
@@ -264,4 +264,268 @@ fn what_is_kept_on_the_card_stays_without_a_lease() {
     let refused = core.keep(&LeaseRequest { buffers: &buffers, ..LeaseRequest::default() }, 4);
     assert!(matches!(refused, Err(LeaseRefused::Busy { .. })), "{refused:?}");
     end(&mut core, held, 5);
+}
+
+// --- demote ---
+
+/// A host of 16 bytes, taken by a copy last used at 0, and buffers on the card last used at `used_ns`.
+fn full_host(used_ns: [u64; 2]) -> (Deferrables, BufferId, [BufferId; 2]) {
+    let mut core = core();
+    let old = written(&mut core, 16, 0);
+    assert_eq!(spill(&mut core, 16, 1), [piece(old, 0)]);
+    let buffers = used_ns.map(|now| written(&mut core, 16, now));
+    (core, old, buffers)
+}
+
+/// The disk is ten times slower than the host.
+fn demand(deficit: u64, host: u64, disk: u64) -> SpillDemand {
+    let [fast, slow] = [Some(10_000_000_000), Some(1_000_000_000)];
+    let rates = Rates {
+        to_host: fast,
+        from_host: fast,
+        to_disk: slow,
+        from_disk: slow,
+        ..Rates::default()
+    };
+    let room = SpillRoom { host: b(host), disk: b(disk), ..SpillRoom::default() };
+    SpillDemand { deficit: b(deficit), rates, room }
+}
+
+fn pushed(pushes: &[Push]) -> Vec<BufferId> {
+    pushes.iter().map(|push| push.piece.buffer).collect()
+}
+
+#[test]
+fn an_old_copy_makes_room_for_a_victim_that_is_more_likely_needed() {
+    let (mut core, old, [victim, _]) = full_host([900, 950]);
+    let pushes = core.demote(&demand(16, 0, 100), 1000);
+    core.audit().unwrap();
+    assert_eq!(pushed(&pushes), [old]);
+    assert_eq!(core.demote(&demand(16, 0, 100), 1000), [], "it moves already");
+    core.settle(pushes[0].id).unwrap();
+    let choice = core.choose(&demand(16, 16, 84), 1000);
+    let moves: Vec<_> = choice.victims[0].moves.iter().map(|out| (out.piece, out.to)).collect();
+    assert_eq!(moves, [(piece(victim, 0), Some(SpillTier::Host))]);
+    core.audit().unwrap();
+}
+
+#[test]
+fn the_oldest_copies_leave_first_however_little_older_they_are() {
+    for (used_ns, now) in [([1, 2], 3), ([1000, 1001], 1_000_000)] {
+        let (mut core, old, _) = full_host(used_ns);
+        let pushes = core.demote(&demand(16, 0, 100), now);
+        assert_eq!(pushed(&pushes), [old], "{used_ns:?} {now}");
+        core.audit().unwrap();
+    }
+}
+
+#[test]
+fn a_copy_stays_where_moving_it_saves_nothing() {
+    // It was used as late as the victim, the disk is as fast, the host has room, or the disk has none.
+    let mut fast = demand(16, 0, 100);
+    (fast.rates.to_disk, fast.rates.from_disk) = (fast.rates.to_host, fast.rates.from_host);
+    for (used_ns, now, demand) in [
+        ([0, 0], 3, demand(16, 0, 100)),
+        ([900, 950], 1000, fast),
+        ([900, 950], 1000, demand(16, 16, 100)),
+        ([900, 950], 1000, demand(16, 0, 15)),
+        ([900, 950], 1000, demand(16, 0, 0)),
+    ] {
+        let (mut core, ..) = full_host(used_ns);
+        assert_eq!(core.demote(&demand, now), [], "{used_ns:?} {now} {demand:?}");
+        core.audit().unwrap();
+    }
+}
+
+#[test]
+fn a_leased_copy_makes_no_room_and_of_the_others_those_that_are_not_needed_do() {
+    let (mut core, old, _) = full_host([900, 901]);
+    let other = written(&mut core, 16, 905);
+    core.hint(other, Hint::WontNeed).unwrap();
+    assert_eq!(spill(&mut core, 16, 905), [piece(other, 0)]);
+    core.hint(other, Hint::None).unwrap();
+    let granted = try_lease(&mut core, &[(old, Access::Shared)], S1, 960).unwrap();
+    core.abandon(granted.restores[0].id).unwrap();
+    assert_eq!(core.demote(&demand(32, 0, 100), 1000), [], "the other one is younger than both");
+    core.hint(other, Hint::WontNeed).unwrap();
+    let pushes = core.demote(&demand(32, 0, 100), 1000);
+    assert_eq!(pushed(&pushes), [other], "one of the two victims finds room");
+    core.cancel_lease(granted.lease).unwrap();
+    core.audit().unwrap();
+}
+
+#[test]
+fn as_many_copies_move_as_the_victims_take() {
+    let (mut core, old, _) = full_host([900, 901]);
+    let older = written(&mut core, 4, 2);
+    core.hint(older, Hint::WontNeed).unwrap();
+    assert_eq!(spill(&mut core, 4, 3), [piece(older, 0)]);
+    let pushes = core.demote(&demand(17, 0, 100), 1000);
+    assert_eq!(pushed(&pushes), [old], "the second victim would need both");
+    let pushes = core.demote(&demand(17, 12, 100), 1000);
+    assert_eq!(pushed(&pushes), [], "{pushes:?}");
+    core.audit().unwrap();
+}
+
+// --- peers ---
+
+const PEER: fn(u32) -> SpillTier = |ordinal| SpillTier::Peer(peer(ordinal));
+
+/// Room on two cards, the host and the disk.
+fn room(peers: [u64; 2], host: u64, disk: u64) -> SpillRoom {
+    let mut room = SpillRoom { host: b(host), disk: b(disk), ..SpillRoom::default() };
+    (1..).zip(peers).for_each(|(ordinal, free)| room.peers[peer(ordinal)] = b(free));
+    room
+}
+
+/// A piece on a card, last used at `now_ns`.
+fn on_card(core: &mut Deferrables, ordinal: u32, now_ns: u64) -> BufferId {
+    let buffer = written(core, 16, now_ns);
+    core.hint(buffer, Hint::WontNeed).unwrap();
+    let peers = if ordinal == 1 { [100, 0] } else { [0, 100] };
+    let demand = SpillDemand { room: room(peers, 0, 0), ..short(16) };
+    let choice = core.choose(&demand, now_ns);
+    assert_eq!(settle_all(core, &choice), [piece(buffer, 0)]);
+    buffer
+}
+
+fn peers_demand(deficit: u64, host: u64, disk: u64) -> PeerDemand {
+    PeerDemand { peer: peer(1), deficit: b(deficit), room: room([0; 2], host, disk) }
+}
+
+#[test]
+fn contents_go_to_the_card_with_the_fastest_link_then_to_the_next_tier() {
+    let mut core = core();
+    let buffer = written(&mut core, 80, 0);
+    let mut demand = SpillDemand { room: room([16, 16], 16, 16), ..short(80) };
+    demand.rates.to_peer[peer(1)] = Some(2_000_000_000);
+    demand.rates.to_peer[peer(2)] = Some(3_000_000_000);
+    let choice = core.choose(&demand, 10);
+    let to: Vec<_> = choice.victims.iter().map(|one| one.moves[0].to.unwrap()).collect();
+    assert_eq!(to, [PEER(2), PEER(1), SpillTier::Host, SpillTier::Disk]);
+    assert_eq!(choice.short.unwrap().no_room, b(16));
+    settle_all(&mut core, &choice);
+    let census = core.census();
+    assert_eq!(
+        (census.spilled_peer, census.spilled_host, census.spilled_disk),
+        (b(32), b(16), b(16))
+    );
+    let back = try_lease(&mut core, &[(buffer, Shared)], S1, 20).unwrap();
+    let from: Vec<_> = back.restores.iter().map(|restore| restore.from).collect();
+    assert_eq!(from.len(), 4);
+    assert!(from.contains(&PEER(1)) && from.contains(&PEER(2)));
+}
+
+#[test]
+fn a_card_behind_a_slow_link_comes_after_the_host() {
+    let mut core = core();
+    written(&mut core, 32, 0);
+    let mut demand = SpillDemand { room: room([16, 0], 16, 16), ..short(32) };
+    demand.rates.to_peer[peer(1)] = Some(900_000_000);
+    let choice = core.choose(&demand, 10);
+    let to: Vec<_> = choice.victims.iter().map(|one| one.moves[0].to.unwrap()).collect();
+    assert_eq!(to, [SpillTier::Host, PEER(1)]);
+}
+
+#[test]
+fn what_moves_on_from_a_card_is_first_what_is_not_needed_then_the_least_recently_used() {
+    let mut core = core();
+    let [old, young, used] = [10, 20, 0].map(|now| on_card(&mut core, 1, now));
+    let reader = lease(&mut core, used, Shared, 30);
+    end(&mut core, reader, 30);
+    let other = on_card(&mut core, 2, 5);
+    let choice = core.reclaim_peer(&peers_demand(17, 100, 0));
+    core.audit().unwrap();
+    assert_eq!(choice.stale.len(), 1, "contents on their card need no copy");
+    assert_eq!((choice.stale[0].piece, choice.stale[0].from), (piece(used, 0), PEER(1)));
+    let pushes: Vec<_> = choice.pushes.iter().map(|push| (push.piece, push.to)).collect();
+    assert_eq!(pushes, [(piece(old, 0), SpillTier::Host)]);
+    assert!(matches!(core.states(old).unwrap()[0], PieceState::Pushing { .. }));
+    core.settle(choice.pushes[0].id).unwrap();
+    core.audit().unwrap();
+    assert_eq!(core.states(old).unwrap(), [PieceState::Spilled { copies: HOST }]);
+    let choice = core.reclaim_peer(&peers_demand(100, 8, 16));
+    let pushes: Vec<_> = choice.pushes.iter().map(|push| (push.piece, push.to)).collect();
+    assert_eq!(pushes, [(piece(young, 0), SpillTier::Disk)], "the host is full");
+    assert_eq!(choice.missing, b(84));
+    core.abandon(choice.pushes[0].id).unwrap();
+    core.audit().unwrap();
+    assert_eq!((core.copies_on(peer(1)), core.copies_on(peer(2))), (1, 1));
+    assert_eq!(try_lease(&mut core, &[(other, Shared)], S1, 40).unwrap().restores[0].from, PEER(2));
+}
+
+#[test]
+fn a_copy_that_a_card_refuses_goes_to_the_host_with_its_promise() {
+    let mut core = core();
+    written(&mut core, 32, 0);
+    let wide = SpillDemand { room: room([32, 0], 0, 0), ..short(32) };
+    let choice = core.choose(&wide, 10);
+    let ids: Vec<_> = choice.victims.iter().map(|one| one.moves[0].id).collect();
+    assert_eq!(core.redirect(ids[0], room([0; 2], 16, 0)), Some(SpillTier::Host));
+    core.audit().unwrap();
+    assert_eq!(core.redirect(ids[1], room([0; 2], 16, 0)), None, "the host's room is promised");
+    assert_eq!(core.redirect(ids[0], room([0; 2], 64, 0)), None, "it goes to no card any more");
+    core.copy_queued(ids[1], token(S2, 1)).unwrap();
+    assert_eq!(core.redirect(ids[1], room([0; 2], 64, 0)), None, "the copy is queued");
+    core.audit().unwrap();
+}
+
+#[test]
+fn a_buffer_with_pinned_memory_stays_and_its_eviction_is_cancelled() {
+    let mut core = core();
+    let [pinned, other] = [0, 1].map(|now| written(&mut core, 16, now));
+    let range = core.slice(pinned).unwrap().range;
+    let choice = core.choose(&short(32), 10);
+    core.set_pinned_memory(range, true);
+    core.audit().unwrap();
+    for out in choice.victims.iter().flat_map(|victim| &victim.moves) {
+        let settled = core.settle(out.id).unwrap();
+        let stays = matches!(settled, Settled::Cleaned { .. });
+        assert_eq!(stays, out.piece.buffer == pinned, "{settled:?}");
+    }
+    let short = core.choose(&short(16), 20).short.unwrap();
+    assert_eq!((short.pinned, short.missing), (b(16), b(16)));
+    assert_eq!(core.census().held, b(16));
+    core.set_pinned_memory(range, false);
+    assert_eq!(spill(&mut core, 16, 30), [piece(pinned, 0)]);
+    assert!(matches!(core.states(other).unwrap()[0], PieceState::Spilled { .. }));
+}
+
+#[test]
+fn a_removed_buffer_with_pinned_memory_commits_nothing() {
+    let mut core = core();
+    let buffer = written(&mut core, 16, 0);
+    core.set_pinned_memory(core.slice(buffer).unwrap().range, true);
+    assert_eq!(core.census().committed, b(16));
+    core.remove(buffer).unwrap();
+    core.audit().unwrap();
+    assert_eq!(core.census().committed, b(0));
+}
+
+/// The copies looked at to move one on do not grow with those on the card.
+#[test]
+fn moving_one_copy_on_looks_at_few_of_many() {
+    for count in [10, 1000, u64::from(vramp_testing::cases(20_000))] {
+        let mut core =
+            Deferrables::new(DeferConfig { capacity: b(u64::MAX >> 1), ..config() }).unwrap();
+        let buffers: Vec<BufferId> =
+            (0..count).map(|_| core.add_buffer(b(16)).unwrap().buffer).collect();
+        for (&buffer, now) in buffers.iter().zip(0..) {
+            let write = [(buffer, Access::Exclusive)];
+            let request = LeaseRequest { buffers: &write, ..LeaseRequest::default() };
+            let granted = core.lease(&request, now).unwrap();
+            core.end_lease(granted.lease, &LeaseEnd::default(), now).unwrap();
+        }
+        let all = SpillDemand { room: room([16 * count, 0], 0, 0), ..short(16 * count) };
+        let choice = core.choose(&all, count);
+        for out in choice.victims.iter().flat_map(|victim| &victim.moves) {
+            core.settle(out.id).unwrap();
+        }
+        assert_eq!(core.copies_on(peer(1)) as u64, count);
+        let choice = core.reclaim_peer(&peers_demand(16 * 4, 1 << 40, 0));
+        let moved: Vec<BufferId> = choice.pushes.iter().map(|push| push.piece.buffer).collect();
+        assert_eq!(moved, buffers[..4], "the least recently used");
+        assert_eq!(core.counters().peer_copies_looked_at, 4);
+        core.audit().unwrap();
+    }
 }

@@ -1,15 +1,19 @@
-//! Failing disks, full disks, and flipped bits.
+//! Failing disks, full disks, flipped bits, file size limits, and processes that are killed while they write.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use vramp_host::{Direction, DiskErrorKind, IoChoice};
-use vramp_tiers::disk::{ChargeTo, Checksum, DiskConfig, DiskTierError};
+use vramp_tiers::disk::{ChargeTo, Checksum, DiskConfig, DiskTierError, SweepReport};
 
 use super::faulty::{EINTR, EIO, ENOSPC, Fault, Faulty, fail, stumbling};
 use super::*;
+use crate::common::faulty::{self, Child};
+
+// --- Failing disks, full disks, and flipped bits ---
 
 fn faulty_world() -> (Arc<Faulty>, World) {
     let faulty = Faulty::new();
@@ -245,4 +249,90 @@ fn a_file_that_somebody_cut_is_named() {
     assert_eq!(kind(&error), DiskErrorKind::Short);
     assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
     assert!(world.store.audit().unwrap_err().contains("long"));
+}
+
+// --- Processes that are killed while they write, and file size limits ---
+
+/// In the child: writes until it is killed.
+fn write_until_killed(dir: &Path) -> ! {
+    let (_manager, space) = space();
+    let config = DiskConfig { names: faulty::names(), ..SMALL };
+    let store = DiskStore::open(dir, config, &space).unwrap();
+    let data = [span(&pattern(1, 8 << 20))];
+    let _kept = store.write(&data, ChargeTo::Space).unwrap();
+    // All files exist from here on. A file that is being created may be swept and created again.
+    drop(store.write(&data, ChargeTo::Space).unwrap());
+    faulty::ready();
+    loop {
+        drop(store.write(&data, ChargeTo::Space).unwrap());
+    }
+}
+
+#[test]
+fn what_a_killed_process_left_is_swept_and_a_living_ones_files_are_not() {
+    if let Some(dir) = faulty::directory() {
+        write_until_killed(&dir);
+    }
+    let name = "disk::faults::what_a_killed_process_left_is_swept_and_a_living_ones_files_are_not";
+    let dir = tempfile::tempdir().unwrap();
+    let (_manager, space) = space();
+    let open = || DiskStore::open(dir.path(), SMALL, &space).unwrap();
+    let mut child = Child::start(name, dir.path(), FileNames::Shown);
+    let living = open().swept();
+    assert_eq!(living, SweepReport { in_use: 4, ..SweepReport::default() });
+    assert!(child.is_alive(), "the child still writes");
+
+    child.kill();
+    assert_eq!(files(dir.path()).len(), 4);
+    // The kernel unlocks the last files only after their transfers.
+    let mut store = open();
+    let mut removed = store.swept().removed;
+    for _ in 0..100 {
+        if store.swept().in_use == 0 {
+            break;
+        }
+        store = open();
+        removed += store.swept().removed;
+    }
+    assert_eq!((removed, store.swept().foreign), (4, 0));
+    assert!(files(dir.path()).is_empty());
+    drop(store.write(&[zeros(1 << 20)], ChargeTo::Space).unwrap());
+    assert_eq!(open().swept().removed, 0);
+}
+
+#[test]
+fn of_hidden_files_nothing_is_left_when_a_process_is_killed() {
+    if let Some(dir) = faulty::directory() {
+        write_until_killed(&dir);
+    }
+    let name = "disk::faults::of_hidden_files_nothing_is_left_when_a_process_is_killed";
+    let dir = tempfile::tempdir().unwrap();
+    let child = Child::start(name, dir.path(), FileNames::Hidden);
+    assert!(files(dir.path()).is_empty());
+    child.kill();
+    assert!(files(dir.path()).is_empty());
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_is_a_full_disk_and_does_not_kill() {
+    if let Some(dir) = faulty::directory() {
+        let (_manager, space) = space();
+        let store = DiskStore::open(dir, SMALL, &space).unwrap();
+        // Files of 4 MiB are too long here; shorter ones are not.
+        drop(store.write(&[zeros(500 << 10)], ChargeTo::Space).unwrap());
+        let error = store.write(&[zeros(3 << 20)], ChargeTo::Space).unwrap_err();
+        assert!(error.to_string().contains("ulimit -f"), "{error}");
+        assert_eq!(space.total(), Bytes::ZERO);
+        store.audit().unwrap();
+        return;
+    }
+    let name = "disk::faults::a_limit_on_the_size_of_files_is_a_full_disk_and_does_not_kill";
+    let dir = tempfile::tempdir().unwrap();
+    // 2048 blocks of 512 bytes.
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -f 2048 && exec \"$0\" --exact \"$1\""]);
+    limited.arg(std::env::current_exe().unwrap()).arg(name).env(faulty::DIR, dir.path());
+    let output = limited.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
 }

@@ -1,11 +1,8 @@
 //! The disk store, on real files.
 
 mod compressed;
-mod directories;
 mod faults;
-mod killed;
 mod stored;
-mod transfers;
 
 use crate::common::faulty;
 use std::path::Path;

@@ -1,11 +1,18 @@
-//! Stored bytes: read back as written, and charged by their blocks.
+//! Stored bytes, read back as written and charged by their blocks; directories; and transfers in flight.
 
-use vramp_host::{HostMemory, HostSpan, IoChoice, PageKind};
-use vramp_tiers::disk::{ChargeTo, DiskConfig, DiskTierError, FileNames};
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use vramp_host::{BlockIo, DiskErrorKind, HostMemory, HostSpan, IoChoice, PageKind};
+use vramp_tiers::disk::{ChargeTo, DiskConfig, DiskTierError, FileNames, SweepReport};
 use vramp_tiers::reserve::LimitPolicy;
 use vramp_tiers::{Bytes, DiskStore, SpaceId, Strategy};
 
+use super::faulty::Faulty;
 use super::*;
+
+// --- Stored bytes: read back as written, and charged by their blocks ---
 
 #[test]
 fn bytes_of_any_length_come_back_by_either_engine() {
@@ -233,4 +240,240 @@ fn options_that_make_no_sense_are_refused_by_name() {
         assert!(matches!(error, DiskTierError::Config(_)), "{error}");
         assert!(error.to_string().contains(word), "{error}");
     }
+}
+
+// --- Sweeping a directory, and directories that cannot be used ---
+
+fn open(dir: &Path) -> Result<DiskStore, DiskTierError> {
+    let (_manager, space) = space();
+    DiskStore::open(dir, SMALL, &space)
+}
+
+#[test]
+fn directories_that_will_not_do_are_errors_that_name_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing");
+    let error = open(&missing).unwrap_err();
+    assert!(matches!(error, DiskTierError::NoDirectory { .. }), "{error}");
+    assert!(error.to_string().contains("missing"), "{error}");
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = open(&file).unwrap_err();
+    assert!(matches!(error, DiskTierError::NoDirectory { .. }), "{error}");
+    // Not even root creates files there.
+    let error = open(Path::new("/sys")).unwrap_err();
+    let DiskTierError::Disk(disk) = &error else { panic!("{error}") };
+    assert_eq!(disk.kind, DiskErrorKind::Denied);
+    assert!(error.to_string().contains("/sys/vramp-"), "{error}");
+}
+
+#[test]
+fn a_space_that_is_no_disk_and_odd_granules_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (manager, _) = space();
+    let host = manager.space(SpaceId::host(0)).unwrap();
+    // Its granule of 1 MiB is refused first.
+    assert!(matches!(DiskStore::open(dir.path(), SMALL, &host), Err(DiskTierError::Config(_))));
+    let gpu = SpaceConfig { granule: Bytes::new(512), ..SpaceConfig::gpu(Bytes::gib(1)) };
+    let manager = ReservationManager::new([(SpaceId::gpu(0), gpu)]).unwrap();
+    let gpu = manager.space(SpaceId::gpu(0)).unwrap();
+    let error = DiskStore::open(dir.path(), SMALL, &gpu).unwrap_err();
+    assert_eq!(error, DiskTierError::NotADisk(SpaceId::gpu(0)));
+}
+
+#[test]
+fn two_living_stores_share_a_directory_and_leave_each_others_files_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = open(dir.path()).unwrap();
+    let data = pattern(1, 1 << 20);
+    let stored = one.write(&[span(&data)], ChargeTo::Space).unwrap();
+    let other = open(dir.path()).unwrap();
+    assert_eq!(other.swept(), SweepReport { in_use: 1, ..SweepReport::default() });
+    drop(other);
+    let back = zeros(1 << 20);
+    one.read(&stored, std::slice::from_ref(&back)).unwrap();
+    assert!(bytes_of(&back) == data);
+}
+
+#[test]
+fn strangers_and_garbage_are_left_alone_and_only_what_is_ours_is_swept() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let name = |index: u32| format!("vramp-4711-00000000deadbeef-{index}.segment");
+    // A dead store's file: a copy of a live one under another name.
+    let store = open(dir.path()).unwrap();
+    let _stored = store.write(&[zeros(4096)], ChargeTo::Space).unwrap();
+    let ours = files(dir.path()).remove(0);
+    let copy = fs::read(&ours).unwrap();
+    let own = ours.file_name().unwrap().to_str().unwrap().replace("-1.segment", "-99.segment");
+    fs::write(at(&own), &copy).unwrap();
+    // Created, but never written.
+    fs::write(at(&name(0)), "").unwrap();
+    fs::write(at(&name(1)), [0; 4096]).unwrap();
+    // Names of this format with another content: another owner's header, garbage, a directory.
+    fs::write(at(&name(2)), &copy).unwrap();
+    fs::write(at(&name(3)), "garbage").unwrap();
+    fs::create_dir(at(&name(4))).unwrap();
+    // Other names.
+    fs::write(at("data.bin"), "data").unwrap();
+    fs::write(at("vramp-1-2-3.segment"), "").unwrap();
+
+    let swept = open(dir.path()).unwrap().swept();
+    let bytes = Bytes::new(copy.len() as u64) + Bytes::kib(4);
+    assert_eq!(swept, SweepReport { removed: 3, bytes, in_use: 1, foreign: 3 });
+    for kept in [name(2), name(3), name(4), "data.bin".into(), "vramp-1-2-3.segment".into()] {
+        assert!(at(&kept).exists(), "{kept}");
+    }
+    for gone in [own, name(0), name(1)] {
+        assert!(!at(&gone).exists(), "{gone}");
+    }
+    assert!(ours.exists());
+}
+
+#[test]
+fn a_reservation_on_a_disk_has_the_directory_of_its_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let (manager, disk) = space();
+    let before = disk.request(Bytes::kib(4)).now().unwrap();
+    assert_eq!((disk.directory(), before.directory()), (None, None));
+    let store = DiskStore::open(dir.path(), SMALL, &disk).unwrap();
+    assert_eq!(before.directory().as_deref(), store.dir());
+    assert_eq!(disk.directory().as_deref(), Some(dir.path()));
+    let host = manager.space(SpaceId::host(0)).unwrap();
+    assert_eq!(host.request(Bytes::kib(4)).now().unwrap().directory(), None);
+    // A program that writes files of its own names the directory itself.
+    let other = tempfile::tempdir().unwrap();
+    disk.set_directory(other.path());
+    assert_eq!(before.directory().as_deref(), Some(other.path()));
+}
+
+// --- Transfers in flight: waited for later, polled, cancelled, dropped ---
+
+fn gated() -> (Arc<Faulty>, World) {
+    let faulty = Faulty::new();
+    let world = world_with(SMALL, Arc::<Faulty>::clone(&faulty));
+    (faulty, world)
+}
+
+#[test]
+fn several_transfers_are_under_way_at_the_same_time() {
+    let (faulty, world) = gated();
+    let data: Vec<_> = (0..6).map(|seed| pattern(seed, 1 << 20)).collect();
+    faulty.close_gate();
+    let begun: Vec<_> = data
+        .iter()
+        .map(|data| world.store.begin_write(&[span(data)], ChargeTo::Space).unwrap())
+        .collect();
+    assert!(begun.iter().all(|write| !write.is_done()));
+    world.assert_holds(Bytes::mib(6));
+    faulty.open_gate();
+    let stored: Vec<_> = begun.into_iter().map(|write| write.wait().unwrap()).collect();
+    let back: Vec<_> = data.iter().map(|_| zeros(1 << 20)).collect();
+    let reads: Vec<_> = stored
+        .iter()
+        .zip(&back)
+        .map(|(stored, back)| world.store.begin_read(stored, std::slice::from_ref(back)).unwrap())
+        .collect();
+    // Polling works as well as waiting.
+    while !reads.iter().all(|read| read.is_done()) {
+        vramp_testing::moment();
+    }
+    reads.into_iter().for_each(|read| read.wait().unwrap());
+    assert!(back.iter().map(bytes_of).eq(data));
+}
+
+#[test]
+fn no_call_is_larger_than_a_piece_however_much_is_written() {
+    let (faulty, world) = gated();
+    let data = pattern(1, 20 << 20);
+    let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
+    assert!(world.read(&stored).unwrap() == data);
+    assert_eq!(faulty.largest.load(Ordering::Relaxed), 64 << 10);
+}
+
+#[test]
+fn a_cancelled_write_ends_between_pieces_and_gives_everything_back() {
+    let (faulty, world) = gated();
+    faulty.close_gate();
+    let write = world.store.begin_write(&[zeros(4 << 20)], ChargeTo::Space).unwrap();
+    write.cancel();
+    assert!(!write.is_done());
+    faulty.open_gate();
+    let error = write.wait().unwrap_err();
+    // Pieces that had begun have ended: as many as the depth of the engine.
+    let moved = Bytes::kib(64) * faulty.depth() as u64;
+    assert_eq!(error, DiskTierError::Cancelled { moved, len: Bytes::mib(4) });
+    world.assert_empty();
+    assert_eq!(world.store.stats().writes.failed, 1);
+}
+
+#[test]
+fn a_cancelled_read_leaves_what_is_stored() {
+    let (faulty, world) = gated();
+    let data = pattern(1, 4 << 20);
+    let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
+    faulty.close_gate();
+    let into = zeros(4 << 20);
+    let read = world.store.begin_read(&stored, &[into]).unwrap();
+    read.cancel();
+    faulty.open_gate();
+    assert!(matches!(read.wait(), Err(DiskTierError::Cancelled { .. })));
+    assert!(world.read(&stored).unwrap() == data);
+}
+
+#[test]
+fn a_cancellation_that_comes_too_late_changes_nothing() {
+    let (_faulty, world) = gated();
+    let write = world.store.begin_write(&[zeros(64 << 10)], ChargeTo::Space).unwrap();
+    while !write.is_done() {
+        vramp_testing::moment();
+    }
+    write.cancel();
+    let stored = write.wait().unwrap();
+    world.assert_holds(Bytes::kib(64));
+    drop(stored);
+    world.assert_empty();
+}
+
+#[test]
+fn a_transfer_dropped_without_a_wait_frees_everything() {
+    let (_faulty, world) = gated();
+    drop(world.store.begin_write(&[zeros(8 << 20)], ChargeTo::Space).unwrap());
+    world.assert_empty();
+}
+
+#[test]
+fn what_is_read_stays_until_it_is_read_though_its_owner_lets_go() {
+    let (faulty, world) = gated();
+    let data = pattern(1, 256 << 10);
+    let stored = world.store.write(&[span(&data)], ChargeTo::Space).unwrap();
+    faulty.close_gate();
+    let into = zeros(256 << 10);
+    let read = world.store.begin_read(&stored, std::slice::from_ref(&into)).unwrap();
+    drop(stored);
+    world.assert_holds(Bytes::kib(256));
+    faulty.open_gate();
+    read.wait().unwrap();
+    assert!(bytes_of(&into) == data);
+    world.assert_empty();
+}
+
+#[test]
+fn a_store_dropped_with_transfers_under_way_lets_them_end() {
+    let (faulty, world) = gated();
+    let kept = world.store.write(&[span(&pattern(1, 1 << 20))], ChargeTo::Space).unwrap();
+    faulty.close_gate();
+    let write = world.store.begin_write(&[zeros(4 << 20)], ChargeTo::Space).unwrap();
+    let into = zeros(1 << 20);
+    let read = world.store.begin_read(&kept, std::slice::from_ref(&into)).unwrap();
+    let World { store, space, dir, manager } = world;
+    drop((store, manager));
+    assert!(files(dir.path()).is_empty());
+    faulty.open_gate();
+    read.wait().unwrap();
+    assert!(bytes_of(&into) == pattern(1, 1 << 20));
+    let stored = write.wait().unwrap();
+    assert_eq!(space.total(), Bytes::mib(5));
+    drop((stored, kept));
+    assert_eq!(space.total(), Bytes::ZERO);
 }

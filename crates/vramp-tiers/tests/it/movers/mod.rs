@@ -1,10 +1,6 @@
 //! Transfers between tiers: every byte, in order, and nothing left in flight.
 
 mod disk;
-mod faults;
-mod profile;
-mod staged;
-mod streams;
 mod transfers;
 
 use crate::common::faulty;

@@ -1,6 +1,13 @@
-//! Transfers between a device range and host blocks.
+//! Transfers between a device range and host blocks: bytes, order beside other work, and measured rates.
+
+use vramp_tiers::DiskStore;
+use vramp_tiers::disk::DiskConfig;
+use vramp_tiers::links::{LinkKey, Links};
+use vramp_tiers::movers::{MeasuredLink, Profile, Profiler, ProfilerConfig, UnmeasuredLink};
 
 use super::*;
+
+// --- Transfers between a device range and host blocks ---
 
 #[test]
 fn bytes_are_intact_for_odd_offsets_and_lengths_across_runs_of_blocks() {
@@ -326,4 +333,267 @@ fn it_goes_on_from_thread_to_thread() {
         }
     });
     no_hazards(&bench.device);
+}
+
+// --- Order between copies and other work ---
+
+#[test]
+fn polling_never_waits() {
+    let bench = bench();
+    let range = memory(&bench.device, Bytes::mib(40));
+    let other = bench.device.create_stream().unwrap();
+    let gate = bench.device.gate();
+    bench.device.launch(other, Kernel::new("long").writing(range).until(gate)).unwrap();
+    let host = bench.pool.allocate(range.len).unwrap();
+    let moving = bench.mover.to_host(range, host).after(CopyDependency::Stream(other));
+    let mut transfer = moving.start().unwrap();
+    for _ in 0..100 {
+        // Waiting for a kernel behind a closed gate would never return.
+        assert!(!transfer.poll().unwrap());
+    }
+    let TransferProgress { moved, in_flight, total } = transfer.progress();
+    assert_eq!((moved, in_flight, total), (Bytes::ZERO, Bytes::mib(16), range.len));
+    bench.device.open(gate);
+    transfer.wait().unwrap();
+    no_hazards(&bench.device);
+}
+
+#[test]
+fn a_copy_runs_after_its_dependencies_and_a_missing_one_is_a_hazard() {
+    for ordered in [true, false] {
+        let bench = bench();
+        let range = memory(&bench.device, Bytes::mib(20));
+        let [writer, event_writer] = [(); 2].map(|()| bench.device.create_stream().unwrap());
+        let event = bench.device.create_event().unwrap();
+        let (front, back) = (part(range, 0, 10 << 20), part(range, 10 << 20, 10 << 20));
+        let slow = |name, range| Kernel::new(name).writing(range).lasting(50_000_000);
+        bench.device.launch(writer, slow("front", front)).unwrap();
+        bench.device.launch(event_writer, slow("back", back)).unwrap();
+        bench.device.fill(writer, front, 1).unwrap();
+        bench.device.fill(event_writer, back, 2).unwrap();
+        bench.device.record(event, event_writer).unwrap();
+        let mut moving = bench.mover.to_host(range, bench.pool.allocate(range.len).unwrap());
+        if ordered {
+            moving =
+                moving.after(CopyDependency::Stream(writer)).after(CopyDependency::Event(event));
+        }
+        let mut transfer = moving.start().unwrap();
+        transfer.wait().unwrap();
+        let arrived = read(&transfer.into_host(), Bytes::ZERO, range.len);
+        let (ones, twos) = arrived.split_at(10 << 20);
+        let whole = vramp_testing::is_filled(ones, 1) && vramp_testing::is_filled(twos, 2);
+        assert_eq!(whole, ordered);
+        assert_eq!(bench.device.hazards().is_empty(), ordered);
+    }
+}
+
+#[test]
+fn finished_on_a_stream_the_host_never_waits_and_a_kernel_behind_it_sees_the_bytes() {
+    for steps_before in [0, 1, 3] {
+        let bench = bench();
+        let range = memory(&bench.device, Bytes::mib(45));
+        let copy = memory(&bench.device, Bytes::mib(45));
+        let odd = part(range, 1, 44 * MIB.count() + 3);
+        let bytes = pattern(odd.len, 5);
+        let host = blocks(&bench.pool, MIB, &bytes);
+        let stream = bench.device.create_stream().unwrap();
+        let mut transfer = bench.mover.to_device(odd, host).at(MIB).start().unwrap();
+        while transfer.progress().moved < Bytes::mib(4) * steps_before {
+            bench.device.advance(10_000);
+            transfer.poll().unwrap();
+        }
+        bench.device.take_log();
+        let begun = bench.device.now_ns();
+        let host = transfer.finish_on(stream).unwrap();
+        let target = part(copy, 0, odd.len.count());
+        let onward = vramp_driver::DeviceCopy { from: odd.start, to: target.start, len: odd.len };
+        bench.device.copy(stream, onward).unwrap();
+        let took_ns = bench.device.now_ns() - begun;
+        let copies_ns = (odd.len.count() as f64 / 55.6) as u64;
+        assert!(took_ns < copies_ns / 4, "{took_ns} ns on the host, {copies_ns} ns on the link");
+        let log = bench.device.take_log();
+        let waits = [Call::SynchronizeEvent, Call::SynchronizeStream];
+        assert!(!log.iter().any(|logged| waits.contains(&logged.call)), "{log:?}");
+        // Once dropped, the blocks are reused only after the copies.
+        drop(host);
+        assert!(bench.pool.stats().pending_blocks > 0);
+        bench.device.synchronize_stream(stream).unwrap();
+        assert!(bench.device.peek(target).unwrap() == bytes);
+        assert_eq!(bench.pool.stats().pending_blocks, 0);
+        no_hazards(&bench.device);
+    }
+}
+
+#[test]
+fn finished_on_a_stream_there_is_no_bound_and_later_transfers_still_find_room() {
+    let bench = bench();
+    let range = memory(&bench.device, Bytes::mib(60));
+    let bytes = put(&bench, range, 6);
+    let stream = bench.device.create_stream().unwrap();
+    let mut hosts = [(); 2].map(|()| bench.pool.allocate(range.len).unwrap()).into_iter();
+    let mut to_host = || bench.mover.to_host(range, hosts.next().unwrap()).start().unwrap();
+    let first = to_host().finish_on(stream).unwrap();
+    assert_eq!(bench.mover.in_flight().0, range.len);
+    let mut second = to_host();
+    assert_eq!(second.progress().in_flight, Bytes::ZERO);
+    second.wait().unwrap();
+    bench.device.synchronize_stream(stream).unwrap();
+    assert!(read(&first, Bytes::ZERO, range.len) == bytes);
+    assert!(read(&second.into_host(), Bytes::ZERO, range.len) == bytes);
+    no_hazards(&bench.device);
+}
+
+#[test]
+fn a_capturing_stream_is_refused_and_its_capture_goes_on() {
+    let bench = bench();
+    let range = memory(&bench.device, Bytes::mib(10));
+    let bytes = put(&bench, range, 7);
+    let stream = bench.device.create_stream().unwrap();
+    bench.device.begin_capture(stream, CaptureMode::Relaxed).unwrap();
+    bench.device.fill(stream, part(range, 0, 1), 0).unwrap();
+    let host = bench.pool.allocate(range.len).unwrap();
+    let moving = bench.mover.to_host(range, host).after(CopyDependency::Stream(stream));
+    let refused = moving.start().unwrap_err();
+    assert_eq!(refused.error, MoveError::Capturing);
+    let transfer = bench.mover.to_host(range, refused.host).start().unwrap();
+    let refused = transfer.finish_on(stream).unwrap_err();
+    assert_eq!(refused.error, MoveError::Capturing);
+    // The copies that were in flight have completed.
+    assert!(read(&refused.host, Bytes::ZERO, range.len) == bytes);
+    assert_eq!(bench.device.invalidated_captures(), 0);
+    bench.device.end_capture(stream).unwrap();
+    no_hazards(&bench.device);
+}
+
+#[test]
+fn dropped_in_flight_it_waits_so_that_memory_can_go() {
+    let bench = bench();
+    let range = memory(&bench.device, Bytes::mib(40));
+    let host = bench.pool.allocate(range.len).unwrap();
+    drop(bench.mover.to_host(range, host).start().unwrap());
+    assert_eq!(bench.pool.stats().pending_blocks, 0, "no copy outlives it");
+    // Unmapping memory that queued work still uses would lose the device.
+    bench.device.unmap(range).unwrap();
+    bench.device.free_addresses(range).unwrap();
+    no_hazards(&bench.device);
+    assert_eq!(bench.mover.in_flight(), (Bytes::ZERO, Bytes::ZERO));
+}
+
+#[test]
+fn a_transfer_dropped_while_a_stream_captures_waits_and_leaves_the_capture_as_it_is() {
+    for mode in CaptureMode::ALL {
+        let bench = bench();
+        let range = memory(&bench.device, Bytes::mib(40));
+        let captured = bench.device.create_stream().unwrap();
+        let store = bench.pool.allocate(range.len).unwrap();
+        let mut moving = bench.mover.to_host(range, store).start().unwrap();
+        bench.device.begin_capture(captured, mode).unwrap();
+        assert_eq!(moving.cancel().unwrap(), Bytes::mib(16), "what was queued arrives");
+        drop(moving);
+        bench.device.end_capture(captured).unwrap();
+        assert_eq!(bench.device.invalidated_captures(), 0, "{mode:?}");
+        assert_eq!(bench.mover.in_flight(), (Bytes::ZERO, Bytes::ZERO));
+        no_hazards(&bench.device);
+    }
+}
+
+// --- Measured transfer rates ---
+
+const GPUS: [SpaceId; 2] = [SpaceId::gpu(0), SpaceId::gpu(1)];
+const HOST: SpaceId = SpaceId::host(0);
+const DISK: SpaceId = SpaceId::disk(0);
+
+/// Measures two devices, a host and a disk. The simulator keeps no bytes.
+fn measured(sizes: &[Bytes], memory_len: Bytes, disk: Bytes) -> Profile {
+    let devices = [(); 2].map(|()| Arc::new(Simulator::card("h200").unwrap()));
+    let manager = ReservationManager::new([(DISK, SpaceConfig::disk(disk))]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let config = DiskConfig { file_size: Bytes::mib(16), ..DiskConfig::default() };
+    let store = DiskStore::open(dir.path(), config, &manager.space(DISK).unwrap()).unwrap();
+    let pool = pool(&[&devices[0], &devices[1]]);
+    let config = ProfilerConfig { sizes: sizes.to_vec(), warm_up: 1, rounds: 3 };
+    let mut profiler = Profiler::new(config).disk(&Arc::new(store));
+    for (space, device) in GPUS.into_iter().zip(&devices) {
+        let mover = Mover::new(driver(device), &pool, SMALL).unwrap();
+        profiler = profiler.gpu(space, &mover, memory(device, memory_len));
+    }
+    let profile = profiler.measure().unwrap();
+    drop(profiler);
+    assert_eq!(pool.space().total(), Bytes::ZERO, "nothing is kept");
+    assert_eq!(manager.space(DISK).unwrap().total(), Bytes::ZERO);
+    profile
+}
+
+#[test]
+fn every_pair_is_measured_each_way_at_every_size_with_positive_numbers() {
+    let sizes = [Bytes::kib(4), Bytes::mib(1), Bytes::mib(8)];
+    let profile = measured(&sizes, Bytes::mib(16), Bytes::mib(64));
+    assert_eq!(profile.unmeasured, []);
+    let [one, two] = GPUS;
+    let pairs = [(one, HOST), (two, HOST), (one, two), (one, DISK), (two, DISK), (HOST, DISK)];
+    let expected = pairs.into_iter().flat_map(|(from, to)| [(from, to), (to, from)]);
+    let expected: Vec<_> = expected.flat_map(|way| sizes.map(|size| (way, size))).collect();
+    for ((from, to), size) in &expected {
+        let is_it = |link: &&MeasuredLink| {
+            (link.from, link.to, link.size_bytes) == (*from, *to, size.count())
+        };
+        let found: Vec<_> = profile.links.iter().filter(is_it).collect();
+        let [link] = found[..] else { panic!("{from} to {to}, {size}: {found:?}") };
+        assert!(link.took_ns > 0 && link.bytes_per_s > 0, "{link:?}");
+    }
+    // No link from a disk to itself or to another disk.
+    assert_eq!(profile.links.len(), expected.len());
+    assert_eq!((profile.step_bytes, profile.rounds), (4 << 20, 3));
+    assert_eq!(profile.both_ways.len(), 2 * sizes.len());
+}
+
+#[test]
+fn the_defaults_are_four_sizes_and_a_tiny_one_in_ten_rounds_after_three() {
+    let ProfilerConfig { sizes, warm_up, rounds } = ProfilerConfig::default();
+    assert_eq!(sizes[1..], [1, 16, 64, 256].map(Bytes::mib));
+    assert_eq!((sizes[0], warm_up, rounds), (Bytes::kib(4), 3, 10));
+}
+
+#[test]
+fn a_large_move_is_as_fast_as_the_link_and_a_tiny_one_tells_the_latency() {
+    let sizes = [Bytes::kib(4), Bytes::mib(64)];
+    let profile = measured(&sizes, Bytes::mib(128), Bytes::mib(64));
+    let links: Links = profile.rates().collect();
+    let rate = |from, to| links.rate(LinkKey { from, to }).unwrap().bytes_per_s as f64 / 1e9;
+    // The simulated link has the rate of two streams, because streams do not compete there.
+    for (from, to, alone) in [(GPUS[0], HOST, 55.4), (HOST, GPUS[1], 55.6)] {
+        let rate = rate(from, to);
+        assert!((0.95 * alone..=2.0 * alone).contains(&rate), "{rate} GB/s");
+    }
+    let both = profile.both_ways.iter().find(|pair| pair.size_bytes == 64 << 20).unwrap();
+    assert!(both.bytes_per_s as f64 > 1.7 * 55.4e9, "{both:?}");
+    assert_eq!(links.iter().count(), 12, "each way once");
+}
+
+#[test]
+fn links_that_cannot_be_measured_are_listed_with_the_reason() {
+    let profile = measured(&[Bytes::mib(1), Bytes::mib(8)], Bytes::mib(8), Bytes::mib(4));
+    let why = |from, to, size: u64| {
+        let is_it =
+            |way: &&UnmeasuredLink| (way.from, way.to, way.size_bytes) == (from, to, size << 20);
+        profile.unmeasured.iter().find(is_it).map(|way| way.reason.as_str())
+    };
+    assert_eq!(why(GPUS[0], DISK, 1), None);
+    assert!(why(GPUS[0], DISK, 8).unwrap().contains("disk"), "{:?}", profile.unmeasured);
+    // Both directions at once need twice the memory.
+    assert!(why(GPUS[1], HOST, 8).unwrap().contains("fit"));
+    assert!(profile.links.iter().any(|link| link.size_bytes == 8 << 20 && link.to == GPUS[1]));
+}
+
+#[test]
+fn a_profile_is_kept_as_toml_or_json_and_comes_back_the_same() {
+    let profile = measured(&[Bytes::mib(1), Bytes::mib(8)], Bytes::mib(8), Bytes::mib(4));
+    let toml = toml::to_string(&profile).unwrap();
+    assert!(toml.contains("from = \"gpu0\"\nto = \"host0\""), "{toml}");
+    assert_eq!(toml::from_str::<Profile>(&toml).unwrap(), profile);
+    let json = serde_json::to_string(&profile).unwrap();
+    assert_eq!(serde_json::from_str::<Profile>(&json).unwrap(), profile);
+    let wrong = toml.replace("gpu0", "gpu").replace("gpu1", "card");
+    let error = toml::from_str::<Profile>(&wrong).unwrap_err().to_string();
+    assert!(error.contains("is no space"), "{error}");
 }

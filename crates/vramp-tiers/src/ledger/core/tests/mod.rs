@@ -3,10 +3,6 @@
 mod accounting;
 mod broker;
 mod deadlocks;
-mod levels;
-mod model;
-mod queue_model;
-mod strategies;
 mod submit;
 
 use super::*;

@@ -1,6 +1,10 @@
-//! Tables of what a request gets: at once, as much as there is, and by rounds of spilling.
+//! Tables of what a request gets, of the candidates of each strategy, and of levels and pressure.
+
+use smallvec::smallvec;
 
 use super::*;
+
+// --- Tables of what a request gets: at once, as much as there is, and by rounds of spilling ---
 
 /// Bytes taken on each of the two GPUs, which have a limit of 100 each.
 fn with_taken(taken: [u64; 2]) -> Ledger {
@@ -182,4 +186,209 @@ fn a_check_for_deadlock_is_within_its_steps_or_postponed() {
     for (steps, within) in [(0, false), (7, false), (8, true)] {
         assert_eq!(queue.deadlock_check_is_within(&ledger, steps), within, "{steps}");
     }
+}
+
+// --- The candidates of each strategy, and their order ---
+
+const KNOWN: [SpaceId; 6] = [GPU, GPU1, SpaceId::gpu(2), HOST, SpaceId::host(1), DISK];
+
+fn of(strategy: Strategy) -> Vec<String> {
+    let distance = |space: SpaceId| if space.index == 1 { 0 } else { 1 };
+    let found = strategy.candidates(&KNOWN, distance).unwrap();
+    found.iter().map(SpaceId::to_string).collect()
+}
+
+#[test]
+fn the_nearest_of_a_tier_comes_first() {
+    assert_eq!(of(Strategy::AnyInTier(Tier::Gpu)), ["gpu1", "gpu0", "gpu2"]);
+    assert_eq!(of(Strategy::Specific(HOST)), ["host0"]);
+}
+
+#[test]
+fn a_preference_falls_back_to_the_other_devices() {
+    assert_eq!(of(Strategy::Prefer(SpaceId::gpu(2))), ["gpu2", "gpu1", "gpu0"]);
+}
+
+#[test]
+fn tiers_come_in_the_order_in_which_they_are_named() {
+    let tiers = Strategy::AnyInTiers(smallvec![Tier::Disk, Tier::Gpu]);
+    assert_eq!(of(tiers), ["disk0", "gpu1", "gpu0", "gpu2"]);
+}
+
+#[test]
+fn data_goes_down_and_up_to_the_next_tier_first() {
+    assert_eq!(of(Strategy::Downgrade(GPU)), ["host1", "host0", "disk0"]);
+    assert_eq!(of(Strategy::Downgrade(HOST)), ["disk0"]);
+    assert_eq!(of(Strategy::Upgrade(DISK)), ["host1", "host0", "gpu1", "gpu0", "gpu2"]);
+    assert_eq!((Tier::Gpu.below(), Tier::Disk.below()), (Some(Tier::Host), None));
+    assert_eq!((Tier::Gpu.above(), Tier::Disk.above()), (None, Some(Tier::Host)));
+}
+
+#[test]
+fn a_strategy_without_candidates_is_an_error_and_never_a_wait() {
+    for strategy in [
+        Strategy::Downgrade(DISK),
+        Strategy::Upgrade(GPU),
+        Strategy::AnyInTiers(smallvec![]),
+        Strategy::Specific(SpaceId::gpu(9)),
+        Strategy::Prefer(SpaceId::host(9)),
+    ] {
+        assert!(strategy.candidates(&KNOWN, |_| 0).is_err(), "{strategy:?}");
+    }
+    let error = Strategy::AnyInTier(Tier::Gpu).candidates(&[HOST], |_| 0).unwrap_err();
+    assert!(error.to_string().contains("the spaces are host0"), "{error}");
+}
+
+#[test]
+fn a_space_known_twice_is_one_candidate() {
+    let found = Strategy::AnyInTier(Tier::Gpu).candidates(&[GPU, GPU1, GPU], |_| 0).unwrap();
+    assert_eq!(found.as_slice(), [GPU, GPU1]);
+}
+
+#[test]
+fn of_equals_the_fastest_known_link_comes_first_then_the_unknown_by_their_numbers() {
+    let rates = [(HOST, 10), (SpaceId::host(1), 50), (DISK, 99)];
+    let rate = |(to, rate)| (LinkKey { from: GPU, to }, Rate { bytes_per_s: rate });
+    let mut links: Links = rates.into_iter().map(rate).collect();
+    links.set(LinkKey { from: GPU, to: SpaceId::gpu(2) }, Rate { bytes_per_s: 1 });
+    let of = |strategy: Strategy| {
+        let found = strategy.candidates(&KNOWN, links.distance_from(GPU)).unwrap();
+        found.iter().map(SpaceId::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(of(Strategy::Downgrade(GPU)), ["host1", "host0", "disk0"], "the next tier first");
+    assert_eq!(
+        of(Strategy::AnyInTier(Tier::Gpu)),
+        ["gpu0", "gpu2", "gpu1"],
+        "here, known, unknown"
+    );
+    assert_eq!(of(Strategy::Prefer(GPU1)), ["gpu1", "gpu0", "gpu2"]);
+    let tiers = Strategy::AnyInTiers(smallvec![Tier::Disk, Tier::Host]);
+    assert_eq!(of(tiers), ["disk0", "host1", "host0"]);
+    // The opposite direction is another link, of unknown rate.
+    let up = Strategy::Upgrade(HOST).candidates(&KNOWN, links.distance_from(HOST)).unwrap();
+    assert_eq!(up.as_slice(), [GPU, GPU1, SpaceId::gpu(2)]);
+    let back = LinkKey { from: HOST, to: GPU };
+    assert_eq!((links.rate(back), links.iter().count()), (None, 4));
+    let link = LinkKey { from: GPU, to: HOST };
+    assert_eq!(links.forget(link), Some(Rate { bytes_per_s: 10 }));
+    assert_eq!(links.rate(link), None);
+}
+
+// --- Levels, pressure and crossings ---
+
+#[test]
+fn defaults_resolve_against_the_capacity() {
+    let gpu = SpaceConfig::gpu(Bytes::mib(1000)).levels().unwrap();
+    assert_eq!(gpu.limit, Bytes::mib(900));
+    assert_eq!((gpu.trigger, gpu.stop), (Bytes::mib(750), Bytes::mib(650)));
+    let host = SpaceConfig::of_tier(Tier::Host, Bytes::mib(1000)).levels().unwrap();
+    assert_eq!((host.limit, host.granule), (Bytes::mib(900), Bytes::mib(1)));
+    let disk = SpaceConfig::disk(Bytes::mib(1000)).levels().unwrap();
+    assert_eq!((disk.limit, disk.trigger), (Bytes::mib(1000), Bytes::mib(950)));
+    assert_eq!(disk.stop, Bytes::mib(900));
+}
+
+#[test]
+fn a_limit_in_bytes_means_those_bytes_whatever_the_capacity() {
+    for capacity in [Bytes::gib(4), Bytes::gib(80), Bytes::tib(7)] {
+        let config = SpaceConfig {
+            limit: Level::Bytes(Bytes::gib(3)),
+            trigger: Level::Bytes(Bytes::gib(2)),
+            stop: Level::Bytes(Bytes::gib(1)),
+            ..SpaceConfig::gpu(capacity)
+        };
+        let levels = config.levels().unwrap();
+        assert_eq!((levels.limit, levels.trigger), (Bytes::gib(3), Bytes::gib(2)));
+        assert_eq!(levels.capacity, capacity);
+    }
+}
+
+#[test]
+fn the_whole_is_all_of_the_largest_capacity() {
+    let levels = SpaceConfig { granule: b(1), ..SpaceConfig::disk(b(u64::MAX)) }.levels().unwrap();
+    assert_eq!(levels.limit, b(u64::MAX));
+}
+
+#[test]
+fn levels_that_make_no_sense_are_named() {
+    use SpaceConfigError as E;
+    let good = plain(120, 100);
+    let level = |bytes| Level::Bytes(b(bytes));
+    let error = |config: SpaceConfig| config.levels().unwrap_err();
+    assert!(matches!(error(SpaceConfig { capacity: b(0), ..good }), E::ZeroCapacity { .. }));
+    assert!(matches!(error(SpaceConfig { granule: b(0), ..good }), E::ZeroGranule));
+    assert!(matches!(error(SpaceConfig { granule: b(121), ..good }), E::ZeroCapacity { .. }));
+    for part in [f64::NAN, -0.1, 1.1, f64::INFINITY] {
+        let config = SpaceConfig { trigger: Level::Fraction(part), ..good };
+        assert!(matches!(error(config), E::InvalidFraction { name: LevelName::Trigger, .. }));
+    }
+    let config = SpaceConfig { limit: level(121), ..good };
+    assert!(matches!(error(config), E::AboveCapacity { name: LevelName::Limit, .. }));
+    let config = SpaceConfig { trigger: level(101), ..good };
+    assert!(matches!(error(config), E::TriggerAboveLimit { .. }));
+    let config = SpaceConfig { stop: level(75), ..good };
+    assert!(matches!(error(config), E::StopNotBelowTrigger { .. }));
+    let coarse = SpaceConfig { stop: level(65), trigger: level(70), granule: b(32), ..good };
+    assert!(matches!(error(coarse), E::StopNotBelowTrigger { .. }), "equal once rounded");
+    assert_eq!(Ledger::new([]).unwrap_err(), LedgerError::NoSpaces);
+    let twice = Ledger::new([(GPU, good), (GPU, good)]).unwrap_err();
+    assert_eq!(twice, LedgerError::Duplicate { space: GPU });
+    let named = Ledger::new([(HOST, SpaceConfig { capacity: b(0), ..good })]).unwrap_err();
+    assert!(named.to_string().starts_with("host0: a capacity of 0 B"), "{named}");
+}
+
+#[test]
+fn the_trigger_fires_at_its_part_of_the_capacity_by_reservations_alone() {
+    let config = SpaceConfig {
+        limit: Level::Fraction(0.85),
+        trigger: Level::Fraction(0.85),
+        granule: b(1),
+        ..SpaceConfig::gpu(b(1000))
+    };
+    let mut ledger = Ledger::new([(GPU, config)]).unwrap();
+    let id = reserve(&mut ledger, GPU, 849, 1);
+    assert!(!ledger.pressure(GPU).unwrap().should_downgrade());
+    ledger.grow(id, b(1)).unwrap();
+    let pressure = ledger.pressure(GPU).unwrap();
+    assert!(pressure.should_downgrade() && pressure.high);
+    assert_eq!(pressure.amount_to_downgrade(), b(200));
+    ledger.release(id).unwrap();
+    let pressure = ledger.pressure(GPU).unwrap();
+    assert!(pressure.should_stop() && pressure.amount_to_downgrade().is_zero());
+}
+
+#[test]
+fn each_crossing_is_seen_exactly_once_by_each_subscriber() {
+    let mut ledger = ledger();
+    let mut watches = [ledger.watch(GPU).unwrap(), ledger.watch(GPU).unwrap()];
+    let id = reserve(&mut ledger, GPU, 74, 1);
+    assert_eq!(ledger.next_crossing(&mut watches[0]), None);
+    ledger.grow(id, b(1)).unwrap();
+    assert_eq!(ledger.next_crossing(&mut watches[0]), Some(Crossing::Trigger));
+    assert_eq!(ledger.next_crossing(&mut watches[0]), None);
+    ledger.grow(id, b(25)).unwrap();
+    let part = ledger.split(id, b(49)).unwrap();
+    ledger.release(part).unwrap();
+    assert_eq!(ledger.next_crossing(&mut watches[0]), None, "51 is above the stop");
+    let again = reserve(&mut ledger, GPU, 30, 1);
+    assert_eq!(ledger.next_crossing(&mut watches[0]), None, "it never was at the stop");
+    ledger.release(again).unwrap();
+    ledger.release(id).unwrap();
+    let late = ledger.watch(GPU).unwrap();
+    reserve(&mut ledger, GPU, 100, 1);
+    for watch in &mut watches {
+        let seen: Vec<Crossing> = std::iter::from_fn(|| ledger.next_crossing(watch)).collect();
+        assert_eq!(seen[seen.len() - 2..], [Crossing::Stop, Crossing::Trigger]);
+    }
+    let mut late = late;
+    assert_eq!(ledger.next_crossing(&mut late), Some(Crossing::Trigger));
+    assert_eq!((late.space(), ledger.next_crossing(&mut late)), (GPU, None));
+}
+
+#[test]
+fn a_factor_below_one_or_not_a_number_is_refused() {
+    for factor in [0.0, 0.99, -1.0, f64::NAN, f64::INFINITY] {
+        assert!(GrowthFactor::new(factor).is_err());
+    }
+    assert!(GrowthFactor::new(1.0).is_ok());
 }
