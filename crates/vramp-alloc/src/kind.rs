@@ -9,9 +9,9 @@ use vramp_core::{ArenaResetError, Bytes, Inconsistency};
 use vramp_driver::{DriverError, ErrorKind};
 use vramp_ipc::{OpenError, Refusal, ServeError};
 
+use crate::allocator::CloseError;
 use crate::error::{
-    AllocError, CloseError, CreateError, FreeError, OutOfMemoryReport, StreamError, Unusable,
-    UseError,
+    AllocError, CreateError, FreeError, OutOfMemoryReport, StreamError, Unusable, UseError,
 };
 use crate::graph::{ArenaError, CaptureError, LaunchError};
 use crate::sharing::{

@@ -4,18 +4,17 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use vramp::Bytes;
-use vramp::peers::Preset;
-use vramp::peers::UnknownPreset;
 use vramp::peers::torch::{TorchConfig, TorchConfigError};
 use vramp_analysis::limit::Limit;
 
+use crate::allocators::{Allocators, parse_allocators};
 use crate::amount::{limit, memory};
 pub use crate::bench::args::Bench;
 use crate::bench::args::parse_seconds;
 use crate::device::DeviceArgs;
 use crate::exit::InvalidArguments;
 use crate::graph::Window;
-use crate::reading::STANDARD;
+use crate::reading::{Reading, STANDARD};
 
 /// Replays recorded GPU workloads on any allocator and compares their memory and cost.
 #[derive(Debug, Parser)]
@@ -129,47 +128,8 @@ pub struct Replay {
     pub audit: bool,
 }
 
-/// The allocators in one value of `--allocator`, which may be given several times.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allocators(Vec<Preset>);
-
-/// Returns the allocators of all values in the order given, each once.
-pub(crate) fn presets(values: &[Allocators]) -> Vec<Preset> {
-    let mut presets = Vec::new();
-    for &preset in values.iter().flat_map(|allocators| &allocators.0) {
-        if !presets.contains(&preset) {
-            presets.push(preset);
-        }
-    }
-    presets
-}
-
 fn parse_torch_config(settings: &str) -> Result<TorchConfig, TorchConfigError> {
     settings.parse()
-}
-
-pub(crate) fn parse_allocators(names: &str) -> Result<Allocators, UnknownAllocator> {
-    match names {
-        "all" => Ok(Allocators(Preset::ALL.to_vec())),
-        names => Ok(Allocators(names.split(',').map(str::parse).collect::<Result<_, _>>()?)),
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct UnknownAllocator(UnknownPreset);
-
-impl From<UnknownPreset> for UnknownAllocator {
-    fn from(error: UnknownPreset) -> UnknownAllocator {
-        UnknownAllocator(error)
-    }
-}
-
-impl std::error::Error for UnknownAllocator {}
-
-impl std::fmt::Display for UnknownAllocator {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}, or all", self.0)
-    }
 }
 
 /// Explains recordings.
@@ -412,21 +372,6 @@ impl Kind {
             }
         }
     }
-}
-
-/// What is read of a trace, and limits on what that may cost. For every command that reads traces.
-#[derive(Clone, Debug, Default, ClapArgs)]
-pub struct Reading {
-    /// Use only these devices of the recording, separated by commas or given several times; all that
-    /// have events by default
-    #[arg(long, value_name = "N", value_delimiter = ',', allow_negative_numbers = true)]
-    pub trace_device: Vec<u16>,
-    /// Memory that reading a trace may take; 1GiB by default
-    #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
-    pub max_memory: Option<Bytes>,
-    /// Number of events that a trace may have; 100,000,000 by default
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub max_events: Option<u32>,
 }
 
 /// Converts a trace.

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod advise;
+mod allocators;
 mod amount;
 mod analysis;
 pub mod args;

@@ -4,14 +4,30 @@ use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use clap::Args as ClapArgs;
 use vramp::Bytes;
 use vramp_trace::{ReadError, ReadLimits, Trace};
 
-use crate::args::Reading;
+use crate::amount::memory;
 use crate::exit::InvalidArguments;
 
 /// The name of standard input or standard output on the command line.
 pub(crate) const STANDARD: &str = "-";
+
+/// What is read of a trace, and limits on what that may cost. For every command that reads traces.
+#[derive(Clone, Debug, Default, ClapArgs)]
+pub struct Reading {
+    /// Use only these devices of the recording, separated by commas or given several times; all that
+    /// have events by default
+    #[arg(long, value_name = "N", value_delimiter = ',', allow_negative_numbers = true)]
+    pub trace_device: Vec<u16>,
+    /// Memory that reading a trace may take; 1GiB by default
+    #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
+    pub max_memory: Option<Bytes>,
+    /// Number of events that a trace may have; 100,000,000 by default
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub max_events: Option<u32>,
+}
 
 impl Reading {
     /// Returns the limits on what reading a trace may cost.

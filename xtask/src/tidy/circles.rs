@@ -6,6 +6,7 @@
 //! 2. Files of which each reaches the other are one circle.
 //! 3. `xtask/circles.toml` has the sizes of each crate's circles. A circle that grows, or a new one, is a
 //!    finding; so is one that shrank, until the file says so: then it stays small.
+//! 4. A circle lies in one folder and has at most six files. `b.rs` is the page of the folder `b` beside it.
 //!
 //! O(files * imports) for each crate.
 
@@ -20,25 +21,40 @@ use crate::tree::Tree;
 /// Where the sizes are.
 pub const BOUNDS: &str = "xtask/circles.toml";
 
+/// The most files of a circle.
+const MOST: usize = 6;
+
 /// A module by its names, without the crate's.
 type Module = Vec<String>;
 
 /// The sizes of a crate's circles and their files, the largest first.
 type Circles = Vec<Vec<String>>;
 
+/// What the file says.
+#[derive(serde::Deserialize)]
+struct Bounds {
+    /// Circles whose files lie in several folders, by crate.
+    #[serde(default)]
+    across: BTreeMap<String, usize>,
+    /// The sizes of all circles, by crate.
+    #[serde(default)]
+    circles: BTreeMap<String, Vec<usize>>,
+}
+
 /// Compares the circles of every crate with the bounds.
 pub fn no_circle_grows(tree: &Tree, parsed: &Parsed<'_>) -> Vec<Finding> {
     let text = tree.text(BOUNDS).unwrap_or_default();
-    let bounds: BTreeMap<String, Vec<usize>> = match toml::from_str(text) {
+    let Bounds { across, circles: bounds } = match toml::from_str(text) {
         Ok(bounds) => bounds,
         Err(error) => return vec![Finding::new(BOUNDS, None, error.to_string())],
     };
     let found = circles(parsed);
-    let names: BTreeSet<&String> = found.keys().chain(bounds.keys()).collect();
+    let names: BTreeSet<&String> = found.keys().chain(bounds.keys()).chain(across.keys()).collect();
     let mut findings = Vec::new();
     for name in names {
         let circles = found.get(name).map_or(&[][..], Vec::as_slice);
         let bound = bounds.get(name).map_or(&[][..], Vec::as_slice);
+        findings.extend(misplaced(name, circles, across.get(name).copied().unwrap_or(0)));
         let sizes: Vec<usize> = circles.iter().map(Vec::len).collect();
         let grown = (0..sizes.len()).find(|&n| sizes[n] > bound.get(n).copied().unwrap_or(0));
         if let Some(grown) = grown {
@@ -52,6 +68,26 @@ pub fn no_circle_grows(tree: &Tree, parsed: &Parsed<'_>) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Finds circles of too many files, and more of them across folders than a crate may have.
+fn misplaced(name: &str, circles: &[Vec<String>], allowed: usize) -> Vec<Finding> {
+    let finding = |message: String| Finding::new(&format!("crates/{name}"), None, message);
+    let long = circles.iter().filter(|circle| circle.len() > MOST);
+    let long = long.map(|circle| {
+        finding(format!("a circle has at most {MOST} files, and not these: {}", circle.join(" ")))
+    });
+    let across: Vec<&Vec<String>> =
+        circles.iter().filter(|circle| one_folder(circle).is_none()).collect();
+    let more = across.iter().filter(|_| across.len() > allowed).map(|circle| {
+        finding(format!("these import each other across folders: {}", circle.join(" ")))
+    });
+    let fewer = (across.len() < allowed).then(|| {
+        let message =
+            format!("fewer circles lie across folders: write `{name} = {}`", across.len());
+        Finding::new(BOUNDS, None, message)
+    });
+    long.chain(more).chain(fewer).collect()
 }
 
 /// The circles of each crate that has some.
@@ -76,6 +112,16 @@ fn circles(parsed: &Parsed<'_>) -> BTreeMap<String, Circles> {
         (!circles.is_empty()).then(|| (name.to_owned(), circles))
     };
     crates.into_iter().filter_map(of_crate).collect()
+}
+
+/// The folder that has all files of a circle.
+fn one_folder(circle: &[String]) -> Option<String> {
+    let of = |path: &String| {
+        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder).to_owned();
+        [folder, path.trim_end_matches(".rs").to_owned()]
+    };
+    let (first, rest) = circle.split_first()?;
+    of(first).into_iter().find(|folder| rest.iter().all(|path| of(path).contains(folder)))
 }
 
 /// `crates/a/src/b/c.rs` is `b/c.rs` of `a`.
@@ -273,7 +319,8 @@ mod tests {
         ("crates/a/src/e/fake.rs", "use crate::b::B; use crate::c::C;"),
     ];
 
-    fn with_bounds(bounds: &'static str) -> Vec<String> {
+    fn with_bounds(circles: &str) -> Vec<String> {
+        let bounds = format!("across.a = 2\n[circles]\n{circles}").leak();
         let tree = Tree::of(&[&FILES[..], &[(BOUNDS, bounds)]].concat());
         no_circle_grows(&tree, &parse(&tree).0).iter().map(ToString::to_string).collect()
     }
@@ -287,6 +334,38 @@ mod tests {
         };
         let found: Vec<_> = circles.iter().map(names).collect();
         assert_eq!(found, [["b.rs", "c/real.rs"], ["d.rs", "e/mod.rs"]]);
+    }
+
+    #[test]
+    fn a_circle_across_folders_or_of_many_files_is_a_finding() {
+        let found_of = |files: &[(&'static str, &'static str)], allowed| -> Vec<String> {
+            let found = circles(&parse(&Tree::of(files)).0);
+            let of_crate = found.iter().flat_map(|(name, of)| misplaced(name, of, allowed));
+            of_crate.map(|finding| finding.to_string()).collect()
+        };
+        let found = |files: &[(&'static str, &'static str)]| found_of(files, 0);
+        let across = found(&FILES);
+        assert_eq!(across.len(), 2);
+        assert_eq!(found_of(&FILES, 2), [""; 0]);
+        assert!(found_of(&FILES, 3)[0].ends_with("write `a = 2`"));
+        assert!(across[0].contains("across folders") && across[0].contains("c/real.rs"));
+        // The page of a folder beside it.
+        let page = [
+            ("crates/a/src/b.rs", "mod c; use c::C; pub struct B;"),
+            ("crates/a/src/b/c.rs", "use super::B; pub struct C;"),
+        ];
+        assert_eq!(found(&page), [""; 0]);
+        let ring = [
+            ("crates/a/src/a.rs", "use crate::b::T;"),
+            ("crates/a/src/b.rs", "use crate::c::T;"),
+            ("crates/a/src/c.rs", "use crate::d::T;"),
+            ("crates/a/src/d.rs", "use crate::e::T;"),
+            ("crates/a/src/e.rs", "use crate::f::T;"),
+            ("crates/a/src/f.rs", "use crate::g::T; use crate::a::T as First;"),
+            ("crates/a/src/g.rs", "use crate::a::T;"),
+        ];
+        assert_eq!(found(&ring[..6]), [""; 0]);
+        assert!(found(&ring)[0].contains("at most 6 files"));
     }
 
     #[test]

@@ -22,6 +22,7 @@
 //! - `diagnostics.rs`: statistics and diagnostics. `../stats.rs` has the statistics by PyTorch's
 //!   names, `../history.rs` recorded events and snapshots.
 
+mod close;
 mod diagnostics;
 mod free;
 mod limits;
@@ -32,6 +33,8 @@ mod shortage;
 mod streams;
 mod tags;
 
+pub use close::CloseError;
+
 use std::sync::Arc;
 
 use vramp_core::{Bytes, Mixed, Policy};
@@ -39,7 +42,7 @@ use vramp_driver::Driver;
 use vramp_host::fork::is_forked;
 
 use crate::config::{Config, FIRST_SPAN_BESIDE};
-use crate::error::{CloseError, CreateError, Unusable};
+use crate::error::{CreateError, Unusable};
 use crate::group::Group;
 use crate::manager::Manager;
 use crate::shared::{CloseFailure, Shared};

@@ -3,14 +3,12 @@
 //! Errors of graph arenas are in [`graph`](crate::graph), those of host memory behind a range in
 //! [`range`](crate::range), those of opening a device in [`device`](crate::device).
 
-mod close;
 mod report;
 
 pub use vramp_core::{ArenaAllocError, ConfigError, Inconsistency, Shortage};
 pub use vramp_driver::{Call, DriverError, ErrorKind, MemoryInfo};
 pub use vramp_host::HostShortage;
 
-pub use close::CloseError;
 pub use report::{
     Largest, OutOfMemoryReport, QuarantinedMemory, SiblingPool, StreamUsage, TagUsage,
 };

@@ -33,8 +33,6 @@ use std::time::{Duration, Instant};
 
 pub use vramp::peers::Preset;
 use vramp::{Bytes, Driver};
-use vramp_driver::sim::{Contents, Simulator};
-use vramp_driver::wrapper::Wrapped;
 
 pub use c_subject::{CSubject, Calls};
 pub use op::{NotAnOp, Op};
@@ -45,7 +43,7 @@ pub use subject::{
 pub use world::{Counts, Finding};
 
 use draw::{Drawer, Mix, Random};
-use tap::Tap;
+use tap::Ground;
 use threads::{Found, Program};
 use world::World;
 
@@ -89,6 +87,12 @@ impl Options {
             bound: None,
             until: None,
         }
+    }
+
+    /// What a program of this seed runs on. Every second one stores bytes. The others are faster and show
+    /// unordered accesses too.
+    fn ground(&self, seed: u64) -> Ground {
+        Ground::new(self.card.as_ref(), Bytes::new(draw::CARD), seed.is_multiple_of(2))
     }
 }
 
@@ -294,41 +298,9 @@ pub fn replay(options: &Options, make: &MakeSubject, program: &[Op]) -> Result<C
     perform(options, make, options.seed, program)
 }
 
-/// What a program runs on.
-#[derive(Clone)]
-struct Ground {
-    device: Arc<dyn Driver>,
-    sim: Option<Arc<Simulator>>,
-    /// The device as the subject sees it.
-    tap: Arc<Wrapped<Tap>>,
-    /// True if bytes are stored and compared.
-    stores: bool,
-}
-
-impl Ground {
-    fn new(options: &Options, seed: u64) -> Ground {
-        // Every second program stores bytes. The others are faster and show unordered accesses too.
-        let stores = seed.is_multiple_of(2) || options.card.is_some();
-        let (device, sim) = match &options.card {
-            Some(card) => (Arc::clone(card), None),
-            None => {
-                let contents = if stores { Contents::Stored } else { Contents::Discarded };
-                let sim = Simulator::builder().memory(Bytes::new(draw::CARD)).contents(contents);
-                let sim = Arc::new(sim.checked().build());
-                (Arc::clone(&sim) as Arc<dyn Driver>, Some(sim))
-            }
-        };
-        Ground { tap: Tap::on(Arc::clone(&device)), device, sim, stores }
-    }
-
-    fn subject(&self, make: &MakeSubject, preset: Preset) -> Box<dyn Subject> {
-        make(Arc::clone(&self.tap) as Arc<dyn Driver>, preset)
-    }
-}
-
 fn world(options: &Options, make: &MakeSubject, seed: u64) -> Result<World, Finding> {
-    let ground = Ground::new(options, seed);
-    World::new(ground.subject(make, options.preset), ground, options.preset)
+    let ground = options.ground(seed);
+    World::new(make(ground.tapped(), options.preset), ground, options.preset)
 }
 
 fn random(options: &Options, seed: u64) -> Random {

@@ -7,11 +7,44 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
+use vramp_driver::sim::{Contents, Simulator};
 use vramp_driver::wrapper::{Wrapped, Wrapper};
 use vramp_driver::{
     Call, CaptureInfo, CaptureMode, Driver, DriverError, DriverResult, Event, Graph, GraphExec,
     Handle, MemoryProperties, Stream,
 };
+
+/// What a program runs on.
+#[derive(Clone)]
+pub(super) struct Ground {
+    pub device: Arc<dyn Driver>,
+    pub sim: Option<Arc<Simulator>>,
+    /// The device as the subject sees it.
+    pub tap: Arc<Wrapped<Tap>>,
+    /// True if bytes are stored and compared.
+    pub stores: bool,
+}
+
+impl Ground {
+    /// Returns a card, which stores bytes, or a simulated one of so much memory.
+    pub(super) fn new(card: Option<&Arc<dyn Driver>>, memory: Bytes, stores: bool) -> Ground {
+        let (device, sim) = match card {
+            Some(card) => (Arc::clone(card), None),
+            None => {
+                let contents = if stores { Contents::Stored } else { Contents::Discarded };
+                let sim = Simulator::builder().memory(memory).contents(contents);
+                let sim = Arc::new(sim.checked().build());
+                (Arc::clone(&sim) as Arc<dyn Driver>, Some(sim))
+            }
+        };
+        Ground { tap: Tap::on(Arc::clone(&device)), device, sim, stores: stores || card.is_some() }
+    }
+
+    /// Returns the device as the subject sees it.
+    pub(super) fn tapped(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.tap) as Arc<dyn Driver>
+    }
+}
 
 /// A failure to inject.
 #[derive(Clone, Copy, Debug)]

@@ -17,11 +17,8 @@ use vramp::Bytes;
 
 use super::draw::{Drawer, Mix};
 use super::subject::{PoolEnd, Way};
-use super::world::{Counts, Finding, World};
-use super::{Ground, MakeSubject, Op, Options, random};
-
-/// The pool that all threads use. It ends after them.
-pub(super) const SHARED: u64 = 0;
+use super::world::{Counts, Finding, SHARED, World};
+use super::{MakeSubject, Op, Options, random};
 
 /// The program of one thread, as far as it ran.
 pub(super) type Program = Arc<Mutex<Vec<Op>>>;
@@ -51,9 +48,9 @@ pub(super) fn perform(
     programs: &[Program],
 ) -> Result<Vec<Counts>, Found> {
     let first = Found::from;
-    let ground = Ground::new(options, seed);
+    let ground = options.ground(seed);
     let before = ground.sim.as_ref().map(|sim| sim.live());
-    let mut base = ground.subject(make, options.preset);
+    let mut base = make(ground.tapped(), options.preset);
     base.open(SHARED).map_err(|refused| first(refused.text))?;
     let mut worlds = Vec::new();
     for at in 0..programs.len() {

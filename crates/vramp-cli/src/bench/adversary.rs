@@ -13,7 +13,7 @@ use vramp_bench::{Bench, TimeSource};
 
 use super::tables::{self, Cell, Column};
 use super::{Output, args};
-use crate::args::presets;
+use crate::allocators::presets;
 use vramp_analysis::number::plural;
 
 /// The device and seed that bounds are of.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use vramp::Bytes;
 
-use crate::args::{Allocators, parse_allocators};
+use crate::allocators::{Allocators, parse_allocators};
 use crate::device::DeviceArgs;
 
 /// Measures allocators on a device.

@@ -17,7 +17,7 @@ use vramp_bench::{Bench, copy, disk, graphs, grow, hit, remap, reserve, spill, t
 use vramp_driver::DeviceInfo;
 use vramp_host::IoChoice;
 
-use crate::args::presets;
+use crate::allocators::presets;
 use crate::device::{self, DeviceArgs};
 use tables::Column;
 

@@ -16,11 +16,13 @@ use vramp_analysis::limit::Limit;
 use vramp_analysis::replay::{Options, Outcome, Recorded, RecordedOom, replay};
 
 use super::{table, total};
+use crate::allocators::presets;
 use crate::analysis::Devices;
-use crate::args::{Reading, Replay, presets};
+use crate::args::Replay;
 use crate::device::{self, Device};
 use crate::exit::OutOfMemory;
 use crate::json;
+use crate::reading::Reading;
 use crate::text::{self, Text};
 
 pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {

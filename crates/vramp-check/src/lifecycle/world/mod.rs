@@ -23,11 +23,9 @@ use vramp_driver::sim::{Gate, LiveObjects, Simulator};
 use vramp_driver::wrapper::Wrapped;
 use vramp_driver::{Call, Event, HostBuffer};
 
-use super::Ground;
 use super::op::Op;
 use super::subject::{Outcome, Planned, Reaction, Refused, Subject, Way, Why};
-use super::tap::Tap;
-use super::threads::SHARED;
+use super::tap::{Ground, Tap};
 
 use model::{Arena, Block, Capture, Graph, Lease, Look, Range, StreamState};
 pub(super) use model::{From, Named};
@@ -37,6 +35,9 @@ pub type Finding = String;
 
 /// Result of an operation: false if it did nothing.
 type Done = Result<bool, Finding>;
+
+/// The pool that programs of several threads share. It ends after them.
+pub(super) const SHARED: u64 = 0;
 
 const SLOTS: u64 = 64;
 const SLOT: u64 = 32;

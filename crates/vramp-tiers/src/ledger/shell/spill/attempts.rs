@@ -99,10 +99,14 @@ impl SpillAttempts {
             Ok(None) => return SpillResult::Covered,
             Ok(Some(left)) => left,
         };
+        let claimed = || {
+            let state = shared.read();
+            // Nothing is missing for a waiter that has left the queue.
+            state.queue.claim_left(&state.ledger, waiter).unwrap_or_default()
+        };
         for (place, registered) in spillers.iter().enumerate() {
-            let claim = Some((&**shared, waiter));
-            let freed =
-                call(shared, registered, &SpillRequest { space, bytes: left, attempt, claim });
+            let request = SpillRequest { space, bytes: left, attempt, left: Some(&claimed) };
+            let freed = call(shared, registered, &request);
             let passed = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
             let is_last = place + 1 == spillers.len();
             let (rest, result) = shared.update(|state| {

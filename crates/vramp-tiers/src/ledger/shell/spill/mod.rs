@@ -148,7 +148,7 @@ impl Shared {
             if left.is_zero() {
                 break;
             }
-            let request = SpillRequest { space, bytes: left, attempt: 1, claim: None };
+            let request = SpillRequest { space, bytes: left, attempt: 1, left: None };
             let freed = call(self, &registered, &request);
             spilled = spilled.checked_add(freed).unwrap_or(Bytes::new(u64::MAX));
         }

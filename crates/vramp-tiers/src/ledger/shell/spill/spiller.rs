@@ -1,17 +1,16 @@
 //! What a program registers to have memory freed, and what it is asked for.
 
-use crate::ledger::core::{Priority, SpaceId, WaiterId};
 use vramp_core::Bytes;
 
-use crate::ledger::shell::shared::Shared;
+use crate::ledger::core::{Priority, SpaceId};
 
 /// Argument of a spiller: the bytes to free.
 pub struct SpillRequest<'a> {
     pub(super) space: SpaceId,
     pub(super) bytes: Bytes,
     pub(super) attempt: u32,
-    /// The waiter with its claim; `None` for spilling on demand.
-    pub(super) claim: Option<(&'a Shared, WaiterId)>,
+    /// Returns what the waiter's claim lacks; `None` for spilling on demand.
+    pub(super) left: Option<&'a (dyn Fn() -> Bytes + Sync)>,
 }
 
 impl SpillRequest<'_> {
@@ -34,10 +33,7 @@ impl SpillRequest<'_> {
     /// came back from any side, and zero once the waiter is out of the queue. For spilling on
     /// demand always [`bytes`](SpillRequest::bytes). One lock, O(claims).
     pub fn left(&self) -> Bytes {
-        let Some((shared, waiter)) = self.claim else { return self.bytes };
-        let state = shared.read();
-        // Nothing is missing for a waiter that has left the queue.
-        state.queue.claim_left(&state.ledger, waiter).unwrap_or_default()
+        self.left.map_or(self.bytes, |left| left())
     }
 }
 
