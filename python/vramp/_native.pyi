@@ -575,18 +575,24 @@ class Tiers:
         patience: float | None = None,
         piece: _Size | None = None,
         store: Store | MutableMapping[int, bytes] | None = None,
+        peers: Mapping[int, _Size] | None = None,
+        promote_after: int | None = None,
     ) -> Tiers:
         """Opens tiers.
 
         `host` is the most pinned memory of the host, by default a quarter of the machine's. `disk` is a
         directory and `disk_limit` the most bytes there, by default what is free. `device` is the most
         memory of the card for buffers, by default the limit of the pool. Instead of these, `config` has
-        the tables [[gpu]], [[host]] and [[disk]]: TOML, the path of a TOML file, or a mapping.
+        the tables [[gpu]], [[host]], [[disk]] and [[peer]]: TOML, the path of a TOML file, or a mapping.
 
         `store` takes the place of the directory, with `disk_limit` as the most bytes in it: an object with
         the methods of `vramp.Store`, or a mapping.
 
+        `peers` has numbers of other cards and the most bytes of free memory that contents take of each. Contents
+        go there before the host. They move on when a pool of that card, or the driver, needs the memory.
+
         `patience` is how many seconds a lease waits by default. `piece` is the unit of moves, 4 to 32 MiB.
+        `promote_after` is the number of reads in place after which the next one restores a buffer, by default 3.
 
         Raises OptionError, FileError, or TierFullError if the host's memory cannot be pinned.
         """
@@ -595,10 +601,12 @@ class Tiers:
     def pool(self) -> Pool: ...
     @property
     def is_closed(self) -> bool: ...
-    def buffer(self, nbytes: _Size, *, priority: int = 0) -> Buffer:
+    def buffer(self, nbytes: _Size, *, priority: int = 0, readable: bool = False) -> Buffer:
         """Returns an empty buffer. It has an address, and no memory before the first lease.
 
-        Buffers of lower priority leave the card first. On the card it takes whole pages of 2 MiB.
+        Buffers of lower priority leave the card first. On the card it takes whole pages of 2 MiB. A readable one
+        may be read in place: its copies lie in host memory that is mapped at its address. Raises
+        UnsupportedError if the device cannot do that.
         """
 
     def adopt(self, memory: object, *, stream: _Stream = None) -> Buffer:
@@ -620,8 +628,12 @@ class Tiers:
         stream: _Stream = None,
         *,
         timeout: float | None = None,
+        in_place: bool = False,
     ) -> LeaseSet:
-        """Returns a request for a lease on several buffers, all or none. Two such sets never deadlock."""
+        """Returns a request for a lease on several buffers, all or none. Two such sets never deadlock.
+
+        With `in_place` readable buffers that are only read may stay on the host: `LeaseSet.in_place`.
+        """
 
     def evict(self, nbytes: _Size) -> int:
         """Evicts buffers until so much more memory of the card is free, or none may leave.
@@ -731,13 +743,15 @@ class Buffer:
         timeout: float | None = None,
         shape: _Shape = None,
         dtype: object = None,
+        in_place: bool = False,
     ) -> Lease:
         """Returns a request for a lease, for work on a stream.
 
         "r" is shared with other readers, "w" and "rw" exclude all others. "overwrite" does too, and
         contents are not restored: all of them are undefined until they are written. `shape` and `dtype`
         are those of the view, by default bytes. The request waits at most `timeout` seconds, by default
-        the patience of the tiers.
+        the patience of the tiers. With `in_place` a readable buffer that is only read may stay on the host:
+        `Lease.is_in_place`.
         """
 
     def prefetch(self) -> None:
@@ -790,6 +804,10 @@ class Lease:
     def is_held(self) -> bool:
         """True while it holds the buffer: also after its end, while DLPack tensors of its view live."""
 
+    @property
+    def is_in_place(self) -> bool:
+        """True while the buffer is read in place under it, over the bus where it is spilled."""
+
     def acquire(self) -> View:
         """Waits for the lease and returns an array of the buffer.
 
@@ -828,6 +846,10 @@ class LeaseSet:
     def buffers(self) -> tuple[Buffer, ...]: ...
     @property
     def is_held(self) -> bool: ...
+    @property
+    def in_place(self) -> tuple[bool, ...]:
+        """Whether each buffer is read in place under it."""
+
     def acquire(self) -> tuple[View, ...]: ...
     def release(self) -> None: ...
     def _begin(self, number: int) -> bool: ...

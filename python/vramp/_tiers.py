@@ -26,6 +26,7 @@ def configuration(
     disk: str | os.PathLike[str] | None,
     disk_limit: int | str | None,
     device: int | str | None,
+    peers: Mapping[int, int | str] | None,
     ordinal: int,
 ) -> tuple[Literal["toml", "json", "sizes"], str]:
     """Returns the form of a configuration and its text, which is JSON where it is not TOML.
@@ -34,8 +35,8 @@ def configuration(
     TOML file.
     """
     if config is not None:
-        if not (host is disk is disk_limit is device is None):
-            raise OptionError("pass a configuration, or host, disk, disk_limit and device: not both")
+        if not (host is disk is disk_limit is device is peers is None):
+            raise OptionError("pass a configuration, or host, disk, disk_limit, device and peers: not both")
         if isinstance(config, Mapping):
             return "json", json.dumps(dict(config))
         if isinstance(config, str) and ("\n" in config or "[" in config):
@@ -53,6 +54,8 @@ def configuration(
     if disk is not None:
         limit = shutil.disk_usage(disk).free if disk_limit is None else disk_limit
         made["disk"] = [{"index": 0, "directory": os.fspath(disk), "capacity": limit}]
+    if peers is not None:
+        made["peer"] = [{"index": index, "limit": limit} for index, limit in peers.items()]
     return "sizes", json.dumps(made)
 
 

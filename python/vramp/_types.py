@@ -216,6 +216,14 @@ class TierStats:
     """Pinned memory of the host."""
     host_used: int
     """What copies take of `host_pinned`. The rest is idle, and goes back after some seconds or with `Pool.trim`."""
+    to_device: int
+    """Copied to other cards."""
+    from_device: int
+    """Copied back from other cards."""
+    reads_in_place: int
+    """Number of buffers that were read in place."""
+    promotions: int
+    """Number of buffers that were restored because they were read in place often."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ pub(crate) fn conclude(
 ) -> Conclusion {
     let limit = advice.limits[index];
     let own = advice.tried.first().and_then(|tried| tried.limited.get(index));
-    let of = Situation { job, advice, index, limit, own, needs };
+    let of = AtLimit { job, advice, index, limit, own, needs };
     let mut remedies = Vec::new();
     match own.filter(|run| run.fits) {
         Some(run) => {
@@ -56,7 +56,7 @@ pub(crate) fn conclude(
     Conclusion { limit, remedies }
 }
 
-struct Situation<'a> {
+struct AtLimit<'a> {
     job: &'a Job<'a>,
     advice: &'a Advice,
     index: usize,
@@ -66,7 +66,7 @@ struct Situation<'a> {
     needs: Option<Needs>,
 }
 
-impl Situation<'_> {
+impl AtLimit<'_> {
     fn needs_in_words(&self) -> String {
         let demand = size(self.advice.demand_bytes);
         let below = match self.limit.bytes < self.advice.demand_bytes {

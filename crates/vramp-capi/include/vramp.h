@@ -577,6 +577,11 @@ typedef struct {
    * none.
    */
   const vramp_store_t *store;
+  /*
+   * Most bytes of free memory that are taken of each other card that this one has peer access to, for
+   * contents of buffers. 1 GiB there stays free. Zero takes none.
+   */
+  uint64_t peer_bytes;
 } vramp_tiers_options_t;
 
 /* A budget: a card, the pinned memory of a NUMA node, or a directory on a disk. */
@@ -790,6 +795,10 @@ typedef struct {
   uint64_t host_pinned;
   /* What copies take of it. The rest is idle, and goes back after some seconds or with vramp_trim. */
   uint64_t host_used;
+  /* Number of buffers read in place so far. */
+  uint64_t reads_in_place;
+  /* Number of buffers restored so far because they were read in place often. */
+  uint64_t promotions;
 } vramp_tiers_stats_t;
 
 /*
@@ -1585,7 +1594,8 @@ vramp_status_t vramp_sharing(vramp_allocator_t allocator, vramp_sharing_t *state
 
 /*
  * Opens tiers below an allocator, of the spaces in a configuration in TOML: `[[gpu]]` with the number of
- * its device, or none for the allocator's limit; `[[host]]`; and `[[disk]]`. docs/tiers.md has the keys.
+ * its device, or none for the allocator's limit; `[[host]]`; `[[disk]]`; and `[[peer]]`, the number of another
+ * card whose free memory holds contents. docs/tiers.md has the keys.
  * Pins the host's first pool. From then on requests that find too little memory spill buffers first.
  *
  * An allocator has at most one set of tiers: VRAMP_ERROR_BUSY if they are open. They end with
@@ -1759,6 +1769,17 @@ vramp_status_t vramp_buffer_create(vramp_allocator_t allocator,
                                    vramp_buffer_t *buffer);
 
 /*
+ * Allows vramp_buffers_lease_in_place to read the buffer while it is spilled: its copies lie in host memory
+ * that is mapped at its address. For the buffer's life. What is spilled already is read in place only after it
+ * was restored and left again. Each part that leaves costs three driver calls more, and it goes to the host
+ * only, and to the disk after all other copies.
+ *
+ * VRAMP_ERROR_UNSUPPORTED if the device maps no host memory, or the buffer was adopted and has not left yet.
+ */
+vramp_status_t vramp_buffer_set_readable(vramp_allocator_t allocator,
+                                         vramp_buffer_t buffer);
+
+/*
  * Destroys a buffer. Never waits: leases on it, and work that was queued under them, keep its memory
  * until they end.
  */
@@ -1915,6 +1936,36 @@ vramp_status_t vramp_buffers_lease(vramp_allocator_t allocator,
                                    uint64_t timeout_ns,
                                    void **addresses,
                                    vramp_buffer_lease_t *lease);
+
+/*
+ * Leases as vramp_buffers_lease does, but a buffer that is only read, and may be read while it is spilled
+ * (vramp_buffer_set_readable), stays where it is if all that is below the card lies on the host: its spilled
+ * parts are read over the bus, at the same address. Only the rest of the set has to fit on the card.
+ * vramp_buffer_lease_is_in_place says which buffers stayed. After some reads in place, three by default, a
+ * buffer is restored if that does not have to wait.
+ *
+ * What the caller promises:
+ * As of vramp_buffers_lease.
+ */
+vramp_status_t vramp_buffers_lease_in_place(vramp_allocator_t allocator,
+                                            const vramp_buffer_use_t *uses,
+                                            size_t count,
+                                            vramp_stream_t stream,
+                                            uint64_t timeout_ns,
+                                            void **addresses,
+                                            vramp_buffer_lease_t *lease);
+
+/*
+ * Writes 1 to `*in_place` if the buffer at `index` in the request is read in place under the lease, and 0 if
+ * it is on the card.
+ *
+ * What the caller promises:
+ * `in_place` is null or valid for writing.
+ */
+vramp_status_t vramp_buffer_lease_is_in_place(vramp_allocator_t allocator,
+                                              vramp_buffer_lease_t lease,
+                                              size_t index,
+                                              int *in_place);
 
 /*
  * Says that work under a lease writes only `size` bytes at `offset` of the buffer at `index` in the

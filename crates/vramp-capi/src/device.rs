@@ -1,9 +1,10 @@
 //! Opens a device by name, and keeps the CUDA driver so that it can adopt streams.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use vramp_alloc::Allocator;
 use vramp_alloc::kind::{Classify, Kind};
 use vramp_cuda::{CudaDriver, OpenError};
 use vramp_driver::Driver;
@@ -24,10 +25,20 @@ impl Classify for DeviceError {
 }
 
 /// Cards of simulated machines, by the name of the machine and whether its cards are mapped.
-type Machines = BTreeMap<(String, bool), Vec<Arc<dyn Driver>>>;
+type Machines = BTreeMap<(String, bool), (u64, Vec<Arc<dyn Driver>>)>;
 
 /// The simulated machines that are open.
 static MACHINES: Mutex<Machines> = Mutex::new(BTreeMap::new());
+
+/// Number of the next simulated machine. This one has the number 0.
+static NEXT_MACHINE: AtomicU64 = AtomicU64::new(1);
+
+/// The open allocators, each with the number of its machine.
+static ALLOCATORS: Mutex<Vec<(u64, Weak<Allocator>)>> = Mutex::new(Vec::new());
+
+fn new_machine() -> u64 {
+    NEXT_MACHINE.fetch_add(1, Ordering::Relaxed)
+}
 
 /// True if simulated cards that are opened from now on have the host's memory at their addresses.
 static MAPS_SIMULATED: AtomicBool = AtomicBool::new(false);
@@ -47,9 +58,25 @@ pub(crate) struct Device {
     pub ordinal: Option<u32>,
     /// True for a simulated card that has the host's memory at its addresses.
     pub is_mapped: bool,
+    /// Cards with the same number are of one machine.
+    machine: u64,
 }
 
 impl Device {
+    /// Lists an allocator of the device, to be found by [`Device::others`]. O(open allocators).
+    pub fn note(&self, allocator: &Arc<Allocator>) {
+        let mut known = ALLOCATORS.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(_, other)| other.strong_count() > 0);
+        known.push((self.machine, Arc::downgrade(allocator)));
+    }
+
+    /// Returns the open allocators of the machine's cards, the oldest first.
+    pub fn others(&self) -> Vec<Arc<Allocator>> {
+        let known = ALLOCATORS.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_machine = known.iter().filter(|(machine, _)| *machine == self.machine);
+        of_machine.filter_map(|(_, allocator)| allocator.upgrade()).collect()
+    }
+
     /// Opens `auto`, `sim`, `sim:CARD`, `sim:CARDxCOUNT:N`, `cuda` or `cuda:N`.
     pub fn open(name: &str) -> Result<Device, DeviceError> {
         let ordinal = match name.strip_prefix("cuda") {
@@ -90,8 +117,12 @@ impl Device {
             true => vramp_alloc::device::open_all_mapped(name)?,
             false => vramp_alloc::device::open_all(name)?,
         };
-        let device =
-            |one: vramp_alloc::device::Opened| Device { is_mapped, ..Device::of(one.driver) };
+        let machine = new_machine();
+        let device = |one: vramp_alloc::device::Opened| Device {
+            is_mapped,
+            machine,
+            ..Device::of(one.driver)
+        };
         Ok(opened.into_iter().map(device).collect())
     }
 
@@ -115,26 +146,28 @@ impl Device {
                 true => vramp_alloc::device::open_all_mapped(name)?,
                 false => vramp_alloc::device::open_all(name)?,
             };
-            machines.insert(key.clone(), opened.into_iter().map(|card| card.driver).collect());
+            let cards = opened.into_iter().map(|card| card.driver).collect();
+            machines.insert(key.clone(), (new_machine(), cards));
         }
-        let cards = &machines[&key];
+        let (machine, cards) = &machines[&key];
         let driver = cards.get(ordinal).ok_or_else(|| DeviceError::NoSuchCard {
             name: name.to_owned(),
             cards: cards.len(),
             ordinal,
         })?;
-        Ok(Device { is_mapped, ..Device::of(Arc::clone(driver)) })
+        Ok(Device { is_mapped, machine: *machine, ..Device::of(Arc::clone(driver)) })
     }
 
     /// Returns a device that is open. It adopts no streams of a caller: each becomes one of its own.
     pub fn of(driver: Arc<dyn Driver>) -> Device {
-        Device { driver, card: None, ordinal: None, is_mapped: false }
+        let machine = new_machine();
+        Device { driver, card: None, ordinal: None, is_mapped: false, machine }
     }
 
     fn on(card: CudaDriver, ordinal: u32) -> Device {
         let card = Arc::new(card);
         let driver = Arc::clone(&card) as Arc<dyn Driver>;
-        Device { driver, card: Some(card), ordinal: Some(ordinal), is_mapped: false }
+        Device { driver, card: Some(card), ordinal: Some(ordinal), is_mapped: false, machine: 0 }
     }
 
     fn named(name: &str) -> Result<Device, DeviceError> {

@@ -161,10 +161,11 @@ impl Session {
     /// Opens an allocator on an open device.
     pub(crate) fn on(device: Device, config: vramp_peers::Config) -> Result<Session> {
         prepare();
-        let allocator = config.open(Arc::clone(&device.driver))?;
+        let allocator = Arc::new(config.open(Arc::clone(&device.driver))?);
+        device.note(&allocator);
         Ok(Session {
             device,
-            allocator: Arc::new(allocator),
+            allocator,
             tiers: TiersSlot::default(),
             regions: Some(Arc::default()),
             plain: OnceLock::new(),
@@ -223,6 +224,13 @@ impl Session {
     /// for a pool that has no regions.
     pub fn lend_host_memory(&self, tiers: &Tiers) -> Option<HostLoan> {
         self.regions.as_ref().map(|regions| regions.lend(tiers))
+    }
+
+    /// Returns the open allocators of the cards of the same machine, for [`TiersOptions::others`].
+    ///
+    /// [`TiersOptions::others`]: vramp_defer::TiersOptions::others
+    pub fn others(&self) -> Vec<Arc<Allocator>> {
+        self.device.others()
     }
 
     /// Returns true if the device is a card, and not simulated or one that the caller made.
@@ -1015,7 +1023,9 @@ impl Session {
         let session = match error {
             CloseError::Capturing { allocator, .. }
             | CloseError::NotSynchronized { allocator, .. } => {
-                Some(Box::new(Session { allocator: Arc::new(*allocator), ..self }))
+                let allocator = Arc::new(*allocator);
+                self.device.note(&allocator);
+                Some(Box::new(Session { allocator, ..self }))
             }
             _ => None,
         };

@@ -25,6 +25,7 @@ pub(crate) mod tables;
 
 use std::ffi::c_char;
 
+use vramp_alloc::device::DeviceInfo;
 use vramp_defer::TiersOptions;
 use vramp_tiers::config::TiersConfig;
 
@@ -37,7 +38,8 @@ use crate::tiers::store::Store;
 use crate::{handles, pointers};
 
 /// Opens tiers below an allocator, of the spaces in a configuration in TOML: `[[gpu]]` with the number of
-/// its device, or none for the allocator's limit; `[[host]]`; and `[[disk]]`. docs/tiers.md has the keys.
+/// its device, or none for the allocator's limit; `[[host]]`; `[[disk]]`; and `[[peer]]`, the number of another
+/// card whose free memory holds contents. docs/tiers.md has the keys.
 /// Pins the host's first pool. From then on requests that find too little memory spill buffers first.
 ///
 /// An allocator has at most one set of tiers: VRAMP_ERROR_BUSY if they are open. They end with
@@ -76,22 +78,22 @@ pub unsafe extern "C" fn vramp_tiers_open_with(
         let options = unsafe { pointers::read_sized(options, "options") }?;
         // SAFETY: required by this function's contract.
         let store = unsafe { config::store_of(&options) }?;
-        open(allocator, store.as_ref(), |ordinal| {
+        open(allocator, store.as_ref(), |device| {
             // SAFETY: required by this function's contract.
-            unsafe { config::from_options(&options, ordinal) }
+            unsafe { config::from_options(&options, device) }
         })
     })
 }
 
-/// Opens tiers of a configuration for the device with an ordinal, perhaps with a store.
+/// Opens tiers of a configuration for a device, perhaps with a store.
 fn open(
     allocator: vramp_allocator_t,
     store: Option<&vramp_store_t>,
-    config: impl FnOnce(u32) -> Result<TiersConfig>,
+    config: impl FnOnce(&DeviceInfo) -> Result<TiersConfig>,
 ) -> Result<()> {
     let store = store.map(Store::open).transpose()?;
     handles::with(allocator, |session| {
-        let config = config(session.allocator().driver().info().ordinal)?;
+        let config = config(session.allocator().driver().info())?;
         let objects = store.as_ref().map(Store::tier);
         let options = TiersOptions { objects, ..TiersOptions::default() };
         session.set_tiers(|| {

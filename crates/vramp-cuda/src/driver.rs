@@ -241,4 +241,8 @@ impl Driver for CudaDriver {
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         memory::memory_info(self)
     }
+
+    fn peer_memory_info(&self, peer: u32) -> DriverResult<MemoryInfo> {
+        memory::peer_memory_info(self, peer)
+    }
 }

@@ -232,6 +232,35 @@ pub(crate) fn memory_info(driver: &CudaDriver) -> DriverResult<MemoryInfo> {
     Ok(MemoryInfo { free: Bytes::new(free as u64), total: Bytes::new(total as u64) })
 }
 
+/// Returns free and total memory of a peer, in its primary context. A peer that is lost is refused: this
+/// device is not.
+pub(crate) fn peer_memory_info(driver: &CudaDriver, peer: u32) -> DriverResult<MemoryInfo> {
+    let call = Call::MemoryInfo;
+    check_peer(driver, call, peer)?;
+    let _entered = driver.enter(call)?;
+    let context = driver.peer_context(call, peer)?;
+    let set = symbol!(driver, call, cuCtxSetCurrent);
+    // SAFETY: the context is retained until this device is dropped.
+    let mut code = unsafe { set(context) };
+    let (mut free, mut total) = (0, 0);
+    if code == CUresult::CUDA_SUCCESS {
+        let ask = symbol!(driver, call, cuMemGetInfo_v2);
+        // SAFETY: both outlive the call.
+        code = unsafe { ask(&mut free, &mut total) };
+    }
+    // SAFETY: the own context is retained for as long as this device lives.
+    let own = unsafe { set(driver.context.0) };
+    driver.settle(call, own, || "cuCtxSetCurrent".into())?;
+    match code {
+        CUresult::CUDA_SUCCESS => {
+            Ok(MemoryInfo { free: Bytes::new(free as u64), total: Bytes::new(total as u64) })
+        }
+        failed => {
+            Err(invalid(call, format!("device {peer} answers {}", driver.cuda.name_of(failed))))
+        }
+    }
+}
+
 /// Returns a location in the driver's terms. The driver refuses an invalid node number.
 pub(crate) fn raw_location(device: CUdevice, location: MemoryLocation) -> CUmemLocation {
     let (type_, id) = match location {

@@ -106,6 +106,7 @@ impl Classify for TiersError {
             | TiersError::NoHost
             | TiersError::TwoDisks
             | TiersError::Allocator(_)
+            | TiersError::Peer { .. }
             | TiersError::Spaces(_) => Kind::Option,
             TiersError::Device(_) => Kind::Device,
             TiersError::Host(error) => error.kind(),

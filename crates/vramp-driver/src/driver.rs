@@ -377,4 +377,7 @@ pub trait Driver: Send + Sync {
 
     /// Returns free and total memory of the card.
     fn memory_info(&self) -> DriverResult<MemoryInfo>;
+
+    /// Returns free and total memory of the peer with this ordinal.
+    fn peer_memory_info(&self, peer: u32) -> DriverResult<MemoryInfo>;
 }

@@ -271,6 +271,9 @@ impl<D: Driver> Driver for Metered<D> {
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.timed(Call::MemoryInfo, |device| device.memory_info())
     }
+    fn peer_memory_info(&self, peer: u32) -> DriverResult<MemoryInfo> {
+        self.timed(Call::MemoryInfo, |device| device.peer_memory_info(peer))
+    }
     fn begin_capture(&self, stream: Stream, mode: CaptureMode) -> DriverResult<()> {
         self.timed(Call::BeginCapture, |device| device.begin_capture(stream, mode))
     }

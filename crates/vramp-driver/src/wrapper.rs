@@ -142,6 +142,7 @@ forward! {
     read_host(buffer: HostBuffer, offset: Bytes, bytes: &mut [u8]) -> DriverResult<()>;
     owns(range: AddrRange) -> bool;
     memory_info() -> DriverResult<MemoryInfo>;
+    peer_memory_info(peer: u32) -> DriverResult<MemoryInfo>;
     begin_capture(stream: Stream, mode: CaptureMode) -> DriverResult<()>;
     end_capture(stream: Stream) -> DriverResult<Graph>;
     capture_info(stream: Stream) -> DriverResult<Option<CaptureInfo>>;

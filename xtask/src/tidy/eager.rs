@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use syn::visit::{self, Visit};
 
-use super::{Finding, GENERATED};
-use crate::tree::Tree;
+use super::Finding;
+use super::scan::Parsed;
 
 /// Methods of which the first argument is not always used.
 const METHODS: [&str; 8] =
@@ -39,17 +39,14 @@ const CHANGES: [&str; 18] = [
 const FOREIGN: [&str; 6] = ["File", "OwnedFd", "TempDir", "MutexGuard", "Library", "JoinHandle"];
 
 /// No such argument changes anything, also when it is dropped.
-pub fn arguments_that_may_be_dropped(tree: &Tree) -> Vec<Finding> {
-    let files = tree.ending(".rs").filter(|(path, _)| !GENERATED.contains(path));
-    let parsed: Vec<_> =
-        files.filter_map(|(path, text)| Some((path, syn::parse_file(text).ok()?))).collect();
+pub fn arguments_that_may_be_dropped(parsed: &Parsed<'_>) -> Vec<Finding> {
     let foreign = || Ends(FOREIGN.iter().map(|name| (*name).to_owned()).collect());
     let mut ends: BTreeMap<&str, Ends> = BTreeMap::new();
-    for (path, file) in &parsed {
+    for (path, file) in parsed {
         ends.entry(package(path)).or_insert_with(foreign).visit_file(file);
     }
     let mut findings = Vec::new();
-    for (path, file) in &parsed {
+    for (path, file) in parsed {
         let ends = &ends[package(path)].0;
         Scan { path, ends, findings: &mut findings }.visit_file(file);
     }
@@ -141,7 +138,9 @@ impl<'ast> Visit<'ast> for Made<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::scan::parse;
     use super::*;
+    use crate::tree::Tree;
 
     fn found(body: &str) -> Vec<String> {
         let text = format!(
@@ -149,7 +148,7 @@ mod tests {
              fn f() {{ {body}; }}\n"
         );
         let tree = Tree::of(&[("crates/vramp/src/a.rs", text.as_str())]);
-        arguments_that_may_be_dropped(&tree).iter().map(ToString::to_string).collect()
+        arguments_that_may_be_dropped(&parse(&tree).0).iter().map(ToString::to_string).collect()
     }
 
     #[test]

@@ -86,14 +86,14 @@ pub fn run(root: &Path) -> Result<()> {
     let sources = Sources::of(&parsed);
     findings.extend(manifests::layer_order(&tree));
     findings.extend(manifests::unsafe_fence(&tree));
-    findings.extend(pool::pool_is_closed(&tree));
+    findings.extend(pool::pool_is_closed(&parsed));
     findings.extend(circles::no_circle_grows(&tree, &parsed));
     findings.extend(calls::core_is_pure(&sources));
     findings.extend(calls::front_examples_name_the_front_crate(&sources));
     findings.extend(calls::environment_is_read_at_the_edge(&sources));
     findings.extend(calls::nothing_unfinished(&sources));
     findings.extend(calls::sources_are_ascii(&tree));
-    findings.extend(eager::arguments_that_may_be_dropped(&tree));
+    findings.extend(eager::arguments_that_may_be_dropped(&parsed));
     findings.extend(words::plain_words(&tree));
     findings.extend(words::no_shadowed_prelude(&sources));
     findings.extend(docs::peer_tests_exist(&tree));

@@ -1,31 +1,23 @@
 //! Only `pool/state/` changes a pool.
 
-use std::collections::BTreeMap;
-
 use syn::visit::{self, Visit};
 
 use super::Finding;
-use crate::tree::Tree;
+use super::scan::Parsed;
 
 const ROOT: &str = "crates/vramp-core/src/";
 /// The folder that changes the pool. Its files are one module with private fields.
 const WRITER: &str = "pool/state/";
 
-/// Sources of the core by path within its `src`.
-fn core_files(tree: &Tree) -> BTreeMap<&str, syn::File> {
-    tree.ending(".rs")
-        .filter_map(|(path, text)| Some((path.strip_prefix(ROOT)?, syn::parse_file(text).ok()?)))
-        .collect()
-}
-
 /// No file outside of `pool/state/` can change a pool: its fields are private to that folder, no
 /// other file has a method of `Pool` that takes `&mut self`, and no file of the pool takes
 /// `&mut Pool`.
-pub fn pool_is_closed(tree: &Tree) -> Vec<Finding> {
+pub fn pool_is_closed(parsed: &Parsed<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (path, file) in core_files(tree) {
+    for (path, file) in parsed {
+        let Some(path) = path.strip_prefix(ROOT) else { continue };
         let mut scan = Mutations { path, findings: Vec::new() };
-        scan.visit_file(&file);
+        scan.visit_file(file);
         findings.append(&mut scan.findings);
     }
     findings
@@ -90,7 +82,9 @@ impl<'ast> Visit<'ast> for Mutations<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::scan::parse;
     use super::*;
+    use crate::tree::Tree;
 
     fn tree(files: &[(&str, &str)]) -> Tree {
         let files: Vec<(String, &str)> =
@@ -113,7 +107,7 @@ mod tests {
             ("pool/plan/sites.rs", "fn change(pool: &mut Pool) {} fn look(pool: &Pool) {}"),
             ("heap/shed.rs", "fn shed(pool: &mut Pool) {}"),
         ]);
-        let found = pool_is_closed(&planted);
+        let found = pool_is_closed(&parse(&planted).0);
         assert_eq!(
             paths(&found),
             ["pool/plan/build.rs", "pool/plan/sites.rs", "pool/state/mod.rs"]

@@ -100,7 +100,7 @@ fn measure_one(
         let limit = size + chunk * 4;
         let ahead = if ahead { limit } else { Bytes::ZERO };
         let config = PeerStoreConfig { limit, chunk, ahead, ..PeerStoreConfig::default() };
-        let store = PeerStore::new(driver, &other, &space, config)?;
+        let store = PeerStore::new(driver, ordinal, &space, config)?;
         Ok(vec![PeerPart { store, allocator: None }])
     })?;
     let plain = PlainPeerCopies::new(&rig, ordinal, size)?;

@@ -132,6 +132,9 @@ pub struct vramp_tiers_options_t {
     /// A store of the caller in place of the directory: the space VRAMP_TIER_DISK with index 0. Null for
     /// none.
     pub store: *const vramp_store_t,
+    /// Most bytes of free memory that are taken of each other card that this one has peer access to, for
+    /// contents of buffers. 1 GiB there stays free. Zero takes none.
+    pub peer_bytes: u64,
 }
 
 /// Statistics of a space, in bytes where not said otherwise. Later versions add fields at the end.
@@ -367,4 +370,8 @@ pub struct vramp_tiers_stats_t {
     pub host_pinned: u64,
     /// What copies take of it. The rest is idle, and goes back after some seconds or with vramp_trim.
     pub host_used: u64,
+    /// Number of buffers read in place so far.
+    pub reads_in_place: u64,
+    /// Number of buffers restored so far because they were read in place often.
+    pub promotions: u64,
 }

@@ -107,6 +107,22 @@ pub unsafe extern "C" fn vramp_buffer_create(
     unsafe { handles::out(allocator, (buffer, "buffer"), find) }
 }
 
+/// Allows vramp_buffers_lease_in_place to read the buffer while it is spilled: its copies lie in host memory
+/// that is mapped at its address. For the buffer's life. What is spilled already is read in place only after it
+/// was restored and left again. Each part that leaves costs three driver calls more, and it goes to the host
+/// only, and to the disk after all other copies.
+///
+/// VRAMP_ERROR_UNSUPPORTED if the device maps no host memory, or the buffer was adopted and has not left yet.
+#[unsafe(no_mangle)]
+pub extern "C" fn vramp_buffer_set_readable(
+    allocator: vramp_allocator_t,
+    buffer: vramp_buffer_t,
+) -> vramp_status_t {
+    handles::on(allocator, |session| {
+        session.with_buffer(buffer, |buffer| Ok(buffer.readable_while_spilled()?))
+    })
+}
+
 /// Destroys a buffer. Never waits: leases on it, and work that was queued under them, keep its memory
 /// until they end.
 #[unsafe(no_mangle)]
@@ -261,7 +277,7 @@ pub extern "C" fn vramp_buffer_retrieve(
     handles::on(allocator, |session| {
         let tiers = session.open_tiers()?;
         let buffer = tiers.buffer(buffer)?;
-        let lease = tiers.acquire(&[(buffer, Access::Shared)], &[], timeout_ns)?;
+        let lease = tiers.acquire(&[(buffer, Access::Shared)], &[], timeout_ns, false)?;
         lease.cancel();
         Ok(())
     })

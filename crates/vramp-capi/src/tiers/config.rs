@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use vramp_alloc::Bytes;
+use vramp_alloc::device::DeviceInfo;
 use vramp_tiers::config::{
-    DiskSpaceConfig, GpuSpaceConfig, HostSpaceConfig, SpaceLevels, TiersConfig,
+    DiskSpaceConfig, GpuSpaceConfig, HostSpaceConfig, PeerConfig, SpaceLevels, TiersConfig,
 };
 use vramp_tiers::space::Level;
 
@@ -35,13 +36,13 @@ pub(crate) unsafe fn store_of(options: &vramp_tiers_options_t) -> Result<Option<
     unsafe { pointers::read_sized(options.store, "store") }.map(Some)
 }
 
-/// Makes a configuration from the struct of a caller, for the device with this ordinal.
+/// Makes a configuration from the struct of a caller, for a device.
 ///
 /// # Safety
 /// The directory is null or zero-terminated.
 pub(crate) unsafe fn from_options(
     options: &vramp_tiers_options_t,
-    ordinal: u32,
+    info: &DeviceInfo,
 ) -> Result<TiersConfig> {
     // SAFETY: this function's contract is the same.
     let directory = unsafe { pointers::text(options.disk_directory, "disk_directory") }?;
@@ -54,16 +55,19 @@ pub(crate) unsafe fn from_options(
     let device = Bytes::new(options.device_bytes);
     // The caller's amount is a limit already.
     let all = SpaceLevels { limit: Some(Level::Fraction(1.0)), ..levels };
-    let gpu = (!device.is_zero()).then(|| GpuSpaceConfig::new(ordinal, device, all));
+    let gpu = (!device.is_zero()).then(|| GpuSpaceConfig::new(info.ordinal, device, all));
     let mut host = HostSpaceConfig::new(0, None, Bytes::new(options.host_bytes), levels);
     host = host.pinned_in_parts();
     let disks =
         has_directory.then(|| DiskSpaceConfig::new(0, PathBuf::from(directory), disk, levels));
+    let limit = Bytes::new(options.peer_bytes);
+    let peers = info.peers.iter().filter(|_| !limit.is_zero());
     let config = TiersConfig {
-        device: None,
         gpus: gpu.into_iter().collect(),
         hosts: vec![host],
         disks: disks.into_iter().collect(),
+        peers: peers.map(|&peer| PeerConfig::new(peer, limit)).collect(),
+        ..TiersConfig::default()
     };
     config.check()?;
     Ok(config)

@@ -1,13 +1,14 @@
 //! Leases: the right of a stream to use a set of buffers on the card.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
 use smallvec::SmallVec;
 use vramp_alloc::{Bytes, StreamId};
-use vramp_defer::{Access, DeferrableBuffer, LeaseSet};
+use vramp_defer::{Access, DeferrableBuffer, LeaseSet, SpillError};
 
 use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
+use crate::session::Session;
 use crate::status::{Failure, Kind, Result, status_of};
 use crate::tiers::abi::*;
 use crate::tiers::out_of_range;
@@ -40,10 +41,15 @@ impl OpenTiers {
         wanted: &[(DeferrableBuffer, Access)],
         streams: &[StreamId],
         timeout_ns: u64,
+        in_place: bool,
     ) -> Result<LeaseSet> {
         let wanted: SmallVec<[_; 8]> =
             wanted.iter().map(|(buffer, access)| (buffer, *access)).collect();
-        Ok(self.manager().lease_on(&wanted, streams, deadline(timeout_ns))?)
+        let (manager, deadline) = (self.manager(), deadline(timeout_ns));
+        Ok(match in_place {
+            true => manager.lease_in_place_on(&wanted, streams, deadline)?,
+            false => manager.lease_on(&wanted, streams, deadline)?,
+        })
     }
 
     fn lease(
@@ -51,6 +57,7 @@ impl OpenTiers {
         uses: &[vramp_buffer_use_t],
         stream: StreamId,
         timeout_ns: u64,
+        in_place: bool,
     ) -> Result<Leased> {
         let wanted: Vec<(DeferrableBuffer, Access)> = {
             let tables = self.tables();
@@ -59,7 +66,7 @@ impl OpenTiers {
             };
             uses.iter().map(one).collect::<Result<_>>()?
         };
-        let lease = self.acquire(&wanted, &[stream], timeout_ns)?;
+        let lease = self.acquire(&wanted, &[stream], timeout_ns, in_place)?;
         let address = |range: vramp_alloc::device::AddrRange| range.start.number() as *mut c_void;
         let addresses = lease.addresses().map(address).collect();
         Ok((lease, addresses))
@@ -144,20 +151,82 @@ pub unsafe extern "C" fn vramp_buffers_lease(
     addresses: *mut *mut c_void,
     lease: *mut vramp_buffer_lease_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(lease, "lease")?;
-        // SAFETY: required by this function's contract.
-        let uses = unsafe { uses_of(uses, count) }?;
-        let (id, found) = handles::with(allocator, |session| {
-            let tiers = session.open_tiers()?;
-            let (held, found) = tiers.lease(&uses, session.stream(stream)?, timeout_ns)?;
-            Ok((tiers.keep_lease(held)?, found))
-        })?;
-        // SAFETY: required by this function's contract.
-        unsafe { write_addresses(addresses, &found) }?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(lease, vramp_buffer_lease_t { id }, "lease") }
-    })
+    let request = (allocator, stream, timeout_ns, false);
+    // SAFETY: required by this function's contract.
+    status_of(|| unsafe { lease_set(request, uses, count, addresses, lease) })
+}
+
+/// Leases as vramp_buffers_lease does, but a buffer that is only read, and may be read while it is spilled
+/// (vramp_buffer_set_readable), stays where it is if all that is below the card lies on the host: its spilled
+/// parts are read over the bus, at the same address. Only the rest of the set has to fit on the card.
+/// vramp_buffer_lease_is_in_place says which buffers stayed. After some reads in place, three by default, a
+/// buffer is restored if that does not have to wait.
+///
+/// # Safety
+/// As of vramp_buffers_lease.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_buffers_lease_in_place(
+    allocator: vramp_allocator_t,
+    uses: *const vramp_buffer_use_t,
+    count: usize,
+    stream: vramp_stream_t,
+    timeout_ns: u64,
+    addresses: *mut *mut c_void,
+    lease: *mut vramp_buffer_lease_t,
+) -> vramp_status_t {
+    let request = (allocator, stream, timeout_ns, true);
+    // SAFETY: required by this function's contract.
+    status_of(|| unsafe { lease_set(request, uses, count, addresses, lease) })
+}
+
+/// Leases a set, in place if the request says so.
+///
+/// # Safety
+/// As of [`vramp_buffers_lease`].
+unsafe fn lease_set(
+    (allocator, stream, timeout_ns, in_place): (vramp_allocator_t, vramp_stream_t, u64, bool),
+    uses: *const vramp_buffer_use_t,
+    count: usize,
+    addresses: *mut *mut c_void,
+    lease: *mut vramp_buffer_lease_t,
+) -> Result<()> {
+    pointers::check(lease, "lease")?;
+    // SAFETY: required by this function's contract.
+    let uses = unsafe { uses_of(uses, count) }?;
+    let (id, found) = handles::with(allocator, |session| {
+        let tiers = session.open_tiers()?;
+        let (held, found) = tiers.lease(&uses, session.stream(stream)?, timeout_ns, in_place)?;
+        Ok((tiers.keep_lease(held)?, found))
+    })?;
+    // SAFETY: required by this function's contract.
+    unsafe { write_addresses(addresses, &found) }?;
+    // SAFETY: required by this function's contract.
+    unsafe { pointers::write(lease, vramp_buffer_lease_t { id }, "lease") }
+}
+
+/// Writes 1 to `*in_place` if the buffer at `index` in the request is read in place under the lease, and 0 if
+/// it is on the card.
+///
+/// # Safety
+/// `in_place` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_buffer_lease_is_in_place(
+    allocator: vramp_allocator_t,
+    lease: vramp_buffer_lease_t,
+    index: usize,
+    in_place: *mut c_int,
+) -> vramp_status_t {
+    let find = |session: &Session| {
+        let tiers = session.open_tiers()?;
+        let tables = tiers.tables();
+        let held = tables.leases.get(&lease.id).ok_or_else(|| unknown_lease(lease.id))?;
+        match index < held.addresses().len() {
+            true => Ok(c_int::from(held.is_in_place(index))),
+            false => Err(SpillError::NotNamed { index }.into()),
+        }
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (in_place, "in_place"), find) }
 }
 
 /// Says that work under a lease writes only `size` bytes at `offset` of the buffer at `index` in the
@@ -225,7 +294,7 @@ pub unsafe extern "C" fn vramp_lock(
         let uses = unsafe { uses_of(uses, count) }?;
         let found = handles::with(allocator, |session| {
             let (tiers, stream) = (session.open_tiers()?, session.stream(stream)?);
-            let (held, found) = tiers.lease(&uses, stream, timeout_ns)?;
+            let (held, found) = tiers.lease(&uses, stream, timeout_ns, false)?;
             tiers.keep_lock(held, stream)?;
             Ok(found)
         })?;

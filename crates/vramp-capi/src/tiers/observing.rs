@@ -45,6 +45,8 @@ impl OpenTiers {
             failures: stats.failures,
             host_pinned: pinned.pinned.count(),
             host_used: pinned.used.count(),
+            reads_in_place: stats.reads_in_place,
+            promotions: stats.promotions,
         }
     }
 }

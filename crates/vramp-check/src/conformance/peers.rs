@@ -158,7 +158,13 @@ fn access_that_was_revoked_is_gone_and_the_own_stays(rig: &Rig, peer: &Rig) -> C
 fn memory_on_a_peer_is_counted_there_and_used_here(rig: &Rig, peer: &Rig) -> Checked {
     let len = rig.whole_pages(Bytes::mib(64));
     let before = [rig.device.memory_info()?.free, peer.device.memory_info()?.free];
-    let properties = MemoryProperties::at(MemoryLocation::Peer(peer.device.info().ordinal));
+    let ordinal = peer.device.info().ordinal;
+    let [seen, own] = [rig.device.peer_memory_info(ordinal)?, peer.device.memory_info()?];
+    if seen.total != own.total {
+        let (seen, own) = (seen.total, own.total);
+        return Err(Failure(format!("a peer with {own} has {seen} as seen from here")));
+    }
+    let properties = MemoryProperties::at(MemoryLocation::Peer(ordinal));
     let handle = rig.create_with(len, properties)?;
     let range = rig.mapped_again(handle, len)?;
     expect_taken(rig, before[0], Bytes::ZERO, "on the device that created memory on a peer")?;

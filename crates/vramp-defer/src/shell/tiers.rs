@@ -18,10 +18,13 @@ use vramp_alloc::device::{OpenError, Opened, open_ordinals_mapped};
 use vramp_alloc::{Allocator, Config, CreateError, Driver, DriverError, StreamId};
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Stream;
-use vramp_tiers::config::{ConfigError, GpuSpaceConfig, HostSpaceConfig, SpaceLevels, TiersConfig};
+use vramp_tiers::config::{
+    ConfigError, GpuSpaceConfig, HostSpaceConfig, PeerConfig, SpaceLevels, TiersConfig,
+};
 use vramp_tiers::disk::{DiskConfig, DiskTierError, ObjectStore, ObjectStoreConfig};
 use vramp_tiers::host::HostPoolError;
 use vramp_tiers::movers::{MoveError, MoverConfig};
+use vramp_tiers::peer::{PeerStore, PeerStoreError};
 use vramp_tiers::reserve::LedgerError;
 use vramp_tiers::space::Level;
 use vramp_tiers::{
@@ -32,6 +35,7 @@ use super::buffer_handle::DeferrableBuffer;
 use super::homes::AdoptFailed;
 use super::lease_set::LeaseSet;
 use super::manager::{SpillManager, SpillParts};
+use super::peer_stores::PeerPart;
 use super::spill_config::SpillConfig;
 use super::spill_error::SpillError;
 use crate::planner::Access;
@@ -49,6 +53,8 @@ pub struct Tiers {
 struct Parts {
     allocator: Arc<Allocator>,
     reservations: ReservationManager,
+    /// Spaces of cards that only hold contents of others.
+    _peers: Option<ReservationManager>,
     gpu: MemorySpace,
     mover: Mover,
     disk: Option<Arc<DiskStore>>,
@@ -105,6 +111,9 @@ pub struct TiersOptions {
     pub objects: Option<ObjectTier>,
     /// When and how buffers are spilled.
     pub spill: SpillConfig,
+    /// Allocators of other cards of the same machine. One whose card is a `[[peer]]` of the configuration has
+    /// contents there move on when it runs short of the card's memory.
+    pub others: Vec<Arc<Allocator>>,
 }
 
 /// A store of the program's own as the tier Disk of all opened cards.
@@ -177,6 +186,14 @@ pub enum TiersError {
     /// The mover was refused.
     #[error(transparent)]
     Mover(#[from] MoveError),
+    /// A card's free memory cannot hold contents of another one.
+    #[error("[[peer]] with index {index}: {error}")]
+    Peer {
+        /// Index of the card.
+        index: u32,
+        /// Reason.
+        error: PeerStoreError,
+    },
     /// The manager was refused.
     #[error(transparent)]
     Manager(#[from] SpillError),
@@ -443,6 +460,7 @@ impl TiersOptions {
             DiskStore::with_objects(Arc::clone(&objects.store), objects.config, &space)
         });
         let objects = objects.transpose()?.map(Arc::new);
+        let others = Others::new(&opened, &reservations, &cards, &self.others)?;
         let mut pools: BTreeMap<usize, HostPool> = BTreeMap::new();
         let mut disks: BTreeMap<usize, Arc<DiskStore>> = BTreeMap::new();
         let mut all = Vec::new();
@@ -467,26 +485,44 @@ impl TiersOptions {
                     Some(Arc::clone(none.insert(Arc::new(store))))
                 }
             };
+            let peers = others.peers_of(driver)?;
             let stream = allocator.create_stream()?;
             let queue = allocator.stream(stream).expect("it was made just now");
             let (gpu, reservations) = (space(gpu.id()), reservations.clone());
-            let parts =
-                Parts { allocator, reservations, gpu, mover, disk, stream, queue, fell_back };
-            all.push(self.manage(Arc::new(parts))?);
+            let _peers = others.alone.clone();
+            let parts = Parts {
+                allocator,
+                reservations,
+                _peers,
+                gpu,
+                mover,
+                disk,
+                stream,
+                queue,
+                fell_back,
+            };
+            all.push(self.manage(Arc::new(parts), peers, opened.promote_after)?);
         }
         Ok(all)
     }
 
-    fn manage(&self, parts: Arc<Parts>) -> Result<Tiers, TiersError> {
+    fn manage(
+        &self,
+        parts: Arc<Parts>,
+        peers: Vec<PeerPart>,
+        promote_after: Option<u32>,
+    ) -> Result<Tiers, TiersError> {
         let spill_parts = SpillParts {
             allocator: Arc::clone(&parts.allocator),
             mover: parts.mover.clone(),
             disk: parts.disk.clone(),
             budget: Some(parts.gpu.clone()),
-            peers: Vec::new(),
+            peers,
         };
         let kept = Arc::clone(&parts);
-        let manager = SpillManager::keeping(spill_parts, self.spill.clone(), Some(kept))?;
+        let promote_after = promote_after.unwrap_or(self.spill.promote_after);
+        let spill = SpillConfig { promote_after, ..self.spill.clone() };
+        let manager = SpillManager::keeping(spill_parts, spill, Some(kept))?;
         Ok(Tiers { manager, parts })
     }
 }
@@ -496,6 +532,53 @@ struct Card {
     gpu: GpuSpaceConfig,
     allocator: Arc<Allocator>,
     fell_back: Option<String>,
+}
+
+/// Cards whose free memory holds contents of others.
+struct Others<'a> {
+    peers: &'a [PeerConfig],
+    opened: &'a ReservationManager,
+    /// Spaces of those that are not opened.
+    alone: Option<ReservationManager>,
+    allocators: Vec<Arc<Allocator>>,
+}
+
+impl<'a> Others<'a> {
+    fn new(
+        config: &'a TiersConfig,
+        opened: &'a ReservationManager,
+        cards: &[Card],
+        others: &[Arc<Allocator>],
+    ) -> Result<Others<'a>, TiersError> {
+        let peers = &config.peers;
+        let space = |peer: &PeerConfig| {
+            let capacity = Bytes::new(peer.limit.count().saturating_mul(cards.len() as u64));
+            let space = SpaceConfig { limit: Level::Fraction(1.0), ..SpaceConfig::gpu(capacity) };
+            (SpaceId::gpu(peer.index), space)
+        };
+        let is_alone = |peer: &&PeerConfig| opened.space(SpaceId::gpu(peer.index)).is_none();
+        let alone: Vec<_> = peers.iter().filter(is_alone).map(space).collect();
+        let alone = (!alone.is_empty()).then(|| ReservationManager::new(alone)).transpose()?;
+        let of_cards = cards.iter().map(|card| &card.allocator);
+        let allocators = of_cards.chain(others).map(Arc::clone).collect();
+        Ok(Others { peers, opened, alone, allocators })
+    }
+
+    /// Returns what the other cards hold of one.
+    fn peers_of(&self, driver: &Arc<dyn Driver>) -> Result<Vec<PeerPart>, TiersError> {
+        let own = driver.info().ordinal;
+        let part = |peer: &PeerConfig| {
+            let index = peer.index;
+            let id = SpaceId::gpu(index);
+            let space = self.opened.space(id).or_else(|| self.alone.as_ref()?.space(id));
+            let space = space.expect("each card has a space");
+            let store = PeerStore::new(driver, index, &space, peer.store());
+            let store = store.map_err(|error| TiersError::Peer { index, error })?;
+            let is_its = |known: &&Arc<Allocator>| known.driver().info().ordinal == index;
+            Ok(PeerPart { store, allocator: self.allocators.iter().find(is_its).cloned() })
+        };
+        self.peers.iter().filter(|peer| peer.index != own).map(part).collect()
+    }
 }
 
 /// Returns the index of the host space for a device: that of its NUMA node, or with its ordinal, or the

@@ -103,7 +103,7 @@ fn spills_and_restores_reach_nine_tenths_of_the_link() {
         let allocator = Arc::new(allocator.unwrap());
         let config = PeerStoreConfig { limit: Bytes::gib(8), ahead, ..PeerStoreConfig::default() };
         let space = spaces.space(gpu).unwrap();
-        let store = PeerStore::new(&drivers[0], &drivers[1], &space, config).unwrap();
+        let store = PeerStore::new(&drivers[0], 1, &space, config).unwrap();
         let parts = SpillParts {
             allocator: Arc::clone(&allocator),
             mover: Mover::new(Arc::clone(&drivers[0]), &pool, MoverConfig::default()).unwrap(),
@@ -176,6 +176,7 @@ fn a_lost_card_gets_no_more_contents() {
     let machine = Machines::default().build();
     let [card, other] = [&machine.cards[0], &machine.cards[1]];
     other.sim.set_faults(FaultPlan::from_nth_of(vramp_driver::Call::MemoryInfo, 1).with_code(700));
+    assert!(other.sim.memory_info().unwrap_err().is_device_lost());
     let buffer = card.spilled(MIB(48), 1);
     assert!(lies(&buffer, HOST));
     card.expect(&buffer, 1);

@@ -102,8 +102,8 @@ impl Machines {
             let stores: BTreeMap<u32, PeerStore> = others
                 .map(|&other| {
                     let space = spaces.space(SpaceId::gpu(other)).unwrap();
-                    let (peer, config) = (&drivers[other as usize], self.store.clone());
-                    (other, PeerStore::new(driver, peer, &space, config).unwrap())
+                    let config = self.store.clone();
+                    (other, PeerStore::new(driver, other, &space, config).unwrap())
                 })
                 .collect();
             let peers = stores.iter().map(|(&other, store)| PeerPart {

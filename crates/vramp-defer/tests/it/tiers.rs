@@ -1,13 +1,14 @@
 //! Tiers opened from a configuration: their parts, what keeps them open, and what is refused.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use vramp_alloc::{Allocator, Config, Driver};
 use vramp_defer::{Access, SpillConfig, Tiers, TiersError, TiersOptions};
 use vramp_driver::sim::Simulator;
 use vramp_tiers::config::{
-    ConfigError, DiskSpaceConfig, GpuSpaceConfig, HostBlocks, HostSpaceConfig, SpaceLevels,
-    TiersConfig,
+    ConfigError, DiskSpaceConfig, GpuSpaceConfig, HostBlocks, HostSpaceConfig, PeerConfig,
+    SpaceLevels, TiersConfig,
 };
 use vramp_tiers::{Bytes, SpaceId, Tier};
 
@@ -22,7 +23,7 @@ fn config(cards: u32) -> TiersConfig {
         device: Some(format!("sim:h200x{cards}")),
         gpus: (0..cards).map(gpu).collect(),
         hosts: vec![host.with_blocks(blocks)],
-        disks: Vec::new(),
+        ..TiersConfig::default()
     }
 }
 
@@ -165,6 +166,60 @@ fn an_allocator_without_a_configured_gpu_pays_from_its_own_limit() {
 }
 
 #[test]
+fn contents_go_to_free_memory_of_the_cards_that_the_configuration_names() {
+    for opens_both in [false, true] {
+        let mut config = config(2);
+        config.peers = vec![PeerConfig::new(1, MIB(64)), PeerConfig::new(0, MIB(64))];
+        let mut cards = match opens_both {
+            true => options().open_all(&config).unwrap(),
+            // The card 1 is no GPU of the configuration, and no allocator is opened on it.
+            false => {
+                config.gpus.truncate(1);
+                vec![options().open(&config).unwrap()]
+            }
+        };
+        let buffers: Vec<_> = (0..6).map(|_| cards[0].buffer(MIB(16)).unwrap()).collect();
+        for (byte, buffer) in (0..).zip(&buffers) {
+            buffer.write(Bytes::ZERO, &vec![byte; 16 << 20]).unwrap();
+        }
+        let stats = cards[0].manager().stats();
+        assert!(stats.to_peer_bytes >= MIB(40).count() && stats.to_host_bytes == 0, "{stats:?}");
+        if opens_both {
+            assert_eq!(cards[1].gpu_space().total(), MIB(64), "the other card's space is charged");
+            // The other card needs its space: contents move on to the host.
+            let needs = cards[1].gpu_space().request(MIB(48)).deadline(Duration::from_secs(5));
+            let reserved = needs.wait().unwrap();
+            assert!(cards[0].manager().stats().moved_on_bytes >= MIB(32).count());
+            drop(reserved);
+            // It may be closed first.
+            drop(cards.pop());
+        }
+        for (byte, buffer) in (0..).zip(&buffers) {
+            let mut back = vec![99; 16 << 20];
+            buffer.read(Bytes::ZERO, &mut back).unwrap();
+            assert!(vramp_testing::is_filled(&back, byte), "buffer {byte}");
+        }
+        cards[0].manager().audit().unwrap();
+    }
+}
+
+#[test]
+fn a_configuration_says_after_how_many_reads_in_place_a_buffer_is_restored() {
+    let config = TiersConfig { promote_after: Some(1), ..config(1) };
+    let text = config.to_toml().unwrap();
+    assert_eq!(TiersConfig::from_toml(&text).unwrap(), config);
+    let tiers = options().open(&config).unwrap();
+    let buffer = tiers.buffer(MIB(16)).unwrap();
+    buffer.readable_while_spilled().unwrap();
+    buffer.write(Bytes::ZERO, &vec![5; 16 << 20]).unwrap();
+    assert_eq!(tiers.manager().spill(MIB(16)).freed, MIB(16));
+    for is_in_place in [true, false] {
+        let lease = buffer.read_in_place(tiers.stream()).unwrap();
+        assert_eq!(lease.is_in_place(0), is_in_place);
+    }
+}
+
+#[test]
 fn what_cannot_be_opened_is_refused_with_what_to_do() {
     let refused = |config: TiersConfig| Tiers::open(&config).unwrap_err();
     let error = refused(TiersConfig { gpus: Vec::new(), ..config(1) });
@@ -179,6 +234,16 @@ fn what_cannot_be_opened_is_refused_with_what_to_do() {
     large.gpus[0].capacity = Bytes::tib(1);
     let error = refused(large);
     assert!(matches!(error, TiersError::Config(ConfigError::GpuTooSmall { .. })), "{error}");
+    let mut far = config(1);
+    far.peers.push(PeerConfig::new(3, MIB(64)));
+    let error = refused(far.clone());
+    assert!(error.to_string().contains("[[peer]] with index 3: card 3 is no peer"), "{error}");
+    far.peers.push(PeerConfig::new(3, MIB(1)));
+    let error = refused(far);
+    assert!(
+        matches!(error, TiersError::Config(ConfigError::DuplicatePeer { index: 3 })),
+        "{error}"
+    );
     let error = Tiers::from_toml("[[gpu]]\nindex = 0\nsize = 3").unwrap_err();
     assert!(matches!(error, TiersError::Config(ConfigError::Toml { .. })), "{error}");
     let mut nowhere = config(1);

@@ -678,10 +678,21 @@ impl Driver for Simulator {
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.call(log(Call::MemoryInfo), |state| {
             state.spend(Call::MemoryInfo);
-            Ok(MemoryInfo {
-                free: state.memory.free(state.current),
-                total: self.info.limits.memory,
-            })
+            let free = state.memory.free(state.current);
+            Ok(MemoryInfo { free, total: self.info.limits.memory })
+        })
+    }
+
+    fn peer_memory_info(&self, peer: u32) -> DriverResult<MemoryInfo> {
+        self.call(log(Call::MemoryInfo), |state| {
+            peer_set(state, &[peer])?;
+            if state.devices[peer as usize].lost.is_some() {
+                return Err(Refusal::invalid(format!("device {peer} is lost")));
+            }
+            state.spend(Call::MemoryInfo);
+            // The cards of a machine are alike.
+            let free = state.memory.free(peer as usize);
+            Ok(MemoryInfo { free, total: self.info.limits.memory })
         })
     }
 }

@@ -56,6 +56,8 @@ struct Request {
     stream_object: Option<Py<PyAny>>,
     /// `None` for the patience of the tiers.
     timeout: Option<Deadlines>,
+    /// What is only read may stay below the card.
+    in_place: bool,
     /// Held for a few instructions.
     state: Mutex<State>,
 }
@@ -89,6 +91,7 @@ impl Request {
         buffers: Vec<(Py<Buffer>, Access)>,
         stream: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
+        in_place: bool,
     ) -> PyResult<Request> {
         let stream = stream_in(tiers.pool().bind(py), stream)?;
         let timeout = match timeout {
@@ -109,6 +112,7 @@ impl Request {
             stream: stream.name,
             stream_object: stream.object,
             timeout,
+            in_place,
             state: Mutex::new(State::Requested),
         })
     }
@@ -218,7 +222,10 @@ impl Request {
             Some(Deadlines::Never) => Deadline::NEVER,
             Some(Deadlines::After(time)) => Deadline::from(time),
         };
-        let request = tiers.manager().request(&wanted).stream(stream);
+        let mut request = tiers.manager().request(&wanted).stream(stream);
+        if self.in_place {
+            request = request.in_place();
+        }
         let finished = finish(request.deadline(deadline).owner(owner));
         Ok((finished, hold))
     }
@@ -287,6 +294,14 @@ impl Request {
         // The end of the last one takes the manager's lock.
         drop(state);
         drop(held);
+    }
+
+    /// Returns true if a buffer is read in place under the lease.
+    fn is_in_place(&self, index: usize) -> bool {
+        match &*self.state() {
+            State::Held(grant) => grant.set.as_ref().is_some_and(|(set, _)| set.is_in_place(index)),
+            _ => false,
+        }
     }
 
     fn is_held(&self) -> bool {
@@ -375,14 +390,14 @@ impl Lease {
         access: &str,
         stream: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
-        shape: Option<&Bound<'_, PyAny>>,
-        dtype: Option<&Bound<'_, PyAny>>,
+        (shape, dtype): (Option<&Bound<'_, PyAny>>, Option<&Bound<'_, PyAny>>),
+        in_place: bool,
     ) -> PyResult<Lease> {
         let py = buffer.py();
         let tiers = buffer.get().tiers();
         let buffers = vec![(buffer.clone().unbind(), access_of(access)?)];
         Ok(Lease {
-            request: Request::new(py, tiers, buffers, stream, timeout)?,
+            request: Request::new(py, tiers, buffers, stream, timeout, in_place)?,
             shape: shape.map(|shape| shape.clone().unbind()),
             dtype: dtype.map(|dtype| dtype.clone().unbind()),
         })
@@ -407,10 +422,16 @@ impl Lease {
         self.request.buffers[0].0.clone_ref(py)
     }
 
-    /// True while the buffer stays on the card for it.
+    /// True while the buffer stays where it is for it.
     #[getter]
     fn is_held(&self) -> bool {
         self.request.is_held()
+    }
+
+    /// True while the buffer is read in place for it.
+    #[getter]
+    fn is_in_place(&self) -> bool {
+        self.request.is_in_place(0)
     }
 
     /// Waits for the lease.
@@ -484,6 +505,7 @@ impl LeaseSet {
         wanted: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
+        in_place: bool,
     ) -> PyResult<LeaseSet> {
         let py = tiers.py();
         let pair = |pair: Bound<'_, PyAny>| {
@@ -498,7 +520,8 @@ impl LeaseSet {
         if buffers.is_empty() {
             return Err(refuse(py, "RangeError", "the lease has no buffer: name at least one"));
         }
-        Ok(LeaseSet { request: Request::new(py, tiers.get(), buffers, stream, timeout)? })
+        let request = Request::new(py, tiers.get(), buffers, stream, timeout, in_place)?;
+        Ok(LeaseSet { request })
     }
 
     fn views<'py>(slf: &Bound<'py, LeaseSet>, grant: &Arc<Grant>) -> PyResult<Bound<'py, PyTuple>> {
@@ -518,10 +541,17 @@ impl LeaseSet {
         PyTuple::new(py, self.request.buffers.iter().map(|(buffer, _)| buffer.clone_ref(py)))
     }
 
-    /// True while the buffers stay on the card for it.
+    /// True while the buffers stay where they are for it.
     #[getter]
     fn is_held(&self) -> bool {
         self.request.is_held()
+    }
+
+    /// Whether each buffer is read in place for it.
+    #[getter]
+    fn in_place<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let buffers = 0..self.request.buffers.len();
+        PyTuple::new(py, buffers.map(|index| self.request.is_in_place(index)))
     }
 
     /// Waits for the lease.

@@ -184,7 +184,7 @@ impl Tiers {
     #[new]
     #[pyo3(signature = (
         pool, config = None, *, host = None, disk = None, disk_limit = None, device = None,
-        patience = None, piece = None, store = None,
+        patience = None, piece = None, store = None, peers = None, promote_after = None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "each is a keyword of the constructor in Python")]
     fn new(
@@ -197,6 +197,8 @@ impl Tiers {
         patience: Option<f64>,
         piece: Option<&Bound<'_, PyAny>>,
         store: Option<&Bound<'_, PyAny>>,
+        peers: Option<&Bound<'_, PyAny>>,
+        promote_after: Option<u32>,
     ) -> PyResult<Tiers> {
         let py = pool.py();
         check_fork().map_err(|failure| raise(py, failure))?;
@@ -216,9 +218,11 @@ impl Tiers {
         };
         named.set_item("disk_limit", disk_limit)?;
         named.set_item("device", device)?;
+        named.set_item("peers", peers)?;
         let info = pool.get().info(py)?;
         named.set_item("ordinal", info.ordinal)?;
-        let config = configuration(py, &PyTuple::new(py, [config])?, &named)?;
+        let mut config = configuration(py, &PyTuple::new(py, [config])?, &named)?;
+        config.promote_after = promote_after.or(config.promote_after);
         let mut spill = SpillConfig::default();
         if let Some(patience) = patience {
             spill.patience = seconds(py, patience)?.unwrap_or(Duration::MAX);
@@ -227,7 +231,8 @@ impl Tiers {
             spill.piece = amount(py, piece, "piece")?;
         }
         let patience = spill.patience;
-        let options = TiersOptions { spill, objects, ..TiersOptions::default() };
+        let others = pool.get().call(py, |session| Ok(session.others()))?;
+        let options = TiersOptions { spill, objects, others, ..TiersOptions::default() };
         let allocator = pool.get().allocator();
         let kept = pool.get().call(py, |session| Ok(Arc::clone(session.shared_allocator())))?;
         let opened = py.detach(|| {
@@ -254,16 +259,20 @@ impl Tiers {
     }
 
     /// Returns an empty buffer.
-    #[pyo3(signature = (nbytes, *, priority = 0))]
+    #[pyo3(signature = (nbytes, *, priority = 0, readable = false))]
     fn buffer(
         slf: &Bound<'_, Tiers>,
         nbytes: &Bound<'_, PyAny>,
         priority: i32,
+        readable: bool,
     ) -> PyResult<Buffer> {
         let py = slf.py();
         let len = amount(py, nbytes, "nbytes")?;
         let buffer = slf.get().call(py, |open| {
             let buffer = open.tiers.buffer(len)?;
+            if readable {
+                buffer.readable_while_spilled()?;
+            }
             if priority != 0 {
                 buffer.set_priority(priority);
             }
@@ -302,14 +311,15 @@ impl Tiers {
     }
 
     /// Returns a request for a lease on several buffers.
-    #[pyo3(signature = (wanted, stream = None, *, timeout = None))]
+    #[pyo3(signature = (wanted, stream = None, *, timeout = None, in_place = false))]
     fn lease(
         slf: &Bound<'_, Tiers>,
         wanted: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
+        in_place: bool,
     ) -> PyResult<LeaseSet> {
-        LeaseSet::new(slf, wanted, stream, timeout)
+        LeaseSet::new(slf, wanted, stream, timeout, in_place)
     }
 
     /// Evicts buffers.
@@ -363,6 +373,10 @@ impl Tiers {
         set("failures", stats.failures)?;
         set("host_pinned", pinned.pinned.count())?;
         set("host_used", pinned.used.count())?;
+        set("to_device", stats.to_peer_bytes)?;
+        set("from_device", stats.from_peer_bytes)?;
+        set("reads_in_place", stats.reads_in_place)?;
+        set("promotions", stats.promotions)?;
         result(py, "TierStats", &fields)
     }
 

@@ -174,7 +174,8 @@ impl<'a> TiersBuilder<'a> {
         let disks = self.disks.iter().zip(0..).map(|((directory, capacity), index)| {
             DiskSpaceConfig::new(index, directory.clone(), *capacity, self.disk_levels)
         });
-        let config = TiersConfig { device: None, gpus, hosts, disks: disks.collect() };
+        let (disks, rest) = (disks.collect(), TiersConfig::default());
+        let config = TiersConfig { gpus, hosts, disks, ..rest };
         config.check()?;
         Ok(config)
     }

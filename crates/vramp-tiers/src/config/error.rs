@@ -25,6 +25,12 @@ pub enum ConfigError {
         /// Id of the space.
         space: SpaceId,
     },
+    /// A card is named twice.
+    #[error("[[peer]] with index {index} occurs twice: name each card once")]
+    DuplicatePeer {
+        /// Index of the card.
+        index: u32,
+    },
     /// The levels of a space are invalid.
     #[error("[[{}]] with index {}: {error}", space.tier, space.index)]
     InvalidLevels {

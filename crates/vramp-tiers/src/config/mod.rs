@@ -45,7 +45,9 @@ use vramp_core::Bytes;
 
 pub use builder::{GpuInfo, GpuSelection, HostCapacity, HostLayout, TiersBuilder};
 pub use error::ConfigError;
-pub use spaces::{DiskSpaceConfig, GpuSpaceConfig, HostBlocks, HostSpaceConfig, SpaceLevels};
+pub use spaces::{
+    DiskSpaceConfig, GpuSpaceConfig, HostBlocks, HostSpaceConfig, PeerConfig, SpaceLevels,
+};
 pub use vramp_host::{NumaNode, topology};
 
 /// Configuration of all spaces of a program.
@@ -56,6 +58,9 @@ pub struct TiersConfig {
     /// `sim:h200x2`. `None` for `auto`: the cards of this machine, or simulated ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// Reads in place after which a buffer is restored, if there is room. `None` for the default, 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promote_after: Option<u32>,
     /// GPUs.
     #[serde(default, rename = "gpu", skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuSpaceConfig>,
@@ -65,6 +70,9 @@ pub struct TiersConfig {
     /// Directories on disks.
     #[serde(default, rename = "disk", skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskSpaceConfig>,
+    /// Cards whose free memory holds contents of the others.
+    #[serde(default, rename = "peer", skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<PeerConfig>,
 }
 
 impl TiersConfig {
@@ -120,6 +128,11 @@ impl TiersConfig {
         }
         for host in &self.hosts {
             host.check()?;
+        }
+        for (nth, peer) in self.peers.iter().enumerate() {
+            if self.peers[..nth].iter().any(|earlier| earlier.index == peer.index) {
+                return Err(ConfigError::DuplicatePeer { index: peer.index });
+            }
         }
         for (space, config) in spaces {
             config.levels().map_err(|error| ConfigError::InvalidLevels { space, error })?;

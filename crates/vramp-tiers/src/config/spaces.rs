@@ -11,6 +11,7 @@ use vramp_host::NumaNode;
 use super::error::ConfigError;
 use super::text;
 use crate::host::HostPoolConfig;
+use crate::peer::PeerStoreConfig;
 
 /// Page size of the kernel.
 const PAGE: Bytes = Bytes::kib(4);
@@ -242,6 +243,40 @@ impl HostSpaceConfig {
             return Err(ConfigError::InitialPoolsTooLarge { space, pools, capacity });
         }
         Ok(())
+    }
+}
+
+const fn default_reserve() -> Bytes {
+    Bytes::gib(1)
+}
+
+/// Free memory of a card that holds contents of the others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerConfig {
+    /// Index of the card, as CUDA numbers the visible ones. It may be the one of a GPU space, which is charged then.
+    pub index: u32,
+    /// Most bytes that each other card takes of it.
+    #[serde(with = "text::bytes")]
+    pub limit: Bytes,
+    /// Bytes of it that stay free.
+    #[serde(default = "default_reserve", with = "text::bytes")]
+    pub reserve: Bytes,
+    /// Bytes taken of it at the start and kept.
+    #[serde(default, with = "text::bytes")]
+    pub ahead: Bytes,
+}
+
+impl PeerConfig {
+    /// Returns a configuration that leaves 1 GiB of the card free and takes nothing ahead.
+    pub fn new(index: u32, limit: Bytes) -> PeerConfig {
+        PeerConfig { index, limit, reserve: default_reserve(), ahead: Bytes::ZERO }
+    }
+
+    /// Returns the configuration of a store on the card.
+    pub fn store(&self) -> PeerStoreConfig {
+        let &PeerConfig { limit, reserve, ahead, .. } = self;
+        PeerStoreConfig { limit, reserve, ahead, ..PeerStoreConfig::default() }
     }
 }
 

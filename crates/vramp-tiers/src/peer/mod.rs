@@ -8,13 +8,12 @@
 //! use vramp_tiers::peer::{PeerStore, PeerStoreConfig};
 //! use vramp_tiers::{Bytes, ReservationManager, SpaceConfig, SpaceId};
 //!
-//! let mut cards = vramp_alloc::device::open_all("sim:h200x2")?.into_iter().map(|one| one.driver);
-//! let (this, other) = (cards.next().expect("two cards"), cards.next().expect("two cards"));
+//! let this = vramp_alloc::open("sim:h200x2:0")?.driver;
 //! let gpu = SpaceId::gpu(1);
 //! let manager = ReservationManager::new([(gpu, SpaceConfig::gpu(Bytes::gib(128)))])?;
 //! let space = manager.space(gpu).expect("it was configured");
 //! let config = PeerStoreConfig { limit: Bytes::gib(16), ..PeerStoreConfig::default() };
-//! let store = PeerStore::new(&this, &other, &space, config)?;
+//! let store = PeerStore::new(&this, 1, &space, config)?;
 //!
 //! let copy = store.allocate(Bytes::mib(20))?;
 //! assert_eq!(copy.range().len, Bytes::mib(20));

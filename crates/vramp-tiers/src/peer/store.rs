@@ -35,7 +35,8 @@ struct State {
 
 struct Shared {
     driver: Arc<dyn Driver>,
-    peer: Arc<dyn Driver>,
+    /// Ordinal of the other card.
+    peer: u32,
     space: MemorySpace,
     config: PeerStoreConfig,
     state: Mutex<State>,
@@ -56,19 +57,19 @@ pub struct PeerAllocation {
 }
 
 impl PeerStore {
-    /// Creates a store of `driver`'s card on `peer`'s, charged to the space of that card, and the
-    /// chunks that are to exist ahead.
+    /// Creates a store of `driver`'s card on the card with the ordinal `peer`, charged to the space of that
+    /// card, and the chunks that are to exist ahead.
     ///
     /// # Errors
     /// The configuration is invalid, the space is no GPU's, or no link leads to the other card. A
     /// chunk that cannot be created ahead is no error.
     pub fn new(
         driver: &Arc<dyn Driver>,
-        peer: &Arc<dyn Driver>,
+        peer: u32,
         space: &MemorySpace,
         config: PeerStoreConfig,
     ) -> Result<PeerStore, PeerStoreError> {
-        let (info, ordinal) = (driver.info(), peer.info().ordinal);
+        let info = driver.info();
         if space.id().tier != Tier::Gpu {
             return Err(PeerStoreError::Config("the space must be of the tier GPU"));
         }
@@ -76,9 +77,9 @@ impl PeerStore {
         if config.chunk.is_zero() || !config.chunk.is_multiple_of(page) {
             return Err(PeerStoreError::Config("a chunk must be whole pages"));
         }
-        if !info.peers.contains(&ordinal) {
+        if !info.peers.contains(&peer) {
             let (device, peers) = (info.id.clone(), info.peers.clone());
-            return Err(PeerStoreError::NotAPeer { peer: ordinal, device, peers });
+            return Err(PeerStoreError::NotAPeer { peer, device, peers });
         }
         let state = State {
             extents: ExtentAllocator::new(UNIT),
@@ -90,7 +91,7 @@ impl PeerStore {
             lost: Vec::new(),
             stats: PeerStoreStats::default(),
         };
-        let (driver, peer, space) = (Arc::clone(driver), Arc::clone(peer), space.clone());
+        let (driver, space) = (Arc::clone(driver), space.clone());
         let shared = Shared { driver, peer, space, config, state: Mutex::new(state) };
         let store = PeerStore { shared: Arc::new(shared) };
         store.prepare();
@@ -277,7 +278,7 @@ impl State {
 
 impl Shared {
     fn ordinal(&self) -> u32 {
-        self.peer.info().ordinal
+        self.peer
     }
 
     fn is_closed(&self, state: &State) -> bool {
@@ -285,8 +286,8 @@ impl Shared {
     }
 
     fn free_on_peer(&self) -> Result<Bytes, PeerStoreError> {
-        let peer = self.ordinal();
-        let info = self.peer.memory_info();
+        let peer = self.peer;
+        let info = self.driver.peer_memory_info(peer);
         info.map(|info| info.free).map_err(|error| PeerStoreError::Device { peer, error })
     }
 

@@ -375,6 +375,7 @@ prop_compose! {
             gpus: gpus.into_iter().map(gpu).collect(),
             hosts: hosts.into_iter().map(host).collect(),
             disks: disks.into_iter().map(disk).collect(),
+            ..TiersConfig::default()
         }
     }
 }

@@ -33,7 +33,7 @@ fn config() -> PeerStoreConfig {
 
 impl Rig {
     fn store(&self, config: PeerStoreConfig) -> PeerStore {
-        PeerStore::new(&self.drivers[0], &self.drivers[1], &self.space, config).unwrap()
+        PeerStore::new(&self.drivers[0], 1, &self.space, config).unwrap()
     }
 
     fn free(&self) -> Bytes {
@@ -110,9 +110,8 @@ fn the_limit_the_space_and_the_reserve_bound_what_is_taken() {
 #[test]
 fn invalid_stores_and_lengths_are_refused() {
     let rig = rig(Bytes::gib(1));
-    let new = |peer: usize, config| {
-        PeerStore::new(&rig.drivers[0], &rig.drivers[peer], &rig.space, config).map(drop)
-    };
+    let new =
+        |peer: u32, config| PeerStore::new(&rig.drivers[0], peer, &rig.space, config).map(drop);
     assert!(matches!(new(0, config()), Err(PeerStoreError::NotAPeer { peer: 0, .. })));
     let uneven = PeerStoreConfig { chunk: MIB(3), ..config() };
     assert!(matches!(new(1, uneven), Err(PeerStoreError::Config(_))));

@@ -36,6 +36,7 @@ pub fn options(device_bytes: u64, host_bytes: u64) -> vramp_tiers_options_t {
         disk_directory: std::ptr::null(),
         disk_bytes: 0,
         store: std::ptr::null(),
+        peer_bytes: 0,
     }
 }
 

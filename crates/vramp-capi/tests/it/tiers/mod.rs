@@ -2,5 +2,6 @@
 
 mod buffers;
 mod closing;
+mod doors;
 mod reservations;
 mod wrong_calls;

@@ -118,8 +118,9 @@ impl Buffer {
 
     /// Returns a request for a lease.
     #[pyo3(signature = (
-        access = "rw", stream = None, *, timeout = None, shape = None, dtype = None,
+        access = "rw", stream = None, *, timeout = None, shape = None, dtype = None, in_place = false,
     ))]
+    #[expect(clippy::too_many_arguments, reason = "each is an argument of the method in Python")]
     fn lease(
         slf: &Bound<'_, Buffer>,
         access: &str,
@@ -127,8 +128,9 @@ impl Buffer {
         timeout: Option<f64>,
         shape: Option<&Bound<'_, PyAny>>,
         dtype: Option<&Bound<'_, PyAny>>,
+        in_place: bool,
     ) -> PyResult<Lease> {
-        Lease::new(slf, access, stream, timeout, shape, dtype)
+        Lease::new(slf, access, stream, timeout, (shape, dtype), in_place)
     }
 
     /// Restores it ahead of need.
