@@ -138,7 +138,7 @@ fn walk(
         {
             // A comment of the documentation is an attribute to the parser.
             if sign.span().source_text().is_some_and(|text| text != "#") {
-                while let Some(part) = tokens.next() {
+                for part in tokens.by_ref() {
                     if matches!(part, TokenTree::Group(_)) {
                         break;
                     }

@@ -128,10 +128,10 @@ mod under_a_page;
 mod virtual_pool;
 
 pub use allocation::Allocation;
-pub use allocator::{Allocator, CloseError};
+pub use allocator::Allocator;
 pub use config::Config;
 pub use device::{Driver, DriverError, open};
-pub use error::{AllocError, CreateError, FreeError};
+pub use error::{AllocError, CloseError, CreateError, FreeError};
 pub use stream_end::{StreamEnd, StreamWork};
 pub use vramp_core::{Bytes, DeviceAddr, StreamId};
 pub use vramp_host::HostReserve;

@@ -5,6 +5,7 @@
 
 mod report;
 
+pub use crate::allocator::CloseError;
 pub use vramp_core::{ArenaAllocError, ConfigError, Inconsistency, Shortage};
 pub use vramp_driver::{Call, DriverError, ErrorKind, MemoryInfo};
 pub use vramp_host::HostShortage;

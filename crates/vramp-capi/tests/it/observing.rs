@@ -291,10 +291,8 @@ fn observed(allocator: vramp_allocator_t) -> &'static Log {
     let mut registration = 0;
     let user = (&raw const *log).cast_mut().cast();
     // SAFETY: the log lives on, and `log_event` may be called from anywhere.
-    assert_eq!(
-        unsafe { vramp_observe(allocator, Some(log_event), user, &mut registration) },
-        VRAMP_OK
-    );
+    let status = unsafe { vramp_observe(allocator, Some(log_event), user, &mut registration) };
+    assert_eq!(status, VRAMP_OK);
     log
 }
 

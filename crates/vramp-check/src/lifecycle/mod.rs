@@ -359,7 +359,7 @@ pub fn from_bytes(
 ) -> Result<Counts, Box<Failure>> {
     let program = Program::default();
     let (seed, bytes) = bytes.split_first().map_or((0, bytes), |(first, rest)| (*first, rest));
-    let random = Random::Bytes(bytes.to_vec().into_iter());
+    let random = Random::Bytes(Vec::from(bytes).into_iter());
     draw_program(options, make, seed.into(), options.program, random, &program).map_err(|finding| {
         let program = program.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Box::new(Failure { preset: options.preset, seed: seed.into(), finding, program })

@@ -16,7 +16,7 @@ fn a_trim_of_a_comm_pool_waits_for_the_work_of_a_destroyed_stream() {
     for destroyed in [false, true] {
         let machine = Machine::new(1);
         let owner = &machine.allocators[0];
-        let comm = vramp_peers::comm_pool(&owner, "nccl").unwrap();
+        let comm = vramp_peers::comm_pool(owner, "nccl").unwrap();
         let stream = owner.create_stream().unwrap();
         let raw = owner.stream(stream).unwrap();
         let block = comm.malloc(MIB(40), stream).unwrap();
@@ -41,7 +41,7 @@ fn a_pool_that_is_created_after_a_card_lost_access_gives_it_none() {
     assert_eq!(owner.sharing().peers, [1]);
     owner.revoke_access(1).unwrap();
     let pools =
-        [owner.create_pool("side").unwrap(), vramp_peers::comm_pool(&owner, "comm").unwrap()];
+        [owner.create_pool("side").unwrap(), vramp_peers::comm_pool(owner, "comm").unwrap()];
     for pool in &pools {
         assert!(pool.sharing().peers.is_empty(), "{:?}", pool.sharing());
     }
@@ -103,7 +103,7 @@ fn closing_an_import_spoils_no_capture() {
 fn a_trim_of_a_comm_pool_spoils_no_capture() {
     let machine = Machine::new(1);
     let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
-    let comm = vramp_peers::comm_pool(&owner, "nccl").unwrap();
+    let comm = vramp_peers::comm_pool(owner, "nccl").unwrap();
     let block = comm.malloc(MIB(40), stream).unwrap();
     comm.free(block, stream).unwrap();
     machine.cards[0].begin_capture(machine.raw(0), CaptureMode::Relaxed).unwrap();
@@ -241,7 +241,7 @@ fn closing_an_import_and_destroying_its_stream_may_run_at_once() {
 fn pinned_memory_and_comm_pools_count_against_the_limit() {
     let machine = Machine::with(1, Config { limit: Some(MIB(128)), ..Config::default() });
     let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
-    let comm = vramp_peers::comm_pool(&owner, "nccl").unwrap();
+    let comm = vramp_peers::comm_pool(owner, "nccl").unwrap();
     let in_comm = comm.malloc(MIB(60), stream).unwrap();
     owner.malloc(MIB(80), stream).unwrap_err();
     let block = owner.malloc(MIB(64), stream).unwrap();

@@ -62,7 +62,7 @@ fn pools_arenas_ranges_and_comm_pools_are_granted_too() {
     let target = other.malloc(MIB(32), machine.streams[1]).unwrap();
     let target = AddrRange::new(target.addr(), MIB(2));
     let side = owner.create_pool("side").unwrap();
-    let comm = vramp_peers::comm_pool(&owner, "comm").unwrap();
+    let comm = vramp_peers::comm_pool(owner, "comm").unwrap();
     let range = owner.stable_range(MIB(32), MIB(32)).unwrap();
     range.back(stream).unwrap();
     let in_side = side.malloc(MIB(4), stream).unwrap();
@@ -70,7 +70,7 @@ fn pools_arenas_ranges_and_comm_pools_are_granted_too() {
     owner.grant_access(1).unwrap();
     let late = owner.create_pool("late").unwrap();
     let in_late = late.malloc(MIB(4), stream).unwrap();
-    let late_comm = vramp_peers::comm_pool(&owner, "late comm").unwrap();
+    let late_comm = vramp_peers::comm_pool(owner, "late comm").unwrap();
     let in_late_comm = late_comm.malloc(MIB(4), stream).unwrap();
     let starts = [&in_side, &in_comm, &in_late, &in_late_comm].map(|block| block.addr());
     for (byte, start) in (1..).zip(starts.into_iter().chain([range.range().start])) {

@@ -123,7 +123,7 @@ fn a_dma_buf_that_is_refused_pins_nothing() {
 fn segments_of_a_comm_pool_are_one_handle_each_and_stay() {
     let machine = Machine::new(1);
     let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
-    let comm = vramp_peers::comm_pool(&owner, "nccl").unwrap();
+    let comm = vramp_peers::comm_pool(owner, "nccl").unwrap();
     let creates = machine.calls(0, Call::Create);
     let large = comm.malloc(MIB(100), stream).unwrap();
     assert_eq!(machine.calls(0, Call::Create) - creates, 1, "one handle");
@@ -148,7 +148,7 @@ fn a_segment_of_which_any_call_fails_leaves_nothing() {
     for call in [Call::Reserve, Call::Create, Call::Map, Call::SetAccess] {
         let machine = Machine::new(1);
         let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
-        let comm = vramp_peers::comm_pool(&owner, "nccl").unwrap();
+        let comm = vramp_peers::comm_pool(owner, "nccl").unwrap();
         machine.cards[0].set_faults(FaultPlan::nth_of(call, 1).with_code(800));
         comm.malloc(MIB(100), stream).unwrap_err();
         machine.cards[0].set_faults(FaultPlan::none());

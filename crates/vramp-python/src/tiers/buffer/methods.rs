@@ -120,7 +120,6 @@ impl Buffer {
     #[pyo3(signature = (
         access = "rw", stream = None, *, timeout = None, shape = None, dtype = None, in_place = false,
     ))]
-    #[expect(clippy::too_many_arguments, reason = "each is an argument of the method in Python")]
     fn lease(
         slf: &Bound<'_, Buffer>,
         access: &str,
