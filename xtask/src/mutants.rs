@@ -15,7 +15,7 @@ const FILES: [&str; 8] = [
     "crates/vramp-core/src/pool/plan/vpmm.rs",
     "crates/vramp-core/src/pool/plan/order.rs",
     "crates/vramp-core/src/pool/plan/idle.rs",
-    "crates/vramp-core/src/pool/plan/retired.rs",
+    "crates/vramp-core/src/pool/plan/fill.rs",
     "crates/vramp-core/src/pool/state/free.rs",
     "crates/vramp-core/src/pool/state/idle.rs",
 ];

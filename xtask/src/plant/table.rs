@@ -121,7 +121,7 @@ pub const PLANTS: [Plant; 20] = [
     },
     Plant {
         breaks: "retired mappings are unmapped before the work on them is over",
-        file: "crates/vramp-core/src/pool/plan/retired.rs",
+        file: "crates/vramp-core/src/pool/plan/fill.rs",
         old: "            if !self.streams.is_over(mark) {\n                continue;\n            }",
         new: "            let _ = mark;",
     },

@@ -391,7 +391,7 @@ fn printed(args: &[&str]) -> String {
 }
 
 fn rows(args: &[&str]) -> Vec<Value> {
-    let printed = printed(&[args, &["--rows"]].concat());
+    let printed = printed(&[args, &["--json"]].concat());
     printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 

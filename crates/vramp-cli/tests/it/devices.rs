@@ -417,7 +417,7 @@ const TRACE: &str = "examples/traces/llama_varlen_oom.pickle.gz";
 
 /// Returns driver time and peak of vramp on a device.
 fn replayed(device: &[&str]) -> (f64, u64) {
-    let args = [&["replay", TRACE, "--allocator", "in_root", "--json"], device].concat();
+    let args = [&["replay", TRACE, "--allocator", "vramp", "--json"], device].concat();
     let outcome: Value = serde_json::from_str(&printed(&args)).unwrap();
     (outcome["driver_ms"].as_f64().unwrap(), outcome["peak_reserved_bytes"].as_u64().unwrap())
 }
@@ -441,7 +441,7 @@ fn a_measured_card_is_simulated_with_its_own_costs_and_memory() {
     assert!((again_ms / ms - 1.0).abs() < 0.02, "{again_ms} ms, {ms} ms");
     // The costs alone, on another card; standard output is the file.
     let other = printed(&["info", "--device", "sim:t4", "--costs", file]);
-    assert!(other.contains("sim:t4") && other.contains("in_root calibrate"), "{other}");
+    assert!(other.contains("sim:t4") && other.contains("vramp calibrate"), "{other}");
     let auto = printed(&["info", "--costs", file]);
     assert!(auto.contains("sim:l40s"), "{auto}");
     let text = printed(&["calibrate", "--device", file]);
