@@ -646,7 +646,7 @@ const ROLE: &str = "VRAMP_TEST_IMPORTER";
 fn importer(exported: &ExportedHandle, keeps: &str) -> Child {
     let ExportedHandle::PosixFd(fd) = exported else { panic!("it is a descriptor") };
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "sharing::the_importing_process", "--nocapture"])
+        .args(["--exact", "machines::the_importing_process", "--nocapture"])
         .env(ROLE, keeps)
         .stdin(Stdio::from(fd.try_clone().unwrap()))
         .stdout(Stdio::piped())

@@ -200,7 +200,7 @@ fn a_descriptor_of_a_child_is_fetched_by_its_number() {
         return;
     }
     let mut child =
-        Child::start("numbers::a_descriptor_of_a_child_is_fetched_by_its_number", "exporter", None);
+        Child::start("limits::a_descriptor_of_a_child_is_fetched_by_its_number", "exporter", None);
     let number: i32 = child.next().parse().unwrap();
     let pid = child.pid();
     assert_eq!(number_of(fetch_descriptor(pid, number).unwrap()), 77);
