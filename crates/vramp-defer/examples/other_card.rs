@@ -1,7 +1,7 @@
 //! Keeps three times a limit of one card in free memory of another one, and checks every byte it looks at.
 //!
 //! `cargo run --release -p vramp-defer --example other_card [MACHINE]`: by default MACHINE is `sim:h200x2`.
-//! `cuda` is this machine's cards 0 and 1.
+//! `cuda` is this machine's cards 0 and 1. A read by the host needs a block of host memory: a full host has none.
 
 use std::process::ExitCode;
 
@@ -29,7 +29,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let (card, peer) = (len * 4, len * 8);
     let text = format!(
         "device = '{machine}'\n[[gpu]]\nindex = 0\ncapacity = '{}B'\nlimit = 1.0\n\
-         [[host]]\nindex = 0\ncapacity = '1GiB'\n[[peer]]\nindex = 1\nlimit = '{}B'\n",
+         [[host]]\nindex = 0\ncapacity = '4GiB'\n[[peer]]\nindex = 1\nlimit = '{}B'\n",
         card.count(),
         peer.count()
     );
