@@ -9,7 +9,8 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use vramp::{Bytes, Preset};
+//! use vramp::Bytes;
+//! use vramp::peers::Preset;
 //! use vramp_bench::{Bench, grow};
 //!
 //! let bench = Bench::new("sim:h200", Duration::from_millis(1))?;
