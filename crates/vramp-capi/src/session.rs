@@ -336,7 +336,7 @@ impl Session {
     }
 
     /// # Safety
-    /// As for [`Session::adopt`].
+    /// The name is of no stream, or of one that cannot be adopted.
     unsafe fn look_up_or_adopt(&self, raw: *mut c_void) -> Result<StreamId> {
         let key = raw as usize;
         if key == PER_THREAD {
@@ -395,7 +395,7 @@ impl Session {
     /// Returns the stream of this name. Adopts a raw one.
     ///
     /// # Safety
-    /// As for [`Session::adopt`].
+    /// The name is of no stream, or of one that cannot be adopted.
     #[inline]
     pub unsafe fn named(&self, stream: StreamName) -> Result<StreamId> {
         match stream {
@@ -624,7 +624,7 @@ impl Session {
     /// collector of garbage may free what another thread uses.
     ///
     /// # Safety
-    /// As for [`Session::adopt`].
+    /// The name is of no stream, or of one that cannot be adopted.
     pub unsafe fn free_named(&self, addr: u64, name: StreamName) -> Result<()> {
         // SAFETY: this function's contract is the same.
         let stream = unsafe { self.named(name) }?;
