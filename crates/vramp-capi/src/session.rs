@@ -336,7 +336,8 @@ impl Session {
     }
 
     /// # Safety
-    /// The name is of no stream, or of one that cannot be adopted.
+    /// On a card a raw stream is null or a `CUstream` of the card's primary context, and lives until it is forgotten or
+    /// the allocator is closed.
     unsafe fn look_up_or_adopt(&self, raw: *mut c_void) -> Result<StreamId> {
         let key = raw as usize;
         if key == PER_THREAD {
@@ -395,7 +396,8 @@ impl Session {
     /// Returns the stream of this name. Adopts a raw one.
     ///
     /// # Safety
-    /// The name is of no stream, or of one that cannot be adopted.
+    /// On a card a raw stream is null or a `CUstream` of the card's primary context, and lives until it is forgotten or
+    /// the allocator is closed.
     #[inline]
     pub unsafe fn named(&self, stream: StreamName) -> Result<StreamId> {
         match stream {
@@ -624,7 +626,8 @@ impl Session {
     /// collector of garbage may free what another thread uses.
     ///
     /// # Safety
-    /// The name is of no stream, or of one that cannot be adopted.
+    /// On a card a raw stream is null or a `CUstream` of the card's primary context, and lives until it is forgotten or
+    /// the allocator is closed.
     pub unsafe fn free_named(&self, addr: u64, name: StreamName) -> Result<()> {
         // SAFETY: this function's contract is the same.
         let stream = unsafe { self.named(name) }?;
