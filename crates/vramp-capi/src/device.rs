@@ -33,8 +33,23 @@ static MACHINES: Mutex<Machines> = Mutex::new(BTreeMap::new());
 /// Number of the next simulated machine. This one has the number 0.
 static NEXT_MACHINE: AtomicU64 = AtomicU64::new(1);
 
-/// The open allocators, each with the number of its machine.
-static ALLOCATORS: Mutex<Vec<(u64, Weak<Allocator>)>> = Mutex::new(Vec::new());
+/// A card: the number of its machine, and its ordinal there.
+type CardNumber = (u64, u32);
+
+/// The open allocators, in the order in which they were opened.
+static LISTED: Mutex<BTreeMap<u64, (CardNumber, Weak<Allocator>)>> = Mutex::new(BTreeMap::new());
+
+/// Number of the next allocator in that list.
+static NEXT_LISTED: AtomicU64 = AtomicU64::new(0);
+
+/// Keeps an allocator in the list of [`Device::others`] until it is dropped.
+pub(crate) struct Listed(u64);
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        LISTED.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
 
 fn new_machine() -> u64 {
     NEXT_MACHINE.fetch_add(1, Ordering::Relaxed)
@@ -63,18 +78,24 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Lists an allocator of the device, to be found by [`Device::others`]. O(open allocators).
-    pub fn note(&self, allocator: &Arc<Allocator>) {
-        let mut known = ALLOCATORS.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|(_, other)| other.strong_count() > 0);
-        known.push((self.machine, Arc::downgrade(allocator)));
+    /// Lists an allocator of the device, to be found by [`Device::others`]. O(log open allocators).
+    pub fn list(&self, allocator: &Arc<Allocator>) -> Listed {
+        let number = NEXT_LISTED.fetch_add(1, Ordering::Relaxed);
+        let card = (self.machine, self.driver.info().ordinal);
+        let entry = (card, Arc::downgrade(allocator));
+        LISTED.lock().unwrap_or_else(PoisonError::into_inner).insert(number, entry);
+        Listed(number)
     }
 
-    /// Returns the open allocators of the machine's cards, the oldest first.
-    pub fn others(&self) -> Vec<Arc<Allocator>> {
-        let known = ALLOCATORS.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_machine = known.iter().filter(|(machine, _)| *machine == self.machine);
-        of_machine.filter_map(|(_, allocator)| allocator.upgrade()).collect()
+    /// Returns the oldest open allocator of each of these cards of the machine, and holds no other one even for a
+    /// moment: what is held cannot be closed. O(open allocators) for each card, none without cards.
+    pub fn others(&self, ordinals: impl IntoIterator<Item = u32>) -> Vec<Arc<Allocator>> {
+        let oldest = |ordinal| {
+            let listed = LISTED.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut of_card = listed.values().filter(|(card, _)| *card == (self.machine, ordinal));
+            of_card.find_map(|(_, allocator)| allocator.upgrade())
+        };
+        ordinals.into_iter().filter_map(oldest).collect()
     }
 
     /// Opens `auto`, `sim`, `sim:CARD`, `sim:CARDxCOUNT:N`, `cuda` or `cuda:N`.
@@ -200,6 +221,32 @@ pub(crate) fn has_card() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_oldest_open_allocator_of_a_card_is_found_and_a_closed_one_leaves_nothing() {
+        let cards = Device::open_all("sim:h200x2").unwrap();
+        let stranger = Device::open("sim:h200").unwrap();
+        let open = |device: &Device| {
+            let allocator =
+                Allocator::new(Arc::clone(&device.driver), vramp_alloc::Config::default());
+            let allocator = Arc::new(allocator.unwrap());
+            let listed = device.list(&allocator);
+            (allocator, listed)
+        };
+        let (first, second, other) = (open(&cards[1]), open(&cards[1]), open(&stranger));
+        let found = |ordinals: &[u32]| cards[0].others(ordinals.iter().copied());
+        assert!(found(&[0]).is_empty() && found(&[]).is_empty());
+        assert!(Arc::ptr_eq(&found(&[0, 1])[0], &first.0));
+        // What was not asked for is held by nobody.
+        let held = found(&[1]);
+        let strong = [&first.0, &second.0, &other.0].map(Arc::strong_count);
+        assert_eq!((held.len(), strong), (1, [2, 1, 1]));
+        drop((held, first));
+        assert!(Arc::ptr_eq(&found(&[1])[0], &second.0));
+        let is_listed = |number: u64| LISTED.lock().unwrap().contains_key(&number);
+        let numbers: Vec<u64> = (0..1000).map(|_| open(&cards[0]).1.0).collect();
+        assert!(!numbers.into_iter().any(is_listed));
+    }
 
     #[test]
     fn all_devices_of_a_machine_are_opened_in_order() {

@@ -20,13 +20,14 @@ use vramp_core::AddrRange;
 use vramp_defer::Tiers;
 use vramp_driver::{Driver, Stream, StreamThread};
 use vramp_host::barrier::prepare;
+use vramp_tiers::config::TiersConfig;
 use vramp_tiers::regions::Region;
 use vramp_tiers::reserve::Charge;
 
 use crate::abi::{vramp_stats_t, vramp_stream_t};
 use crate::addresses::{Addresses, Taken};
 use crate::captures::Captures;
-use crate::device::Device;
+use crate::device::{Device, Listed};
 use crate::environment::variable;
 use crate::options::{self, Options};
 use crate::print::write_line;
@@ -62,6 +63,8 @@ pub struct Session {
     device: Device,
     /// Shared with the tiers while they are open.
     allocator: Arc<Allocator>,
+    /// `None` for a pool that no other card's tiers look for.
+    listed: Option<Listed>,
     pub(crate) tiers: TiersSlot,
     /// `None` for a pool that serves no regions.
     regions: Option<Arc<RegionTable>>,
@@ -162,10 +165,11 @@ impl Session {
     pub(crate) fn on(device: Device, config: vramp_peers::Config) -> Result<Session> {
         prepare();
         let allocator = Arc::new(config.open(Arc::clone(&device.driver))?);
-        device.note(&allocator);
+        let listed = Some(device.list(&allocator));
         Ok(Session {
             device,
             allocator,
+            listed,
             tiers: TiersSlot::default(),
             regions: Some(Arc::default()),
             plain: OnceLock::new(),
@@ -188,6 +192,7 @@ impl Session {
         Ok(Session {
             device: self.device.clone(),
             allocator: Arc::new(vramp_peers::comm_pool(&self.allocator, name)?),
+            listed: None,
             tiers: TiersSlot::default(),
             regions: None,
             plain: OnceLock::new(),
@@ -226,11 +231,11 @@ impl Session {
         self.regions.as_ref().map(|regions| regions.lend(tiers))
     }
 
-    /// Returns the open allocators of the cards of the same machine, for [`TiersOptions::others`].
+    /// Returns allocators of the cards that are a `[[peer]]` of the configuration, for [`TiersOptions::others`].
     ///
     /// [`TiersOptions::others`]: vramp_defer::TiersOptions::others
-    pub fn others(&self) -> Vec<Arc<Allocator>> {
-        self.device.others()
+    pub fn others(&self, config: &TiersConfig) -> Vec<Arc<Allocator>> {
+        self.device.others(config.peers.iter().map(|peer| peer.index))
     }
 
     /// Returns true if the device is a card, and not simulated or one that the caller made.
@@ -1027,8 +1032,8 @@ impl Session {
             CloseError::Capturing { allocator, .. }
             | CloseError::NotSynchronized { allocator, .. } => {
                 let allocator = Arc::new(*allocator);
-                self.device.note(&allocator);
-                Some(Box::new(Session { allocator, ..self }))
+                let listed = self.listed.is_some().then(|| self.device.list(&allocator));
+                Some(Box::new(Session { allocator, listed, ..self }))
             }
             _ => None,
         };

@@ -78,7 +78,7 @@ impl OpenTiers {
         config: &TiersConfig,
         options: &TiersOptions,
     ) -> Result<OpenTiers> {
-        let options = TiersOptions { others: session.others(), ..options.clone() };
+        let options = TiersOptions { others: session.others(config), ..options.clone() };
         let tiers = options.on(Arc::clone(session.shared_allocator()), config)?;
         let host = session.lend_host_memory(&tiers);
         Ok(OpenTiers::new(tiers, options.spill.piece, host))

@@ -231,7 +231,7 @@ impl Tiers {
             spill.piece = amount(py, piece, "piece")?;
         }
         let patience = spill.patience;
-        let others = pool.get().call(py, |session| Ok(session.others()))?;
+        let others = pool.get().call(py, |session| Ok(session.others(&config)))?;
         let options = TiersOptions { spill, objects, others, ..TiersOptions::default() };
         let allocator = pool.get().allocator();
         let kept = pool.get().call(py, |session| Ok(Arc::clone(session.shared_allocator())))?;
