@@ -178,6 +178,8 @@ fn conform(Conformance { device: name, only }: &Conformance) -> Result<()> {
             _ => Ok(()),
         };
     }
+    // A name of no device is one error, and not one of each child.
+    drop(machine(name)?);
     let mut broken = 0;
     for case in conformance::destructive_cases() {
         let mut child = Command::new(std::env::current_exe()?);

@@ -308,10 +308,10 @@ impl<T> Transfer<T> {
 
     /// Begins the first hop of further pieces, unless the token cancels the transfer.
     fn begin_pieces(&mut self) -> Result<(), MoveError> {
-        let is_cancelled = self.cancel.as_ref().is_some_and(CancelToken::is_cancelled);
         let not_drained = |slot: &Slot| slot.stage != Stage::Draining;
-        let has_more = self.begun < self.pipeline.len || self.slots.iter().any(not_drained);
-        if is_cancelled && has_more {
+        if self.cancel.as_ref().is_some_and(CancelToken::is_cancelled)
+            && (self.begun < self.pipeline.len || self.slots.iter().any(not_drained))
+        {
             return self.end_cancelled();
         }
         // Staging buffers are filled ahead of what the last hop may copy.

@@ -45,7 +45,9 @@ pub enum PeerStoreError {
     #[error("invalid store on another card: {0}")]
     Config(&'static str),
     /// No link leads to the other card.
-    #[error("card {peer} is no peer of {device}: choose one of {peers:?}")]
+    #[error(
+        "card {peer} is no peer of {device}, whose peers are {peers:?}: name one of them, or leave this card out"
+    )]
     NotAPeer {
         /// Ordinal of the other card.
         peer: u32,
