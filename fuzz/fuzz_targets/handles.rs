@@ -138,6 +138,7 @@ impl World {
                     disk_directory: null(),
                     disk_bytes: 0,
                     store: null(),
+                    peer_bytes: 0,
                 };
                 // SAFETY: the struct outlives the call.
                 sound(unsafe { vramp_tiers_open_with(allocator, &options) });

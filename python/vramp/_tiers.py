@@ -35,7 +35,7 @@ def configuration(
     TOML file.
     """
     if config is not None:
-        if not (host is disk is disk_limit is device is peers is None):
+        if any(given is not None for given in (host, disk, disk_limit, device, peers)):
             raise OptionError("pass a configuration, or host, disk, disk_limit, device and peers: not both")
         if isinstance(config, Mapping):
             return "json", json.dumps(dict(config))
