@@ -52,6 +52,8 @@ def test_a_card_that_is_no_peer_is_refused(cards: list[vramp.Pool]) -> None:
         vramp.Tiers(cards[0], host="256MiB", peers={7: "64MiB"})
     with pytest.raises(vramp.OptionError, match="not both"):
         vramp.Tiers(cards[0], PEERS[1]["config"], peers={1: "64MiB"})  # type: ignore[arg-type]
+    with pytest.raises(vramp.OptionError, match="the most bytes for each number of a card"):
+        vramp.Tiers(cards[0], host="256MiB", peers=[1])  # type: ignore[arg-type]
     with vramp.open("sim:h200") as alone, pytest.raises(vramp.OptionError, match="is no peer"):
         vramp.Tiers(alone, host="256MiB", peers={1: "64MiB"})
 

@@ -55,6 +55,8 @@ def configuration(
         limit = shutil.disk_usage(disk).free if disk_limit is None else disk_limit
         made["disk"] = [{"index": 0, "directory": os.fspath(disk), "capacity": limit}]
     if peers is not None:
+        if not isinstance(peers, Mapping):
+            raise OptionError('peers has the most bytes for each number of a card, such as {1: "16GiB"}')
         made["peer"] = [{"index": index, "limit": limit} for index, limit in peers.items()]
     return "sizes", json.dumps(made)
 

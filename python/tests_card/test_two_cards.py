@@ -1,4 +1,4 @@
-"""Free memory of another card, and reads in place, on two cards: `python -m pytest python/tests_card/test_doors.py`."""
+"""Free memory of another card, and reads in place, on two cards: `python -m pytest python/tests_card/test_two_cards.py`."""
 
 from __future__ import annotations
 
