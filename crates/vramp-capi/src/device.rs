@@ -237,7 +237,7 @@ mod tests {
         let found = |ordinals: &[u32]| cards[0].others(ordinals.iter().copied());
         assert!(found(&[0]).is_empty() && found(&[]).is_empty());
         assert!(Arc::ptr_eq(&found(&[0, 1])[0], &first.0));
-        // What was not asked for is held by nobody.
+        // Only the allocators that were asked for are held.
         let held = found(&[1]);
         let strong = [&first.0, &second.0, &other.0].map(Arc::strong_count);
         assert_eq!((held.len(), strong), (1, [2, 1, 1]));
