@@ -1,6 +1,4 @@
-//! Growth, and limits of open files. Each test runs alone in its process.
-//!
-//! Descriptors of other processes, by number.
+//! Growth, limits of open files, and descriptors of other processes. A test that counts runs alone in its process.
 
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::atomic::Ordering::SeqCst;
@@ -73,8 +71,8 @@ fn a_thousand_connections_have_one_thread() {
     assert_eq!((threads(), descriptors()), (busy, idle + 3 + 4_000));
     drop((opened, importers));
     assert!(published.wait_released(soon()));
-    wait_until("all ended", || server.connections() == 0);
-    assert_eq!(descriptors(), idle + 3);
+    // The server counts a connection no more, and then closes its descriptors.
+    wait_until("all ended", || server.connections() == 0 && descriptors() == idle + 3);
 }
 
 #[test]
