@@ -12,8 +12,8 @@ use crate::abi::{
     vramp_lease_t, vramp_status_t, vramp_stream_t,
 };
 use crate::options::arena_config;
+use crate::pointers::WithSize;
 use crate::session::Session;
-use crate::status::status_of;
 use crate::{handles, pointers};
 
 /// Creates an arena: an address range for the memory of captured graphs. Graphs captured one after
@@ -37,14 +37,13 @@ pub unsafe extern "C" fn vramp_arena_create(
     options: *const c_char,
     arena: *mut vramp_arena_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(arena, "arena")?;
+    let create = |session: &Session| {
         // SAFETY: required by this function's contract.
         let options = unsafe { pointers::text(options, "options") }?;
-        let id = handles::with(allocator, |session| session.create_arena(arena_config(options)?))?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(arena, vramp_arena_t { id }, "arena") }
-    })
+        Ok(vramp_arena_t { id: session.create_arena(arena_config(options)?)? })
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (arena, "arena"), create) }
 }
 
 /// Destroys an arena. Its memory is released once its graphs are destroyed and its blocks freed.
@@ -78,11 +77,9 @@ pub unsafe extern "C" fn vramp_arena_report(
     arena: vramp_arena_t,
     report: *mut vramp_arena_report_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        let find = || handles::with(allocator, |session| session.report_arena(arena.id));
-        // SAFETY: the struct begins with its size; the rest is this function's contract.
-        unsafe { pointers::write_sized(report, find, "report") }
-    })
+    let find = |session: &Session| session.report_arena(arena.id);
+    // SAFETY: the struct begins with its size; the rest is this function's contract.
+    unsafe { handles::out(allocator, WithSize(report, "report"), find) }
 }
 
 /// Begins a capture of `stream` into an arena. Allocations on this stream, and on streams that join
@@ -163,18 +160,12 @@ pub unsafe extern "C" fn vramp_graph_launch(
     stream: vramp_stream_t,
     lease: *mut vramp_lease_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        let held = !lease.is_null();
-        let launched = handles::with(allocator, |session| {
-            session.launch(graph.id, session.stream(stream)?, held)
-        });
-        if held {
-            let id = *launched.as_ref().unwrap_or(&0);
-            // SAFETY: required by this function's contract.
-            unsafe { pointers::write(lease, vramp_lease_t { id }, "lease") }?;
-        }
-        launched.map(drop)
-    })
+    let launch = |session: &Session| {
+        let id = session.launch(graph.id, session.stream(stream)?, !lease.is_null())?;
+        Ok(vramp_lease_t { id })
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out_or(allocator, lease, vramp_lease_t::default(), launch) }
 }
 
 /// Ends a lease. Other streams wait for the work queued on its stream so far.
@@ -197,11 +188,9 @@ pub unsafe extern "C" fn vramp_graph_report(
     graph: vramp_graph_t,
     report: *mut vramp_capture_report_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        let find = || handles::with(allocator, |session| session.report_graph(graph.id));
-        // SAFETY: the struct begins with its size; the rest is this function's contract.
-        unsafe { pointers::write_sized(report, find, "report") }
-    })
+    let find = |session: &Session| session.report_graph(graph.id);
+    // SAFETY: the struct begins with its size; the rest is this function's contract.
+    unsafe { handles::out(allocator, WithSize(report, "report"), find) }
 }
 
 /// Destroys a graph, or a hold on the memory of a caller's graph. Never waits: a launch in flight

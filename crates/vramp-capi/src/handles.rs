@@ -29,11 +29,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use vramp_alloc::observe::is_in_callback;
 
 use crate::abi::{vramp_allocator_t, vramp_status_t};
+use crate::pointers::{Out, write_out};
 use crate::session::{CloseRefused, Session};
 use crate::slot::{Behind, NotTaken, Slot};
 use crate::status::{Failure, Kind, Result, check_fork, status_of};
+use crate::threads;
 use crate::tiers::dispatch::check_not_dispatcher;
-use crate::{pointers, threads};
 
 /// Maximum number of open allocators.
 const SLOTS: usize = 256;
@@ -105,19 +106,15 @@ pub(crate) fn on(
 /// Runs `call` on an open allocator, writes what it returns and returns the status. On failure nothing is written.
 ///
 /// # Safety
-/// `out` is null or valid for writing a `T`. It need not be aligned.
+/// As of [`Out::check`].
 #[inline]
-pub(crate) unsafe fn out<T>(
+pub(crate) unsafe fn out<O: Out>(
     handle: vramp_allocator_t,
-    (out, name): (*mut T, &str),
-    call: impl FnOnce(&Session) -> Result<T>,
+    out: O,
+    call: impl FnOnce(&Session) -> Result<O::Value>,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(out, name)?;
-        let value = with(handle, call)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(out, value, name) }
-    })
+    // SAFETY: this function's contract is the same.
+    unsafe { write_out(out, || with(handle, call)) }
 }
 
 /// As [`out()`], and on failure writes `otherwise`.
@@ -125,20 +122,21 @@ pub(crate) unsafe fn out<T>(
 /// # Safety
 /// As of [`out()`].
 #[inline]
-pub(crate) unsafe fn out_or<T>(
+pub(crate) unsafe fn out_or<O: Out>(
     handle: vramp_allocator_t,
-    (out, name): (*mut T, &str),
-    otherwise: T,
-    call: impl FnOnce(&Session) -> Result<T>,
+    out: O,
+    otherwise: O::Value,
+    call: impl FnOnce(&Session) -> Result<O::Value>,
 ) -> vramp_status_t {
     status_of(|| {
-        pointers::check(out, name)?;
+        // SAFETY: this function's contract is the same.
+        unsafe { out.check() }?;
         let (value, done) = match with(handle, call) {
             Ok(value) => (value, Ok(())),
             Err(failure) => (otherwise, Err(failure)),
         };
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(out, value, name) }?;
+        // SAFETY: it was checked.
+        unsafe { out.write(value) };
         done
     })
 }

@@ -14,8 +14,9 @@ use crate::abi::{
 };
 use crate::environment::variable;
 use crate::options::Options;
+use crate::pointers::{WithSize, write_out};
 use crate::session::Session;
-use crate::status::{Failure, Kind, check_fork, last_error, status_of};
+use crate::status::{Failure, Kind, Result, check_fork, last_error, status_of};
 use crate::torch::snapshot::{record_history_of_devices, snapshot_of_devices};
 use crate::{handles, pointers};
 
@@ -105,19 +106,18 @@ pub unsafe extern "C" fn vramp_open(
     options: *const c_char,
     allocator: *mut vramp_allocator_t,
 ) -> vramp_status_t {
-    status_of(|| {
+    let open = || {
         check_fork()?;
-        pointers::check(allocator, "allocator")?;
         // SAFETY: required by this function's contract.
         let device = unsafe { pointers::text(device, "device") }?;
         // SAFETY: required by this function's contract.
         let options = unsafe { pointers::text(options, "options") }?;
-        let options = Options::parse(options)?;
         let device = if device.is_empty() { "auto" } else { device };
-        let handle = handles::insert(Arc::new(Session::open(device, &options, None, variable)?))?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(allocator, handle, "allocator") }
-    })
+        let options = Options::parse(options)?;
+        handles::insert(Arc::new(Session::open(device, &options, None, variable)?))
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((allocator, "allocator"), open) }
 }
 
 /// Closes an allocator: waits for its streams, forgotten ones included, and releases all its memory,
@@ -262,11 +262,8 @@ pub unsafe extern "C" fn vramp_stats(
     allocator: vramp_allocator_t,
     stats: *mut vramp_stats_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        let find = || handles::with(allocator, Session::stats);
-        // SAFETY: the struct begins with its size; the rest is this function's contract.
-        unsafe { pointers::write_sized(stats, find, "stats") }
-    })
+    // SAFETY: the struct begins with its size; the rest is this function's contract.
+    unsafe { handles::out(allocator, WithSize(stats, "stats"), Session::stats) }
 }
 
 /// Checks every invariant of the state of the allocator and its tiers. O(n log n): for tests.
@@ -304,11 +301,9 @@ pub unsafe extern "C" fn vramp_snapshot(
     allocator: vramp_allocator_t,
     path: *const c_char,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(path.cast_mut(), "path")?;
+    handles::on(allocator, |session| {
         // SAFETY: required by this function's contract.
-        let path = unsafe { pointers::text(path, "path") }?;
-        handles::with(allocator, |session| session.write_snapshot(path))
+        session.write_snapshot(unsafe { pointers::given_text(path, "path") }?)
     })
 }
 
@@ -328,12 +323,8 @@ pub extern "C" fn vramp_record_history_of_devices(events: u32) -> vramp_status_t
 /// `path` is null or is zero-terminated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_snapshot_of_devices(path: *const c_char) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(path.cast_mut(), "path")?;
-        // SAFETY: required by this function's contract.
-        let path = unsafe { pointers::text(path, "path") }?;
-        snapshot_of_devices(path)
-    })
+    // SAFETY: required by this function's contract.
+    status_of(|| snapshot_of_devices(unsafe { pointers::given_text(path, "path") }?))
 }
 
 /// The `user` pointer of an observer or a shortage handler.
@@ -384,19 +375,14 @@ pub unsafe extern "C" fn vramp_observe(
     user: *mut c_void,
     registration: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(registration, "registration")?;
-        let Some(observer) = observer else {
-            return Err(Failure::new(Kind::Null, "observer is null: pass a function"));
-        };
-        let user = User(user);
-        let number = handles::with(allocator, |session| {
-            // SAFETY: allowed by this function's contract.
-            Ok(unsafe { register_observer(session, observer, user) })
-        })?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(registration, number, "registration") }
-    })
+    let user = User(user);
+    let register = |session: &Session| {
+        let observer = pointers::function(observer, "observer")?;
+        // SAFETY: allowed by this function's contract.
+        Ok(unsafe { register_observer(session, observer, user) })
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (registration, "registration"), register) }
 }
 
 /// Removes an observer or a shortage handler. When it returns, no call of it is in progress or
@@ -408,11 +394,13 @@ pub extern "C" fn vramp_unobserve(
     allocator: vramp_allocator_t,
     registration: u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        let found = handles::with(allocator, |session| Ok(session.unobserve(registration)))?;
-        let text = "the registration is unknown or was removed before";
-        if found { Ok(()) } else { Err(Failure::new(Kind::Range, text)) }
-    })
+    handles::on(allocator, |session| registered(session.unobserve(registration)))
+}
+
+/// Returns an error for a registration that was not found.
+pub(crate) fn registered(is_found: bool) -> Result<()> {
+    let text = "the registration is unknown or was removed before";
+    if is_found { Ok(()) } else { Err(Failure::new(Kind::Range, text)) }
 }
 
 fn event_of(

@@ -2,7 +2,8 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use crate::status::{Failure, Kind, Result};
+use crate::abi::vramp_status_t;
+use crate::status::{Failure, Kind, Result, status_of};
 
 fn null(name: &str) -> Failure {
     Failure::new(Kind::Null, format!("{name} is null: pass the address of a variable"))
@@ -14,16 +15,124 @@ pub(crate) fn check<T>(out: *mut T, name: &str) -> Result<()> {
     if out.is_null() { Err(null(name)) } else { Ok(()) }
 }
 
-/// Writes a result.
+/// Where a call writes its results. They are a `*mut T` with its name, which must not be null, a `*mut T`
+/// that may be null, a [`WithSize`] struct, or two or three of these.
+pub(crate) trait Out {
+    /// What is written.
+    type Value;
+
+    /// Returns an error if the result could not be written. Called before the work.
+    ///
+    /// # Safety
+    /// Each pointer is null or valid for writing its value, and that of a [`WithSize`] as it says. None needs to be
+    /// aligned.
+    unsafe fn check(&self) -> Result<()>;
+
+    /// Writes the result.
+    ///
+    /// # Safety
+    /// As of [`Out::check`], which returned no error.
+    unsafe fn write(self, value: Self::Value);
+}
+
+impl<T> Out for (*mut T, &str) {
+    type Value = T;
+
+    #[inline]
+    unsafe fn check(&self) -> Result<()> {
+        check(self.0, self.1)
+    }
+
+    #[inline]
+    unsafe fn write(self, value: T) {
+        // SAFETY: not null, so valid for writing by this function's contract.
+        unsafe { self.0.write_unaligned(value) };
+    }
+}
+
+impl<T> Out for *mut T {
+    type Value = T;
+
+    unsafe fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn write(self, value: T) {
+        if !self.is_null() {
+            // SAFETY: not null, so valid for writing by this function's contract.
+            unsafe { self.write_unaligned(value) };
+        }
+    }
+}
+
+impl<A: Out, B: Out> Out for (A, B) {
+    type Value = (A::Value, B::Value);
+
+    unsafe fn check(&self) -> Result<()> {
+        // SAFETY: this function's contract is the same.
+        unsafe { self.0.check() }?;
+        // SAFETY: as above.
+        unsafe { self.1.check() }
+    }
+
+    unsafe fn write(self, value: Self::Value) {
+        // SAFETY: this function's contract is the same.
+        unsafe { self.0.write(value.0) };
+        // SAFETY: as above.
+        unsafe { self.1.write(value.1) };
+    }
+}
+
+/// A struct whose first field is its size, with its name. At most as many bytes are written as the caller's
+/// struct has: `T` begins with a `u64`, and the pointer is null, or its first eight bytes are a size, and that
+/// many bytes are valid for reading and writing.
+pub(crate) struct WithSize<'a, T>(pub *mut T, pub &'a str);
+
+impl<T: Copy> Out for WithSize<'_, T> {
+    type Value = T;
+
+    unsafe fn check(&self) -> Result<()> {
+        check(self.0, self.1)?;
+        // SAFETY: the first field is valid for reading by this function's contract.
+        let size = unsafe { self.0.cast::<u64>().read_unaligned() };
+        check_size::<T>(size, self.1)
+    }
+
+    unsafe fn write(self, value: T) {
+        // SAFETY: the first field is valid for reading by this function's contract.
+        let size = unsafe { self.0.cast::<u64>().read_unaligned() };
+        let len = (size as usize).min(size_of::<T>());
+        let from = (&raw const value).cast::<u8>();
+        // SAFETY: `value` has at least `len` bytes, and `len` bytes are valid for writing by this function's
+        // contract.
+        unsafe { std::ptr::copy_nonoverlapping(from, self.0.cast::<u8>(), len) };
+        // SAFETY: as above, of the first field.
+        unsafe { self.0.cast::<u64>().write_unaligned(len as u64) };
+    }
+}
+
+/// Runs `call`, writes what it returns and returns the status. On failure nothing is written.
 ///
 /// # Safety
-/// `out` is null or valid for writing a `T`. It need not be aligned.
+/// As of [`Out::check`].
 #[inline]
-pub(crate) unsafe fn write<T>(out: *mut T, value: T, name: &str) -> Result<()> {
-    check(out, name)?;
-    // SAFETY: not null, so valid for writing by this function's contract.
-    unsafe { out.write_unaligned(value) };
-    Ok(())
+pub(crate) unsafe fn write_out<O: Out>(
+    out: O,
+    call: impl FnOnce() -> Result<O::Value>,
+) -> vramp_status_t {
+    status_of(|| {
+        // SAFETY: this function's contract is the same.
+        unsafe { out.check() }?;
+        let value = call()?;
+        // SAFETY: it was checked.
+        unsafe { out.write(value) };
+        Ok(())
+    })
+}
+
+/// Returns a function of the caller, or an error for null.
+pub(crate) fn function<F>(function: Option<F>, name: &str) -> Result<F> {
+    function.ok_or_else(|| Failure::new(Kind::Null, format!("{name} is null: pass a function")))
 }
 
 /// Reads a struct that the caller passes.
@@ -63,42 +172,6 @@ fn check_size<T>(size: u64, name: &str) -> Result<()> {
     let kind = std::any::type_name::<T>().rsplit("::").next().unwrap_or_default();
     let text = format!("{name}->struct_size is {size}: set it to sizeof({kind}) before the call");
     Err(Failure::new(Kind::StructSize, text))
-}
-
-/// Writes a result that the caller may not want.
-///
-/// # Safety
-/// As of [`write()`].
-pub(crate) unsafe fn write_optional<T>(out: *mut T, value: T) {
-    if !out.is_null() {
-        // SAFETY: not null, so valid for writing by this function's contract.
-        unsafe { out.write_unaligned(value) };
-    }
-}
-
-/// Writes a struct whose first field is its size, at most as many bytes as the caller's struct has.
-///
-/// # Safety
-/// `T` begins with a `u64`. `out` is null, or its first eight bytes are a size, and that many bytes
-/// are valid for reading and writing. It need not be aligned.
-pub(crate) unsafe fn write_sized<T: Copy>(
-    out: *mut T,
-    find: impl FnOnce() -> Result<T>,
-    name: &str,
-) -> Result<()> {
-    check(out, name)?;
-    // SAFETY: the first field is valid for reading by this function's contract.
-    let size = unsafe { out.cast::<u64>().read_unaligned() };
-    check_size::<T>(size, name)?;
-    let found = find()?;
-    let len = (size as usize).min(size_of::<T>());
-    let from = (&raw const found).cast::<u8>();
-    // SAFETY: `found` has at least `len` bytes, and `len` bytes of `out` are valid for writing by
-    // this function's contract.
-    unsafe { std::ptr::copy_nonoverlapping(from, out.cast::<u8>(), len) };
-    // SAFETY: as above, of the first field.
-    unsafe { out.cast::<u64>().write_unaligned(len as u64) };
-    Ok(())
 }
 
 /// Writes the first `capacity` of some results.
@@ -213,6 +286,16 @@ fn check_len(len: usize, name: &str) -> Result<()> {
     }
     let text = format!("{name} has {len} bytes, more than memory can have");
     Err(Failure::new(Kind::Range, text))
+}
+
+/// Returns a string of the caller, or an error for null.
+///
+/// # Safety
+/// As of [`text()`].
+pub(crate) unsafe fn given_text<'a>(given: *const c_char, name: &str) -> Result<&'a str> {
+    check(given.cast_mut(), name)?;
+    // SAFETY: this function's contract is the same.
+    unsafe { text(given, name) }
 }
 
 /// Returns a string of the caller; empty for null.

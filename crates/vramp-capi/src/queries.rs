@@ -11,6 +11,7 @@ use crate::abi::{
     vramp_stat_visitor_t, vramp_stream_t,
 };
 use crate::interface::User;
+use crate::pointers::WithSize;
 use crate::session::Session;
 use crate::status::{Failure, Kind, status_of};
 use crate::{handles, pointers};
@@ -86,11 +87,8 @@ pub unsafe extern "C" fn vramp_device(
     allocator: vramp_allocator_t,
     device: *mut vramp_device_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        let find = || handles::with(allocator, |session| Ok(device_of(session)));
-        // SAFETY: the struct begins with its size; the rest is this function's contract.
-        unsafe { pointers::write_sized(device, find, "device") }
-    })
+    // SAFETY: the struct begins with its size; the rest is this function's contract.
+    unsafe { handles::out(allocator, WithSize(device, "device"), |session| Ok(device_of(session))) }
 }
 
 fn device_of(session: &Session) -> vramp_device_t {
@@ -190,9 +188,7 @@ pub unsafe extern "C" fn vramp_memory_stats(
     user: *mut c_void,
 ) -> vramp_status_t {
     status_of(|| {
-        let Some(visitor) = visitor else {
-            return Err(Failure::new(Kind::Null, "visitor is null: pass a function"));
-        };
+        let visitor = pointers::function(visitor, "visitor")?;
         let stats = handles::with(allocator, |session| session.memory_stats())?;
         for (name, value) in stats.by_name() {
             let name = CString::new(name).expect("names of statistics have no zeros");
@@ -220,26 +216,21 @@ pub unsafe extern "C" fn vramp_on_shortage(
     user: *mut c_void,
     registration: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(registration, "registration")?;
-        let Some(handler) = handler else {
-            return Err(Failure::new(Kind::Null, "handler is null: pass a function"));
-        };
-        let user = User(user);
-        let number = handles::with(allocator, |session| {
-            let name = session.namer();
-            let registered = session.allocator().on_shortage(move |shortage| {
-                let stream = shortage.block_for.map(&name).unwrap_or_default();
-                let shortage = shortage_of(shortage, stream);
-                // SAFETY: allowed by this function's contract.
-                let freed: c_int = unsafe { handler(&shortage, user.get()) };
-                freed != 0
-            });
-            Ok(registered.number())
-        })?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(registration, number, "registration") }
-    })
+    let user = User(user);
+    let register = |session: &Session| {
+        let handler = pointers::function(handler, "handler")?;
+        let name = session.namer();
+        let registered = session.allocator().on_shortage(move |shortage| {
+            let stream = shortage.block_for.map(&name).unwrap_or_default();
+            let shortage = shortage_of(shortage, stream);
+            // SAFETY: allowed by this function's contract.
+            let freed: c_int = unsafe { handler(&shortage, user.get()) };
+            freed != 0
+        });
+        Ok(registered.number())
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (registration, "registration"), register) }
 }
 
 fn shortage_of(shortage: &Shortage, stream: vramp_stream_t) -> vramp_shortage_t {

@@ -17,6 +17,7 @@ use crate::abi::vramp_status_t;
 use crate::abi::{
     vramp_allocator_t, vramp_export_t, vramp_pin_t, vramp_sharing_t, vramp_stream_t, vramp_ticket_t,
 };
+use crate::pointers::{WithSize, write_out};
 use crate::queries::chars;
 use crate::session::Session;
 use crate::sharing::tables::ticket_of;
@@ -70,14 +71,12 @@ pub unsafe extern "C" fn vramp_export_ticket(
     keep_until_opened: c_int,
     ticket: *mut vramp_ticket_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(ticket, "ticket")?;
-        let made = handles::with(allocator, |session| {
-            ticket_of(&*session.shares.export(exported.id)?, keep_until_opened != 0)
-        })?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(ticket, ticket_to_c(&made)?, "ticket") }
-    })
+    let make = |session: &Session| {
+        let shared = session.shares.export(exported.id)?;
+        ticket_to_c(&ticket_of(&shared, keep_until_opened != 0)?)
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (ticket, "ticket"), make) }
 }
 
 /// Ends what vramp_export_ticket began with `keep_until_opened`, for a ticket that did not arrive.
@@ -92,18 +91,15 @@ pub unsafe extern "C" fn vramp_export_revoke(
     ticket: *const vramp_ticket_t,
     revoked: *mut c_int,
 ) -> vramp_status_t {
-    status_of(|| {
+    let revoke = |session: &Session| {
         // SAFETY: required by this function's contract.
         let ticket = unsafe { pointers::read(ticket, "ticket") }?;
         let ticket = Ticket::from_bytes(ticket_bytes(&ticket)?);
         let ticket = ticket.map_err(|error| Failure::new(Kind::Ticket, error.to_string()))?;
-        let done = handles::with(allocator, |session| {
-            Ok(session.shares.export(exported.id)?.revoke(&ticket))
-        })?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write_optional(revoked, c_int::from(done)) };
-        Ok(())
-    })
+        Ok(c_int::from(session.shares.export(exported.id)?.revoke(&ticket)))
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, revoked, revoke) }
 }
 
 /// Returns in `*held` 1 while an importer has the export open or a ticket that keeps it was not opened,
@@ -118,14 +114,12 @@ pub unsafe extern "C" fn vramp_export_is_held(
     held: *mut c_int,
     opens: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        let shared = handles::with(allocator, |session| session.shares.export(exported.id))?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write_optional(held, c_int::from(shared.is_held())) };
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write_optional(opens, shared.opens() as u64) };
-        Ok(())
-    })
+    let find = |session: &Session| {
+        let shared = session.shares.export(exported.id)?;
+        Ok((c_int::from(shared.is_held()), shared.opens() as u64))
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (held, opens), find) }
 }
 
 /// Waits until the export is not held, for `timeout_ms` milliseconds at most. `*released` is 1, or 0 at
@@ -141,14 +135,14 @@ pub unsafe extern "C" fn vramp_export_wait(
     timeout_ms: u32,
     released: *mut c_int,
 ) -> vramp_status_t {
-    status_of(|| {
+    let wait = || {
+        // The allocator may be closed meanwhile.
         let shared = handles::with(allocator, |session| session.shares.export(exported.id))?;
         let deadline = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
-        let done = shared.wait_released(deadline);
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write_optional(released, c_int::from(done)) };
-        Ok(())
-    })
+        Ok(c_int::from(shared.wait_released(deadline)))
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { write_out(released, wait) }
 }
 
 /// Closes an export: later opens fail, and tickets keep nothing any more. What importers have open stays
@@ -178,21 +172,15 @@ pub unsafe extern "C" fn vramp_import(
     address: *mut *mut c_void,
     size: *mut usize,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(address, "address")?;
+    let import = |session: &Session| {
         // SAFETY: required by this function's contract.
-        let opened = unsafe { pointers::read(ticket, "ticket") }.and_then(|ticket| {
-            let bytes = ticket_bytes(&ticket)?;
-            handles::with(allocator, |session| session.add_import(bytes))
-        });
-        let found = opened.as_ref().map_or(0, |range| range.start.number());
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(address, found as *mut c_void, "address") }?;
-        let range = opened?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write_optional(size, range.len.count() as usize) };
-        Ok(())
-    })
+        let ticket = unsafe { pointers::read(ticket, "ticket") }?;
+        let range = session.add_import(ticket_bytes(&ticket)?)?;
+        Ok((range.start.number() as *mut c_void, range.len.count() as usize))
+    };
+    let out = ((address, "address"), size);
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out_or(allocator, out, (std::ptr::null_mut(), 0), import) }
 }
 
 /// Records that work queued on `stream`, so far and from now on, uses an import: its close waits for it.
@@ -232,11 +220,9 @@ pub unsafe extern "C" fn vramp_grant_access(
     calls: *mut u64,
     bytes: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        let grant = |session: &Session| Ok(session.allocator().grant_access(device)?);
-        // SAFETY: this function's contract is the same.
-        unsafe { change_access(allocator, grant, calls, bytes) }
-    })
+    let grant = |session: &Session| Ok(cost(session.allocator().grant_access(device)?));
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (calls, bytes), grant) }
 }
 
 /// Takes back the access of card number `device`, with the results of vramp_grant_access. All work of that
@@ -251,27 +237,13 @@ pub unsafe extern "C" fn vramp_revoke_access(
     calls: *mut u64,
     bytes: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        let revoke = |session: &Session| Ok(session.allocator().revoke_access(device)?);
-        // SAFETY: this function's contract is the same.
-        unsafe { change_access(allocator, revoke, calls, bytes) }
-    })
+    let revoke = |session: &Session| Ok(cost(session.allocator().revoke_access(device)?));
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (calls, bytes), revoke) }
 }
 
-/// # Safety
-/// As of [`vramp_grant_access`].
-unsafe fn change_access(
-    allocator: vramp_allocator_t,
-    change: impl FnOnce(&Session) -> Result<AccessChange>,
-    calls: *mut u64,
-    bytes: *mut u64,
-) -> Result<()> {
-    let cost = handles::with(allocator, change)?;
-    // SAFETY: this function's contract is the same.
-    unsafe { pointers::write_optional(calls, cost.calls) };
-    // SAFETY: as above.
-    unsafe { pointers::write_optional(bytes, cost.bytes.count()) };
-    Ok(())
+fn cost(change: AccessChange) -> (u64, u64) {
+    (change.calls, change.bytes.count())
 }
 
 /// Pins the memory of `size` bytes from `address` on, for what registers it: network cards, communication
@@ -315,23 +287,16 @@ pub unsafe extern "C" fn vramp_export_dma_buf(
     offset: *mut usize,
     pin: *mut vramp_pin_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(descriptor, "descriptor")?;
-        pointers::check(offset, "offset")?;
-        pointers::check(pin, "pin")?;
-        let (opened, start, id) = handles::with(allocator, |session| {
-            let buffer = session.dma_buf(address as u64, size as u64)?;
-            let start = buffer.offset().count() as usize;
-            let (pinned, opened) = buffer.into_parts();
-            Ok((opened, start, session.keep_pin(pinned)))
-        })?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(descriptor, opened.into_raw_fd(), "descriptor") }?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(offset, start, "offset") }?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(pin, vramp_pin_t { id }, "pin") }
-    })
+    let export = |session: &Session| {
+        let buffer = session.dma_buf(address as u64, size as u64)?;
+        let start = buffer.offset().count() as usize;
+        let (pinned, opened) = buffer.into_parts();
+        let pin = vramp_pin_t { id: session.keep_pin(pinned) };
+        Ok(((opened.into_raw_fd(), start), pin))
+    };
+    let out = (((descriptor, "descriptor"), (offset, "offset")), (pin, "pin"));
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, out, export) }
 }
 
 /// Makes an allocator for memory that communication libraries register (NCCL, UCX): its segments are one
@@ -348,16 +313,15 @@ pub unsafe extern "C" fn vramp_comm_pool(
     name: *const c_char,
     pool: *mut vramp_allocator_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(pool, "pool")?;
+    let make = || {
         // SAFETY: required by this function's contract.
         let name = unsafe { pointers::text(name, "name") }?;
         let name = if name.is_empty() { "comm" } else { name };
         let made = handles::with(allocator, |session| session.comm_pool(name))?;
-        let handle = handles::insert(Arc::new(made))?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(pool, handle, "pool") }
-    })
+        handles::insert(Arc::new(made))
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((pool, "pool"), make) }
 }
 
 /// Returns how the memory can be shared, and how much is. Set `state->struct_size` to
@@ -370,11 +334,8 @@ pub unsafe extern "C" fn vramp_sharing(
     allocator: vramp_allocator_t,
     state: *mut vramp_sharing_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        let find = || handles::with(allocator, |session| Ok(sharing_of(session)));
-        // SAFETY: the struct begins with its size; the rest is this function's contract.
-        unsafe { pointers::write_sized(state, find, "state") }
-    })
+    // SAFETY: the struct begins with its size; the rest is this function's contract.
+    unsafe { handles::out(allocator, WithSize(state, "state"), |session| Ok(sharing_of(session))) }
 }
 
 fn sharing_of(session: &Session) -> vramp_sharing_t {

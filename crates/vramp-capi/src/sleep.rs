@@ -26,6 +26,7 @@ use vramp_tiers::regions::{
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t;
+use crate::pointers::write_out;
 use crate::queries::chars;
 use crate::region_disk;
 use crate::regions::{self, Tagged, Target};
@@ -174,16 +175,32 @@ fn refuse_in_callback() -> Result<()> {
     Ok(())
 }
 
-/// Calls `call` as [`with_regions`] does, unless a callback runs on this thread.
-fn move_regions(
+/// Calls `call` with the regions that the tags name, as [`with_regions`] does, unless a callback runs on this
+/// thread.
+///
+/// # Safety
+/// As of [`tags_of`].
+unsafe fn move_regions(
     allocator: vramp_allocator_t,
-    tags: Option<&[&str]>,
+    (tags, count): (*const *const c_char, usize),
     call: impl FnOnce(&Regions, &[&str]) -> std::result::Result<(), RegionError>,
-) -> Result<()> {
-    handles::with(allocator, |session| {
+) -> vramp_status_t {
+    handles::on(allocator, |session| {
+        // SAFETY: this function's contract is the same.
+        let tags = unsafe { tags_of(tags, count) }?;
         refuse_in_callback()?;
-        with_regions(session, tags, call)
+        with_regions(session, tags.as_deref(), call)
     })
+}
+
+/// Calls `one` for each tag, once all are looked up.
+fn each(
+    regions: &Regions,
+    tags: &[&str],
+    one: fn(&Regions, &str) -> std::result::Result<(), RegionError>,
+) -> std::result::Result<(), RegionError> {
+    tags.iter().try_for_each(|tag| regions.get(tag).map(drop))?;
+    tags.iter().try_for_each(|tag| one(regions, tag))
 }
 
 #[cold]
@@ -194,19 +211,17 @@ fn not_moved(error: RegionError) -> Failure {
     }
 }
 
-fn begin(allocator: vramp_allocator_t, tagged: Option<Tagged>) -> Result<u64> {
-    handles::with(allocator, |session| {
-        // A pool that has no regions says so.
-        session.region_table()?;
-        if let Some(tagged) = &tagged {
-            session.region(tagged)?;
-        }
-        let target = match session.device_number() {
-            Some(device) => Target::Device(device),
-            None => Target::Allocator(session.allocator().number()),
-        };
-        regions::begin(target, tagged)
-    })
+fn begin(session: &Session, tagged: Option<Tagged>) -> Result<vramp_region_scope_t> {
+    // A pool that has no regions says so.
+    session.region_table()?;
+    if let Some(tagged) = &tagged {
+        session.region(tagged)?;
+    }
+    let target = match session.device_number() {
+        Some(device) => Target::Device(device),
+        None => Target::Allocator(session.allocator().number()),
+    };
+    Ok(vramp_region_scope_t { id: regions::begin(target, tagged)? })
 }
 
 /// Starts a scope on the calling thread: until vramp_region_end, blocks that this thread allocates from the
@@ -229,9 +244,7 @@ pub unsafe extern "C" fn vramp_region_begin(
     options: *const vramp_region_options_t,
     scope: *mut vramp_region_scope_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        check_fork()?;
-        pointers::check(scope, "scope")?;
+    let begin = |session: &Session| {
         // SAFETY: required by this function's contract.
         let tag = unsafe { tag_of(tag, "tag") }?;
         if tag.len() > VRAMP_TAG_MAX {
@@ -240,10 +253,10 @@ pub unsafe extern "C" fn vramp_region_begin(
         }
         // SAFETY: required by this function's contract.
         let options = unsafe { region_options(options) }?;
-        let id = begin(allocator, Some(Tagged { tag: tag.to_owned(), options }))?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(scope, vramp_region_scope_t { id }, "scope") }
-    })
+        begin(session, Some(Tagged { tag: tag.to_owned(), options }))
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (scope, "scope"), begin) }
 }
 
 /// Starts a scope on the calling thread in which blocks are in no region, whatever scopes are around it.
@@ -255,13 +268,8 @@ pub unsafe extern "C" fn vramp_region_disable(
     allocator: vramp_allocator_t,
     scope: *mut vramp_region_scope_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        check_fork()?;
-        pointers::check(scope, "scope")?;
-        let id = begin(allocator, None)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(scope, vramp_region_scope_t { id }, "scope") }
-    })
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (scope, "scope"), |session| begin(session, None)) }
 }
 
 /// Ends a scope of the calling thread, also after its allocator was closed. Scopes may end in any order, and
@@ -290,14 +298,11 @@ pub unsafe extern "C" fn vramp_region_remove(
     allocator: vramp_allocator_t,
     tag: *const c_char,
 ) -> vramp_status_t {
-    status_of(|| {
-        check_fork()?;
+    handles::on(allocator, |session| {
         // SAFETY: required by this function's contract.
         let tag = unsafe { tag_of(tag, "tag") }?;
-        handles::with(allocator, |session| {
-            refuse_in_callback()?;
-            session.remove_region(tag)
-        })
+        refuse_in_callback()?;
+        session.remove_region(tag)
     })
 }
 
@@ -327,13 +332,13 @@ pub unsafe extern "C" fn vramp_region_pause(
     count: usize,
     options: *const vramp_pause_options_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        check_fork()?;
+    handles::on(allocator, |session| {
         // SAFETY: required by this function's contract.
         let tags = unsafe { tags_of(tags, count) }?;
         // SAFETY: required by this function's contract.
         let options = unsafe { pause_options(options) }?;
-        move_regions(allocator, tags.as_deref(), |regions, tags| regions.pause(tags, options))
+        refuse_in_callback()?;
+        with_regions(session, tags.as_deref(), |regions, tags| regions.pause(tags, options))
     })
 }
 
@@ -351,12 +356,8 @@ pub unsafe extern "C" fn vramp_region_resume(
     tags: *const *const c_char,
     count: usize,
 ) -> vramp_status_t {
-    status_of(|| {
-        check_fork()?;
-        // SAFETY: required by this function's contract.
-        let tags = unsafe { tags_of(tags, count) }?;
-        move_regions(allocator, tags.as_deref(), |regions, tags| regions.resume(tags))
-    })
+    // SAFETY: required by this function's contract.
+    unsafe { move_regions(allocator, (tags, count), Regions::resume) }
 }
 
 /// Copies the contents of regions ahead, while they are awake, so that the next pause copies nothing. The
@@ -372,16 +373,9 @@ pub unsafe extern "C" fn vramp_region_clean(
     tags: *const *const c_char,
     count: usize,
 ) -> vramp_status_t {
-    status_of(|| {
-        check_fork()?;
-        // SAFETY: required by this function's contract.
-        let tags = unsafe { tags_of(tags, count) }?;
-        move_regions(allocator, tags.as_deref(), |regions, tags| {
-            // All tags are looked up before anything is copied.
-            tags.iter().try_for_each(|tag| regions.get(tag).map(drop))?;
-            tags.iter().try_for_each(|tag| regions.clean(tag))
-        })
-    })
+    let clean = |regions: &Regions, tags: &[&str]| each(regions, tags, Regions::clean);
+    // SAFETY: required by this function's contract.
+    unsafe { move_regions(allocator, (tags, count), clean) }
 }
 
 /// Opens a store in the folder `directory`, of at most `limit` bytes, or of the free space there if `limit` is
@@ -399,9 +393,8 @@ pub unsafe extern "C" fn vramp_region_set_disk(
 ) -> vramp_status_t {
     status_of(|| {
         check_fork()?;
-        pointers::check(directory.cast_mut(), "directory")?;
         // SAFETY: required by this function's contract.
-        let directory = unsafe { pointers::text(directory, "directory") }?;
+        let directory = unsafe { pointers::given_text(directory, "directory") }?;
         let limit = (limit != 0).then(|| Bytes::new(limit));
         region_disk::choose(Path::new(directory), limit)
     })
@@ -421,15 +414,9 @@ pub unsafe extern "C" fn vramp_region_prefetch(
     tags: *const *const c_char,
     count: usize,
 ) -> vramp_status_t {
-    status_of(|| {
-        check_fork()?;
-        // SAFETY: required by this function's contract.
-        let tags = unsafe { tags_of(tags, count) }?;
-        move_regions(allocator, tags.as_deref(), |regions, tags| {
-            tags.iter().try_for_each(|tag| regions.get(tag).map(drop))?;
-            tags.iter().try_for_each(|tag| regions.prefetch(tag))
-        })
-    })
+    let prefetch = |regions: &Regions, tags: &[&str]| each(regions, tags, Regions::prefetch);
+    // SAFETY: required by this function's contract.
+    unsafe { move_regions(allocator, (tags, count), prefetch) }
 }
 
 /// Reads `length` bytes of a block in a sleeping region, from `address` on, from the copy of the region to
@@ -444,18 +431,15 @@ pub unsafe extern "C" fn vramp_region_read_backup(
     out: *mut c_void,
     length: usize,
 ) -> vramp_status_t {
-    status_of(|| {
-        check_fork()?;
+    handles::on(allocator, |session| {
         pointers::check(out, "out")?;
         // SAFETY: required by this function's contract.
         let out = unsafe { pointers::bytes_mut(out, length, "out") }?;
-        handles::with(allocator, |session| {
-            let Some(regions) = session.regions_if_any() else {
-                let text = "the allocator has no regions: only memory of a region has a backup";
-                return Err(Failure::new(Kind::Region, text));
-            };
-            regions.read_backup(DeviceAddr::new(address as u64), out).map_err(not_moved)
-        })
+        let Some(regions) = session.regions_if_any() else {
+            let text = "the allocator has no regions: only memory of a region has a backup";
+            return Err(Failure::new(Kind::Region, text));
+        };
+        regions.read_backup(DeviceAddr::new(address as u64), out).map_err(not_moved)
     })
 }
 
@@ -474,23 +458,19 @@ pub unsafe extern "C" fn vramp_region_on_pressure(
     count: usize,
     registration: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        check_fork()?;
-        pointers::check(registration, "registration")?;
+    let register = |session: &Session| {
         // SAFETY: required by this function's contract.
         let tags = unsafe { tags_of(tags, count) }?;
-        let number = handles::with(allocator, |session| {
-            let mut number = None;
-            with_regions(session, tags.as_deref(), |regions, tags| {
-                number = Some(regions.on_pressure(session.allocator(), tags)?.number());
-                Ok(())
-            })?;
-            let text = "the allocator has no regions: vramp_region_begin creates one";
-            number.ok_or_else(|| Failure::new(Kind::Region, text))
+        let mut number = None;
+        with_regions(session, tags.as_deref(), |regions, tags| {
+            number = Some(regions.on_pressure(session.allocator(), tags)?.number());
+            Ok(())
         })?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(registration, number, "registration") }
-    })
+        let text = "the allocator has no regions: vramp_region_begin creates one";
+        number.ok_or_else(|| Failure::new(Kind::Region, text))
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (registration, "registration"), register) }
 }
 
 /// Writes the states of at most `capacity` regions, in the order of their tags, and the number of all to
@@ -507,18 +487,16 @@ pub unsafe extern "C" fn vramp_region_status(
     capacity: usize,
     count: *mut usize,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(count, "count")?;
-        let find = || {
-            handles::with(allocator, |session| {
-                let regions = session.regions_if_any();
-                let known = regions.map_or_else(Vec::new, |regions| regions.status());
-                Ok(known.iter().map(status_to_c).collect())
-            })
+    let find = || {
+        let find = |session: &Session| {
+            let regions = session.regions_if_any();
+            let known = regions.map_or_else(Vec::new, |regions| regions.status());
+            Ok(known.iter().map(status_to_c).collect())
         };
+        let find = || handles::with(allocator, find);
         // SAFETY: the struct begins with its size; the rest is this function's contract.
-        let found = unsafe { pointers::write_array_sized(statuses, capacity, find, "statuses") }?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(count, found, "count") }
-    })
+        unsafe { pointers::write_array_sized(statuses, capacity, find, "statuses") }
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((count, "count"), find) }
 }

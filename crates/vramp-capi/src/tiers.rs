@@ -53,10 +53,9 @@ pub unsafe extern "C" fn vramp_tiers_open(
     config: *const c_char,
 ) -> vramp_status_t {
     status_of(|| {
-        pointers::check(config.cast_mut(), "config")?;
         // SAFETY: required by this function's contract.
-        let text = unsafe { pointers::text(config, "config") }?;
-        open(allocator, None, |_| config::from_toml(text))
+        let text = unsafe { pointers::given_text(config, "config") }?;
+        open(allocator, None, |_| Ok(TiersConfig::from_toml(text)?))
     })
 }
 

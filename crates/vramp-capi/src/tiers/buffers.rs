@@ -12,8 +12,9 @@ use vramp_defer::{Access, BufferProgress, DeferrableBuffer, SpillTier};
 use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
 use crate::interface::User;
+use crate::pointers::WithSize;
 use crate::session::Session;
-use crate::status::{Failure, Kind, Result, status_of};
+use crate::status::Result;
 use crate::tiers::abi::vramp_buffer_state_t::*;
 use crate::tiers::abi::*;
 use crate::tiers::out_of_range;
@@ -27,12 +28,14 @@ impl OpenTiers {
         self.tables().buffer(buffer.id)
     }
 
-    fn create(&self, size: u64) -> Result<u64> {
-        let make = || {
-            let buffer = self.manager().buffer(Bytes::new(size))?;
-            Ok((buffer.id(), buffer))
-        };
-        self.dispatch.make(make, |id, buffer| drop(self.tables().buffers.insert(id, buffer)))
+    /// Makes a buffer and stores it.
+    fn keep_buffer(
+        &self,
+        make: impl FnOnce() -> Result<DeferrableBuffer>,
+    ) -> Result<vramp_buffer_t> {
+        let make = || make().map(|buffer| (buffer.id(), buffer));
+        let store = |id, buffer| drop(self.tables().buffers.insert(id, buffer));
+        Ok(vramp_buffer_t { id: self.dispatch.make(make, store)? })
     }
 
     fn info_of(
@@ -102,9 +105,12 @@ pub unsafe extern "C" fn vramp_buffer_create(
     size: u64,
     buffer: *mut vramp_buffer_t,
 ) -> vramp_status_t {
-    let find = |session: &Session| Ok(vramp_buffer_t { id: session.open_tiers()?.create(size)? });
+    let create = |session: &Session| {
+        let tiers = session.open_tiers()?;
+        tiers.keep_buffer(|| Ok(tiers.manager().buffer(Bytes::new(size))?))
+    };
     // SAFETY: required by this function's contract.
-    unsafe { handles::out(allocator, (buffer, "buffer"), find) }
+    unsafe { handles::out(allocator, (buffer, "buffer"), create) }
 }
 
 /// Allows vramp_buffers_lease_in_place to read the buffer while it is spilled: its copies lie in host memory
@@ -152,16 +158,12 @@ pub unsafe extern "C" fn vramp_buffer_info(
     buffer: vramp_buffer_t,
     info: *mut vramp_buffer_info_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        let find = || {
-            handles::with(allocator, |session| {
-                let tiers = session.open_tiers()?;
-                Ok(tiers.info_of(&tiers.buffer(buffer)?, session.namer()))
-            })
-        };
-        // SAFETY: the struct begins with its size; the rest is this function's contract.
-        unsafe { pointers::write_sized(info, find, "info") }
-    })
+    let find = |session: &Session| {
+        let tiers = session.open_tiers()?;
+        Ok(tiers.info_of(&tiers.buffer(buffer)?, session.namer()))
+    };
+    // SAFETY: the struct begins with its size; the rest is this function's contract.
+    unsafe { handles::out(allocator, WithSize(info, "info"), find) }
 }
 
 /// Sets the priority of a buffer, zero at first. Buffers of lower priority leave the card first.
@@ -235,12 +237,10 @@ pub unsafe extern "C" fn vramp_buffer_write(
     from: *const c_void,
     size: usize,
 ) -> vramp_status_t {
-    status_of(|| {
+    handles::on(allocator, |session| {
         // SAFETY: required by this function's contract.
         let bytes = unsafe { pointers::bytes(from, size, "from") }?;
-        handles::with(allocator, |session| {
-            session.with_buffer(buffer, |buffer| Ok(buffer.write(Bytes::new(offset), bytes)?))
-        })
+        session.with_buffer(buffer, |buffer| Ok(buffer.write(Bytes::new(offset), bytes)?))
     })
 }
 
@@ -257,12 +257,10 @@ pub unsafe extern "C" fn vramp_buffer_read(
     to: *mut c_void,
     size: usize,
 ) -> vramp_status_t {
-    status_of(|| {
+    handles::on(allocator, |session| {
         // SAFETY: required by this function's contract.
         let bytes = unsafe { pointers::bytes_mut(to, size, "to") }?;
-        handles::with(allocator, |session| {
-            session.with_buffer(buffer, |buffer| Ok(buffer.read(Bytes::new(offset), bytes)?))
-        })
+        session.with_buffer(buffer, |buffer| Ok(buffer.read(Bytes::new(offset), bytes)?))
     })
 }
 
@@ -297,14 +295,9 @@ pub unsafe extern "C" fn vramp_buffer_spill(
     buffer: vramp_buffer_t,
     freed: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        let bytes = handles::with(allocator, |session| {
-            session.with_buffer(buffer, |buffer| Ok(buffer.spill()?))
-        })?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write_optional(freed, bytes.count()) };
-        Ok(())
-    })
+    let spill = |session: &Session| session.with_buffer(buffer, |it| Ok(it.spill()?.count()));
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, freed, spill) }
 }
 
 /// Evicts one buffer as vramp_buffer_spill does, down to the tier VRAMP_TIER_HOST or VRAMP_TIER_DISK: copies
@@ -319,7 +312,7 @@ pub unsafe extern "C" fn vramp_buffer_spill_to(
     tier: u32,
     freed: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
+    let spill = |session: &Session| {
         let tier = match tier {
             VRAMP_TIER_HOST => SpillTier::Host,
             VRAMP_TIER_DISK => SpillTier::Disk,
@@ -328,13 +321,10 @@ pub unsafe extern "C" fn vramp_buffer_spill_to(
                 return Err(out_of_range("tier below the card", other, use_));
             }
         };
-        let bytes = handles::with(allocator, |session| {
-            session.with_buffer(buffer, |buffer| Ok(buffer.spill_to(tier)?))
-        })?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write_optional(freed, bytes.count()) };
-        Ok(())
-    })
+        session.with_buffer(buffer, |buffer| Ok(buffer.spill_to(tier)?.count()))
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, freed, spill) }
 }
 
 /// Evicts buffers until `bytes` more of the card are free, or none may leave. `*freed` receives the
@@ -348,14 +338,12 @@ pub unsafe extern "C" fn vramp_evict(
     bytes: u64,
     freed: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        let spilled = handles::with(allocator, |session| {
-            Ok(session.open_tiers()?.manager().spill(Bytes::new(bytes)))
-        })?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write_optional(freed, spilled.freed.count()) };
-        Ok(())
-    })
+    let evict = |session: &Session| {
+        let spilled = session.open_tiers()?.manager().spill(Bytes::new(bytes));
+        Ok(spilled.freed.count())
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, freed, evict) }
 }
 
 /// Memory of a caller, until its contents have left the card.
@@ -399,30 +387,22 @@ pub unsafe extern "C" fn vramp_buffer_adopt(
     user: *mut c_void,
     buffer: *mut vramp_buffer_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(buffer, "buffer")?;
+    let user = User(user);
+    let adopt = |session: &Session| {
         pointers::check(address, "address")?;
-        let Some(release) = release else {
-            return Err(Failure::new(Kind::Null, "release is null: pass a function"));
-        };
+        let release = pointers::function(release, "release")?;
         let memory = AddrRange::new(DeviceAddr::new(address as u64), Bytes::new(size));
-        let user = User(user);
-        let id = handles::with(allocator, |session| {
-            let (tiers, stream) = (session.open_tiers()?, session.stream(stream)?);
-            let make = || {
-                let is_taken = Arc::new(AtomicBool::new(true));
-                let owner = Adopted { release, user, is_taken: Arc::clone(&is_taken) };
-                let owner = Box::new(owner);
-                let adopted = tiers.manager().adopt(memory, owner, stream);
-                let buffer = adopted.map_err(|failed| {
-                    is_taken.store(false, Ordering::Relaxed);
-                    Failure::from(failed.error)
-                })?;
-                Ok((buffer.id(), buffer))
-            };
-            tiers.dispatch.make(make, |id, buffer| drop(tiers.tables().buffers.insert(id, buffer)))
-        })?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(buffer, vramp_buffer_t { id }, "buffer") }
-    })
+        let (tiers, stream) = (session.open_tiers()?, session.stream(stream)?);
+        tiers.keep_buffer(|| {
+            let is_taken = Arc::new(AtomicBool::new(true));
+            let owner = Adopted { release, user, is_taken: Arc::clone(&is_taken) };
+            let adopted = tiers.manager().adopt(memory, Box::new(owner), stream);
+            adopted.map_err(|failed| {
+                is_taken.store(false, Ordering::Relaxed);
+                failed.error.into()
+            })
+        })
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (buffer, "buffer"), adopt) }
 }

@@ -1,4 +1,4 @@
-//! The configuration of tiers, from TOML or from a struct of the caller.
+//! The configuration of tiers from a struct of the caller.
 
 use std::path::PathBuf;
 
@@ -12,11 +12,6 @@ use vramp_tiers::space::Level;
 use crate::pointers;
 use crate::status::{Failure, Kind, Result};
 use crate::tiers::abi::{vramp_store_t, vramp_tiers_options_t};
-
-/// Reads a configuration from TOML.
-pub(crate) fn from_toml(text: &str) -> Result<TiersConfig> {
-    Ok(TiersConfig::from_toml(text)?)
-}
 
 /// Reads the store of a caller. `None` if there is none.
 ///

@@ -9,7 +9,7 @@ use vramp_defer::{Access, DeferrableBuffer, LeaseSet, SpillError};
 use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
 use crate::session::Session;
-use crate::status::{Failure, Kind, Result, status_of};
+use crate::status::{Failure, Kind, Result};
 use crate::tiers::abi::*;
 use crate::tiers::out_of_range;
 use crate::tiers::slot::{OpenTiers, deadline};
@@ -96,6 +96,10 @@ impl OpenTiers {
         })
     }
 
+    fn take_lease(&self, lease: vramp_buffer_lease_t) -> Result<LeaseSet> {
+        self.tables().leases.remove(&lease.id).ok_or_else(|| unknown_lease(lease.id))
+    }
+
     fn keep_lock(&self, lease: LeaseSet, stream: StreamId) -> Result<()> {
         self.store(lease, |tables, lease| tables.locks.entry(stream).or_default().push(lease))
     }
@@ -151,9 +155,13 @@ pub unsafe extern "C" fn vramp_buffers_lease(
     addresses: *mut *mut c_void,
     lease: *mut vramp_buffer_lease_t,
 ) -> vramp_status_t {
-    let request = (allocator, stream, timeout_ns, false);
+    let uses = (uses, count);
     // SAFETY: required by this function's contract.
-    status_of(|| unsafe { lease_set(request, uses, count, addresses, lease) })
+    let find = |session: &Session| unsafe {
+        lease_set(session, uses, stream, timeout_ns, false, addresses)
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (lease, "lease"), find) }
 }
 
 /// Leases as vramp_buffers_lease does, but a buffer that is only read, and may be read while it is spilled
@@ -174,9 +182,13 @@ pub unsafe extern "C" fn vramp_buffers_lease_in_place(
     addresses: *mut *mut c_void,
     lease: *mut vramp_buffer_lease_t,
 ) -> vramp_status_t {
-    let request = (allocator, stream, timeout_ns, true);
+    let uses = (uses, count);
     // SAFETY: required by this function's contract.
-    status_of(|| unsafe { lease_set(request, uses, count, addresses, lease) })
+    let find = |session: &Session| unsafe {
+        lease_set(session, uses, stream, timeout_ns, true, addresses)
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (lease, "lease"), find) }
 }
 
 /// Leases a set, in place if the request says so.
@@ -184,24 +196,21 @@ pub unsafe extern "C" fn vramp_buffers_lease_in_place(
 /// # Safety
 /// As of [`vramp_buffers_lease`].
 unsafe fn lease_set(
-    (allocator, stream, timeout_ns, in_place): (vramp_allocator_t, vramp_stream_t, u64, bool),
-    uses: *const vramp_buffer_use_t,
-    count: usize,
+    session: &Session,
+    (uses, count): (*const vramp_buffer_use_t, usize),
+    stream: vramp_stream_t,
+    timeout_ns: u64,
+    in_place: bool,
     addresses: *mut *mut c_void,
-    lease: *mut vramp_buffer_lease_t,
-) -> Result<()> {
-    pointers::check(lease, "lease")?;
+) -> Result<vramp_buffer_lease_t> {
     // SAFETY: required by this function's contract.
     let uses = unsafe { uses_of(uses, count) }?;
-    let (id, found) = handles::with(allocator, |session| {
-        let tiers = session.open_tiers()?;
-        let (held, found) = tiers.lease(&uses, session.stream(stream)?, timeout_ns, in_place)?;
-        Ok((tiers.keep_lease(held)?, found))
-    })?;
+    let tiers = session.open_tiers()?;
+    let (held, found) = tiers.lease(&uses, session.stream(stream)?, timeout_ns, in_place)?;
+    let id = tiers.keep_lease(held)?;
     // SAFETY: required by this function's contract.
     unsafe { write_addresses(addresses, &found) }?;
-    // SAFETY: required by this function's contract.
-    unsafe { pointers::write(lease, vramp_buffer_lease_t { id }, "lease") }
+    Ok(vramp_buffer_lease_t { id })
 }
 
 /// Writes 1 to `*in_place` if the buffer at `index` in the request is read in place under the lease, and 0 if
@@ -256,8 +265,7 @@ pub extern "C" fn vramp_buffer_lease_end(
     lease: vramp_buffer_lease_t,
 ) -> vramp_status_t {
     handles::on(allocator, |session| {
-        let held = session.open_tiers()?.tables().leases.remove(&lease.id);
-        held.ok_or_else(|| unknown_lease(lease.id))?.end();
+        session.open_tiers()?.take_lease(lease)?.end();
         Ok(())
     })
 }
@@ -269,8 +277,7 @@ pub extern "C" fn vramp_buffer_lease_cancel(
     lease: vramp_buffer_lease_t,
 ) -> vramp_status_t {
     handles::on(allocator, |session| {
-        let held = session.open_tiers()?.tables().leases.remove(&lease.id);
-        held.ok_or_else(|| unknown_lease(lease.id))?.cancel();
+        session.open_tiers()?.take_lease(lease)?.cancel();
         Ok(())
     })
 }
@@ -289,15 +296,12 @@ pub unsafe extern "C" fn vramp_lock(
     timeout_ns: u64,
     addresses: *mut *mut c_void,
 ) -> vramp_status_t {
-    status_of(|| {
+    handles::on(allocator, |session| {
         // SAFETY: required by this function's contract.
         let uses = unsafe { uses_of(uses, count) }?;
-        let found = handles::with(allocator, |session| {
-            let (tiers, stream) = (session.open_tiers()?, session.stream(stream)?);
-            let (held, found) = tiers.lease(&uses, stream, timeout_ns, false)?;
-            tiers.keep_lock(held, stream)?;
-            Ok(found)
-        })?;
+        let (tiers, stream) = (session.open_tiers()?, session.stream(stream)?);
+        let (held, found) = tiers.lease(&uses, stream, timeout_ns, false)?;
+        tiers.keep_lock(held, stream)?;
         // SAFETY: required by this function's contract.
         unsafe { write_addresses(addresses, &found) }
     })

@@ -6,9 +6,11 @@ use vramp_defer::report::{DeferCensus, SpillStats};
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t;
-use crate::interface::User;
+use crate::interface::{User, registered};
+use crate::pointers::WithSize;
 use crate::regions::PinnedMemory;
-use crate::status::{Failure, Kind, status_of};
+use crate::session::Session;
+use crate::status::status_of;
 use crate::tiers::abi::*;
 use crate::tiers::slot::OpenTiers;
 use crate::{handles, pointers};
@@ -67,23 +69,18 @@ pub unsafe extern "C" fn vramp_buffers_observe(
     user: *mut c_void,
     registration: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(registration, "registration")?;
-        let Some(observer) = observer else {
-            return Err(Failure::new(Kind::Null, "observer is null: pass a function"));
-        };
-        let user = User(user);
+    let user = User(user);
+    let register = |session: &Session| {
+        let observer = pointers::function(observer, "observer")?;
         let call = move |event: &vramp_buffer_event_t| {
             // SAFETY: allowed by this function's contract.
             unsafe { observer(event, user.get()) }
         };
-        let number = handles::with(allocator, |session| {
-            let tiers = session.open_tiers()?;
-            tiers.dispatch.add(tiers.manager(), Box::new(call))
-        })?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(registration, number, "registration") }
-    })
+        let tiers = session.open_tiers()?;
+        tiers.dispatch.add(tiers.manager(), Box::new(call))
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (registration, "registration"), register) }
 }
 
 /// Removes an observer of buffers. When it returns, no call of it is in progress or begins, and `user`
@@ -93,12 +90,8 @@ pub extern "C" fn vramp_buffers_unobserve(
     allocator: vramp_allocator_t,
     registration: u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        let found = handles::with(allocator, |session| {
-            Ok(session.open_tiers()?.dispatch.remove(registration))
-        })?;
-        let text = "the registration is unknown or was removed before";
-        if found { Ok(()) } else { Err(Failure::new(Kind::Range, text)) }
+    handles::on(allocator, |session| {
+        registered(session.open_tiers()?.dispatch.remove(registration))
     })
 }
 
@@ -112,11 +105,9 @@ pub unsafe extern "C" fn vramp_tiers_stats(
     allocator: vramp_allocator_t,
     stats: *mut vramp_tiers_stats_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        let find = || handles::with(allocator, |session| Ok(session.open_tiers()?.stats()));
-        // SAFETY: the struct begins with its size; the rest is this function's contract.
-        unsafe { pointers::write_sized(stats, find, "stats") }
-    })
+    let find = |session: &Session| Ok(session.open_tiers()?.stats());
+    // SAFETY: the struct begins with its size; the rest is this function's contract.
+    unsafe { handles::out(allocator, WithSize(stats, "stats"), find) }
 }
 
 /// Calls `visitor` with the last moves that failed, the oldest first: a text that names the piece and
@@ -132,11 +123,8 @@ pub unsafe extern "C" fn vramp_tiers_failures(
     user: *mut c_void,
 ) -> vramp_status_t {
     status_of(|| {
-        let Some(visitor) = visitor else {
-            return Err(Failure::new(Kind::Null, "visitor is null: pass a function"));
-        };
-        let find =
-            |session: &crate::session::Session| Ok(session.open_tiers()?.manager().failures());
+        let visitor = pointers::function(visitor, "visitor")?;
+        let find = |session: &Session| Ok(session.open_tiers()?.manager().failures());
         for failed in handles::with(allocator, find)? {
             let text = CString::new(failed.to_string().replace('\0', "\\0")).unwrap_or_default();
             // SAFETY: allowed by this function's contract.

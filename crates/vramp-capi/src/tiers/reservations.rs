@@ -7,13 +7,14 @@ use vramp_tiers::{Reservation, Strategy};
 
 use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
+use crate::handles;
+use crate::pointers::WithSize;
 use crate::session::Session;
-use crate::status::{Failure, Kind, Result, status_of};
+use crate::status::{Failure, Kind, Result};
 use crate::tiers::abi::*;
 use crate::tiers::slot::{OpenTiers, deadline};
 use crate::tiers::spaces::to_c;
 use crate::tiers::tables::{Held, Place, next_id, unknown_reservation};
-use crate::{handles, pointers};
 
 /// A timeout of zero: the request is served at once or fails.
 const NOW: u64 = 0;
@@ -26,10 +27,10 @@ impl OpenTiers {
         }
     }
 
-    fn keep(&self, reservation: Reservation) -> u64 {
+    fn keep(&self, reservation: Reservation) -> vramp_reservation_t {
         let id = next_id();
         self.tables().reservations.insert(id, Held::new(reservation));
-        id
+        vramp_reservation_t { id }
     }
 
     fn grow(&self, id: u64, by: Bytes, timeout_ns: u64) -> Result<()> {
@@ -140,14 +141,19 @@ impl Session {
         bytes: u64,
         priority: i32,
         timeout_ns: u64,
-    ) -> Result<u64> {
+    ) -> Result<vramp_reservation_t> {
         let tiers = self.open_tiers()?;
         let request = tiers.spaces().request(tiers.strategy(space)?, Bytes::new(bytes));
         let reservation = tiers.finish(request.priority(priority), timeout_ns)?;
         Ok(tiers.keep(reservation))
     }
 
-    fn reserve_up_to(&self, space: vramp_space_t, least: u64, most: u64) -> Result<(u64, u64)> {
+    fn reserve_up_to(
+        &self,
+        space: vramp_space_t,
+        least: u64,
+        most: u64,
+    ) -> Result<(vramp_reservation_t, u64)> {
         let tiers = self.open_tiers()?;
         if least > most {
             let text = format!("at least {least} and at most {most} bytes: exchange them");
@@ -178,13 +184,9 @@ pub unsafe extern "C" fn vramp_reserve(
     timeout_ns: u64,
     reservation: *mut vramp_reservation_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(reservation, "reservation")?;
-        let reserve = |session: &Session| session.reserve(space, bytes, priority, timeout_ns);
-        let id = handles::with(allocator, reserve)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(reservation, vramp_reservation_t { id }, "reservation") }
-    })
+    let reserve = |session: &Session| session.reserve(space, bytes, priority, timeout_ns);
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (reservation, "reservation"), reserve) }
 }
 
 /// Reserves at once as many of `most` bytes as a space has, and at least `least`. `*bytes` receives how
@@ -201,16 +203,9 @@ pub unsafe extern "C" fn vramp_reserve_up_to(
     reservation: *mut vramp_reservation_t,
     bytes: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(reservation, "reservation")?;
-        let reserve = |session: &Session| session.reserve_up_to(space, least, most);
-        let (id, size) = handles::with(allocator, reserve)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(reservation, vramp_reservation_t { id }, "reservation") }?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write_optional(bytes, size) };
-        Ok(())
-    })
+    let reserve = |session: &Session| session.reserve_up_to(space, least, most);
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, ((reservation, "reservation"), bytes), reserve) }
 }
 
 /// Returns the state of a reservation. Set `info->struct_size` to `sizeof(vramp_reservation_info_t)`
@@ -224,12 +219,9 @@ pub unsafe extern "C" fn vramp_reservation_info(
     reservation: vramp_reservation_t,
     info: *mut vramp_reservation_info_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        let find =
-            || handles::with(allocator, |session| session.open_tiers()?.info(reservation.id));
-        // SAFETY: the struct begins with its size; the rest is this function's contract.
-        unsafe { pointers::write_sized(info, find, "info") }
-    })
+    let find = |session: &Session| session.open_tiers()?.info(reservation.id);
+    // SAFETY: the struct begins with its size; the rest is this function's contract.
+    unsafe { handles::out(allocator, WithSize(info, "info"), find) }
 }
 
 /// Adds `bytes` to a reservation, with the timeout of vramp_reserve. Where it fails the reservation is
@@ -257,15 +249,12 @@ pub unsafe extern "C" fn vramp_reservation_shrink(
     reservation: vramp_reservation_t,
     released: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        let less = handles::with(allocator, |session| {
-            let held = session.open_tiers()?.tables().reservation(reservation.id)?;
-            held.with(reservation.id, Reservation::shrink_to_fit)
-        })?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write_optional(released, less.count()) };
-        Ok(())
-    })
+    let shrink = |session: &Session| {
+        let held = session.open_tiers()?.tables().reservation(reservation.id)?;
+        Ok(held.with(reservation.id, Reservation::shrink_to_fit)?.count())
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, released, shrink) }
 }
 
 /// Releases a reservation. What is charged to it stays charged to the space until it is freed.

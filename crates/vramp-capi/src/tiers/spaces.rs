@@ -4,7 +4,9 @@ use vramp_tiers::{MemorySpace, SpaceId, Strategy, Tier};
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t;
-use crate::status::{Failure, Kind, Result, status_of};
+use crate::pointers::WithSize;
+use crate::session::Session;
+use crate::status::{Failure, Kind, Result};
 use crate::tiers::abi::*;
 use crate::tiers::out_of_range;
 use crate::tiers::slot::OpenTiers;
@@ -94,17 +96,15 @@ pub unsafe extern "C" fn vramp_spaces(
     capacity: usize,
     count: *mut usize,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(count, "count")?;
-        let found = handles::with(allocator, |session| {
-            let tiers = session.open_tiers()?;
-            Ok(tiers.spaces().spaces().map(|space| to_c(space.id())).collect::<Vec<_>>())
-        })?;
+    let find = |session: &Session| {
+        let tiers = session.open_tiers()?;
+        let found: Vec<_> = tiers.spaces().spaces().map(|space| to_c(space.id())).collect();
         // SAFETY: required by this function's contract.
         unsafe { pointers::write_array(spaces, capacity, &found, "spaces") }?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(count, found.len(), "count") }
-    })
+        Ok(found.len())
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (count, "count"), find) }
 }
 
 /// Returns the statistics of a space. Set `stats->struct_size` to `sizeof(vramp_space_stats_t)` before.
@@ -117,11 +117,9 @@ pub unsafe extern "C" fn vramp_space_stats(
     space: vramp_space_t,
     stats: *mut vramp_space_stats_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        let find = || handles::with(allocator, |session| session.open_tiers()?.stats_of(space));
-        // SAFETY: the struct begins with its size; the rest is this function's contract.
-        unsafe { pointers::write_sized(stats, find, "stats") }
-    })
+    let find = |session: &Session| session.open_tiers()?.stats_of(space);
+    // SAFETY: the struct begins with its size; the rest is this function's contract.
+    unsafe { handles::out(allocator, WithSize(stats, "stats"), find) }
 }
 
 /// Resets the peak of a space to its present total.

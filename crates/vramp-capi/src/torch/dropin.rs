@@ -16,7 +16,7 @@ use super::{TORCH, Torch};
 use crate::abi::vramp_observer_t;
 use crate::abi::vramp_status_t;
 use crate::interface::{User, register_observer};
-use crate::pointers;
+use crate::pointers::write_out;
 use crate::session::Block;
 use crate::session::Session;
 use crate::status::{Failure, Kind, Result, check_fork, status_of};
@@ -107,13 +107,10 @@ pub unsafe extern "C" fn vramp_torch_block_malloc(
     stream: *mut c_void,
     block: *mut vramp_torch_block_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(block, "block")?;
-        // SAFETY: required by this function's contract.
-        let placed = unsafe { TORCH.malloc_block(size, device, stream) }?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(block, placed, "block") }
-    })
+    // SAFETY: required by this function's contract.
+    let place = || unsafe { TORCH.malloc_block(size, device, stream) };
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((block, "block"), place) }
 }
 
 /// Frees a block on the stream that it was allocated for. `*block` describes it.
@@ -126,12 +123,8 @@ pub unsafe extern "C" fn vramp_torch_block_free(
     address: *mut c_void,
     block: *mut vramp_torch_block_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(block, "block")?;
-        let freed = TORCH.free_block(address as u64)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(block, freed, "block") }
-    })
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((block, "block"), || TORCH.free_block(address as u64)) }
 }
 
 /// Describes the live block that begins at an address. VRAMP_ERROR_UNKNOWN_POINTER if there is none.
@@ -143,12 +136,8 @@ pub unsafe extern "C" fn vramp_torch_block_find(
     address: *mut c_void,
     block: *mut vramp_torch_block_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(block, "block")?;
-        let found = TORCH.find(address as u64)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(block, found, "block") }
-    })
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((block, "block"), || TORCH.find(address as u64)) }
 }
 
 /// Records that work queued on `stream` so far uses a block. No driver call.
@@ -174,15 +163,13 @@ pub unsafe extern "C" fn vramp_torch_containing(
     address: *mut c_void,
     block: *mut vramp_torch_block_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(block, "block")?;
+    let find = || {
         check_fork()?;
         let start = TORCH.opened().find_map(|session| session.containing(address as u64));
-        let start = start.map_or(address as u64, |(start, _)| start.number());
-        let found = TORCH.find(start)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(block, found, "block") }
-    })
+        TORCH.find(start.map_or(address as u64, |(start, _)| start.number()))
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((block, "block"), find) }
 }
 
 /// Forgets a stream of another library, which may be destroyed afterwards: memory that its work uses waits

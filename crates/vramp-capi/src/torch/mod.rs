@@ -34,7 +34,7 @@ use vramp_alloc::DeviceAddr;
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t::{self, *};
-use crate::pointers;
+use crate::pointers::{Out, write_out};
 use crate::print::write_line;
 use crate::session::Session;
 use crate::session::StreamName;
@@ -340,10 +340,8 @@ pub unsafe extern "C" fn vramp_torch_base_alloc(
     let found = found.ok().flatten();
     print_failure(|| {
         let known = found.map(|(_, len)| len as usize);
-        if !size.is_null() {
-            // SAFETY: required by this function's contract.
-            unsafe { pointers::write(size, known.unwrap_or(0), "size") }?;
-        }
+        // SAFETY: required by this function's contract.
+        unsafe { Out::write(size, known.unwrap_or(0)) };
         let text = format!("no block of any device contains {address:p}");
         known.map(|_| ()).ok_or_else(|| Failure::new(Kind::UnknownPointer, text))
     });
@@ -405,12 +403,8 @@ pub unsafe extern "C" fn vramp_torch_allocator(
     device: c_int,
     allocator: *mut vramp_allocator_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(allocator, "allocator")?;
-        let handle = TORCH.handle(device)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(allocator, handle, "allocator") }
-    })
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((allocator, "allocator"), || TORCH.handle(device)) }
 }
 
 #[cfg(test)]

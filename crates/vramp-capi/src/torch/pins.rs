@@ -20,10 +20,9 @@ use vramp_alloc::sharing::{PinError, PinnedRange};
 use vramp_tiers::regions::Region;
 
 use super::pools::PoolId;
-use super::settings::GraphPins;
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t;
-use crate::pointers;
+use crate::pointers::write_out;
 use crate::status::{Failure, Kind, Result, check_fork, status_of};
 
 /// Pinned ranges of each pool, by first address and length.
@@ -83,15 +82,9 @@ impl Torch {
 /// `mode` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_torch_graph_pins(mode: *mut c_int) -> vramp_status_t {
-    status_of(|| {
-        let chosen = match TORCH.read_settings()?.graph_pins {
-            GraphPins::Off => 0,
-            GraphPins::On => 1,
-            GraphPins::Auto => 2,
-        };
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(mode, chosen, "mode") }
-    })
+    let find = || Ok(TORCH.read_settings()?.graph_pins as c_int);
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((mode, "mode"), find) }
 }
 
 /// Keeps the memory of all live blocks of a device at its addresses, also after they are freed, until

@@ -11,10 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vramp_alloc::sharing::{Export, ExportError};
 use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, DeviceAddr, StreamId};
 
-use super::settings::Ipc;
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t;
-use crate::pointers;
+use crate::pointers::write_out;
 use crate::print::write_line;
 use crate::regions::{Owner, not_allocated};
 use crate::session::Session;
@@ -260,6 +259,10 @@ impl Torch {
     }
 }
 
+fn pointer(addr: DeviceAddr) -> *mut c_void {
+    addr.number() as *mut c_void
+}
+
 /// Allocates a segment for PyTorch's own allocator. Waits on the host for earlier work on its memory.
 ///
 /// # Safety
@@ -270,12 +273,8 @@ pub unsafe extern "C" fn vramp_torch_segment_malloc(
     size: u64,
     address: *mut *mut c_void,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(address, "address")?;
-        let placed = TORCH.segment_malloc(device, size)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(address, placed.number() as *mut c_void, "address") }
-    })
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((address, "address"), || TORCH.segment_malloc(device, size).map(pointer)) }
 }
 
 /// Allocates a segment for PyTorch's own allocator that is a plain allocation of the driver, or a part of one,
@@ -290,12 +289,8 @@ pub unsafe extern "C" fn vramp_torch_plain_malloc(
     size: u64,
     address: *mut *mut c_void,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(address, "address")?;
-        let placed = TORCH.plain_malloc(device, size)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(address, placed.number() as *mut c_void, "address") }
-    })
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((address, "address"), || TORCH.plain_malloc(device, size).map(pointer)) }
 }
 
 /// Returns the option `ipc`: 0 for `off`, 1 for `legacy`, 2 for `auto`.
@@ -304,15 +299,9 @@ pub unsafe extern "C" fn vramp_torch_plain_malloc(
 /// `mode` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_torch_ipc(mode: *mut c_int) -> vramp_status_t {
-    status_of(|| {
-        let chosen = match TORCH.read_settings()?.ipc {
-            Ipc::Off => 0,
-            Ipc::Legacy => 1,
-            Ipc::Auto => 2,
-        };
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(mode, chosen, "mode") }
-    })
+    let find = || Ok(TORCH.read_settings()?.ipc as c_int);
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((mode, "mode"), find) }
 }
 
 /// Allocates a segment of one handle for PyTorch's own allocator: it never moves, and libraries can register and
@@ -326,12 +315,8 @@ pub unsafe extern "C" fn vramp_torch_comm_malloc(
     size: u64,
     address: *mut *mut c_void,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(address, "address")?;
-        let placed = TORCH.comm_malloc(device, size)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(address, placed.number() as *mut c_void, "address") }
-    })
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((address, "address"), || TORCH.comm_malloc(device, size).map(pointer)) }
 }
 
 /// VRAMP_ERROR_REGION if an address lies in a segment whose region sleeps: a block there must not be given
@@ -353,15 +338,15 @@ pub unsafe extern "C" fn vramp_torch_segment_device(
     address: *mut c_void,
     device: *mut c_int,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(device, "device")?;
+    let find = || {
         check_fork()?;
-        let text = format!("no segment of any device begins at {address:p}");
-        let unknown = || Failure::new(Kind::UnknownPointer, text);
-        let found = TORCH.segment_device(address as u64).ok_or_else(unknown)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(device, found, "device") }
-    })
+        TORCH.segment_device(address as u64).ok_or_else(|| {
+            let text = format!("no segment of any device begins at {address:p}");
+            Failure::new(Kind::UnknownPointer, text)
+        })
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((device, "device"), find) }
 }
 
 /// Frees a segment; `*size` is its size. With `may_be_in_use`, its memory is reused after all work that
@@ -375,10 +360,7 @@ pub unsafe extern "C" fn vramp_torch_segment_free(
     may_be_in_use: c_int,
     size: *mut u64,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(size, "size")?;
-        let freed = TORCH.segment_free(address as u64, may_be_in_use != 0)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(size, freed, "size") }
-    })
+    let free = || TORCH.segment_free(address as u64, may_be_in_use != 0);
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((size, "size"), free) }
 }

@@ -25,16 +25,17 @@ pub(crate) struct Settings {
     pub ipc: Ipc,
 }
 
-/// When graphs and memory pools get plain allocations, whose addresses `cudaIpcGetMemHandle` takes.
+/// When graphs and memory pools get plain allocations, whose addresses `cudaIpcGetMemHandle` takes. The numbers
+/// are those of `vramp_torch_ipc`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Ipc {
+    /// Never.
+    Off = 0,
+    /// Always.
+    Legacy = 1,
     /// Where the process takes part in a `torch.distributed` group of several.
     #[default]
-    Auto,
-    /// Always.
-    Legacy,
-    /// Never.
-    Off,
+    Auto = 2,
 }
 
 impl Ipc {
@@ -53,16 +54,17 @@ impl Ipc {
     }
 }
 
-/// When a capture pins the memory that is live at its begin.
+/// When a capture pins the memory that is live at its begin. The numbers are those of
+/// `vramp_torch_graph_pins`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum GraphPins {
+    /// Never.
+    Off = 0,
+    /// Always.
+    On = 1,
     /// Where the process takes part in a `torch.distributed` group of several.
     #[default]
-    Auto,
-    /// Always.
-    On,
-    /// Never.
-    Off,
+    Auto = 2,
 }
 
 impl GraphPins {

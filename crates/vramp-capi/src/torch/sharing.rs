@@ -28,6 +28,7 @@ use super::{TORCH, Torch, print};
 use crate::abi::vramp_status_t::{self, *};
 use crate::exchange::exchange;
 use crate::pointers;
+use crate::pointers::write_out;
 use crate::status::{Failure, Kind, Result, check_fork, status_of};
 
 /// Largest length of a ticket in bytes.
@@ -250,12 +251,8 @@ pub unsafe extern "C" fn vramp_torch_share(
     address: *mut std::ffi::c_void,
     ticket: *mut vramp_torch_ticket_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(ticket, "ticket")?;
-        let shared = TORCH.share(address as u64)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(ticket, shared, "ticket") }
-    })
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((ticket, "ticket"), || TORCH.share(address as u64)) }
 }
 
 /// Opens the memory of a ticket for work of a device. Waits for the process that published it.
@@ -269,19 +266,18 @@ pub unsafe extern "C" fn vramp_torch_share_open(
     length: u64,
     opened: *mut vramp_torch_opened_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(opened, "opened")?;
+    let open = || {
         pointers::check(ticket.cast_mut(), "ticket")?;
         if length > TICKET_MAX as u64 {
             let text = format!("a ticket has at most {TICKET_MAX} bytes, and not {length}");
             return Err(Failure::new(Kind::Range, text));
         }
-        // SAFETY: not null, and readable by this function's contract.
-        let ticket = unsafe { std::slice::from_raw_parts(ticket, length as usize) };
-        let memory = TORCH.open_shared(device, ticket)?;
         // SAFETY: required by this function's contract.
-        unsafe { pointers::write(opened, memory, "opened") }
-    })
+        let ticket = unsafe { pointers::bytes(ticket.cast(), length as usize, "ticket") }?;
+        TORCH.open_shared(device, ticket)
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((opened, "opened"), open) }
 }
 
 /// Closes memory of another process. All work on it is over, and seen to be. A failure is also printed:
@@ -326,12 +322,8 @@ pub unsafe extern "C" fn vramp_torch_sharing_text(
 /// `shared` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_torch_shared(shared: *mut vramp_torch_shared_t) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(shared, "shared")?;
-        let counted = TORCH.shared()?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(shared, counted, "shared") }
-    })
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((shared, "shared"), || TORCH.shared()) }
 }
 
 #[cfg(test)]

@@ -9,8 +9,9 @@ use vramp_alloc::history::{BlockState, Trace};
 use super::{TORCH, Torch};
 use crate::abi::vramp_status_t;
 use crate::pointers;
+use crate::pointers::write_out;
 use crate::session::{SMALL_MAX, Session};
-use crate::status::{Failure, Kind, Result, status_of};
+use crate::status::{Result, status_of};
 
 /// What the statistics of PyTorch need besides the blocks, in bytes and counts. Of each pair, the first
 /// is of memory for requests up to 1 MiB.
@@ -152,12 +153,8 @@ pub unsafe extern "C" fn vramp_torch_memory(
     device: c_int,
     memory: *mut vramp_torch_memory_t,
 ) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(memory, "memory")?;
-        let found = TORCH.memory(device)?;
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(memory, found, "memory") }
-    })
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((memory, "memory"), || TORCH.memory(device)) }
 }
 
 /// Returns the physical memory that a device's allocator and its regions have reserved, in bytes: zero if it
@@ -167,15 +164,12 @@ pub unsafe extern "C" fn vramp_torch_memory(
 /// `reserved` is null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vramp_torch_reserved(device: c_int, reserved: *mut u64) -> vramp_status_t {
-    status_of(|| {
-        pointers::check(reserved, "reserved")?;
-        let bytes = match TORCH.opened_on(device)? {
-            Some(session) => session.total_stats()?.reserved.count(),
-            None => 0,
-        };
-        // SAFETY: required by this function's contract.
-        unsafe { pointers::write(reserved, bytes, "reserved") }
-    })
+    let find = || match TORCH.opened_on(device)? {
+        Some(session) => Ok(session.total_stats()?.reserved.count()),
+        None => Ok(0),
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { write_out((reserved, "reserved"), find) }
 }
 
 /// Calls `visitor` for each part of a device's reserved memory, by address. There is none if it was not
@@ -190,8 +184,7 @@ pub unsafe extern "C" fn vramp_torch_visit(
     user: *mut c_void,
 ) -> vramp_status_t {
     status_of(|| {
-        let visitor =
-            visitor.ok_or_else(|| Failure::new(Kind::Null, "visitor is null: pass a function"))?;
+        let visitor = pointers::function(visitor, "visitor")?;
         for part in TORCH.parts(device)? {
             // SAFETY: required by this function's contract.
             unsafe { visitor(&part, user) };
