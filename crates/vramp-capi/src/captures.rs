@@ -3,18 +3,14 @@
 //! An id is unique in the process, so the id of another allocator, or of a destroyed object, is
 //! unknown. Driver calls are made without the lock of the tables.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
-use vramp_alloc::StreamId;
 use vramp_alloc::graph::{
-    ArenaConfig, AttachedCapture, Capture, CaptureError, CaptureReport, CapturedGraph, GraphArena,
-    GraphHold, ReplayLease,
+    AttachedCapture, Capture, CapturedGraph, GraphArena, GraphHold, ReplayLease,
 };
 
-use crate::abi::{vramp_arena_report_t, vramp_capture_report_t};
-use crate::session::Session;
+use crate::ids::{next_id, unknown};
 use crate::status::{Failure, Kind, Result};
 
 /// Tables of arenas, active captures, graphs and leases.
@@ -25,64 +21,48 @@ pub(crate) struct Captures {
 
 /// Fields are dropped in this order.
 #[derive(Default)]
-struct Tables {
-    leases: FxHashMap<u64, ReplayLease>,
-    active: FxHashMap<u64, ActiveCapture>,
-    graphs: FxHashMap<u64, Arc<Graph>>,
-    arenas: FxHashMap<u64, GraphArena>,
+pub(crate) struct Tables {
+    pub leases: FxHashMap<u64, ReplayLease>,
+    pub active: FxHashMap<u64, ActiveCapture>,
+    pub graphs: FxHashMap<u64, Arc<Graph>>,
+    pub arenas: FxHashMap<u64, GraphArena>,
 }
 
 /// The active capture of an arena.
-enum ActiveCapture {
+pub(crate) enum ActiveCapture {
     Own(Capture),
     Attached(AttachedCapture),
 }
 
 /// The result of a capture.
-enum Graph {
+pub(crate) enum Graph {
     Owned(CapturedGraph),
     External(GraphHold),
 }
 
-fn next_id() -> u64 {
-    static NUMBERS: AtomicU64 = AtomicU64::new(1);
-    NUMBERS.fetch_add(1, Ordering::Relaxed)
-}
-
-#[cold]
-fn unknown(kind: Kind, what: &str, from: &str, id: u64) -> Failure {
-    let text = match id {
-        0 => format!("the {what} is zero: use one from {from}"),
-        _ => format!(
-            "{what} {id:#x} is destroyed, or does not belong to this allocator: use one from {from}"
-        ),
-    };
-    Failure::new(kind, text)
-}
-
-fn unknown_arena(id: u64) -> Failure {
+pub(crate) fn unknown_arena(id: u64) -> Failure {
     unknown(Kind::UnknownArena, "arena", "vramp_arena_create", id)
 }
 
-fn unknown_graph(id: u64) -> Failure {
+pub(crate) fn unknown_graph(id: u64) -> Failure {
     unknown(Kind::UnknownGraph, "graph", "vramp_capture_end or vramp_capture_detach", id)
 }
 
 impl Captures {
-    fn lock(&self) -> MutexGuard<'_, Tables> {
+    pub fn lock(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn arena(&self, id: u64) -> Result<GraphArena> {
+    pub fn arena(&self, id: u64) -> Result<GraphArena> {
         self.lock().arenas.get(&id).cloned().ok_or_else(|| unknown_arena(id))
     }
 
-    fn graph(&self, id: u64) -> Result<Arc<Graph>> {
+    pub fn graph(&self, id: u64) -> Result<Arc<Graph>> {
         self.lock().graphs.get(&id).cloned().ok_or_else(|| unknown_graph(id))
     }
 
     /// Sets the active capture of an arena.
-    fn set_active(&self, id: u64, capture: ActiveCapture) -> Result<()> {
+    pub fn set_active(&self, id: u64, capture: ActiveCapture) -> Result<()> {
         let mut tables = self.lock();
         if tables.arenas.contains_key(&id) {
             tables.active.insert(id, capture);
@@ -95,7 +75,7 @@ impl Captures {
     }
 
     /// Removes the active capture of an arena, if it is of the wanted kind.
-    fn take_active(
+    pub fn take_active(
         &self,
         id: u64,
         wanted: impl Fn(&ActiveCapture) -> bool,
@@ -113,135 +93,10 @@ impl Captures {
         })
     }
 
-    fn insert_graph(&self, graph: Graph) -> u64 {
+    pub fn insert_graph(&self, graph: Graph) -> u64 {
         let id = next_id();
         self.lock().graphs.insert(id, Arc::new(graph));
         id
-    }
-}
-
-impl Session {
-    pub(crate) fn create_arena(&self, config: ArenaConfig) -> Result<u64> {
-        let arena = self.allocator().graph_arena(config)?;
-        let id = next_id();
-        self.captures.lock().arenas.insert(id, arena);
-        Ok(id)
-    }
-
-    /// Destroys the handle of an arena. The arena lives as long as graphs and blocks need it.
-    pub(crate) fn destroy_arena(&self, id: u64) -> Result<()> {
-        let mut tables = self.captures.lock();
-        if tables.active.contains_key(&id) {
-            let text = "the arena has an active capture: end the capture first";
-            return Err(Failure::new(Kind::Busy, text));
-        }
-        let arena = tables.arenas.remove(&id).ok_or_else(|| unknown_arena(id))?;
-        drop(tables);
-        drop(arena);
-        Ok(())
-    }
-
-    pub(crate) fn reset_arena(&self, id: u64) -> Result<()> {
-        Ok(self.captures.arena(id)?.reset()?)
-    }
-
-    pub(crate) fn report_arena(&self, id: u64) -> Result<vramp_arena_report_t> {
-        let report = self.captures.arena(id)?.report();
-        Ok(vramp_arena_report_t {
-            struct_size: size_of::<vramp_arena_report_t>() as u64,
-            capacity: report.capacity.count(),
-            high_water: report.high_water.count(),
-            live: report.live.count(),
-            blocks: report.blocks as u64,
-            backed: report.backed.count(),
-            lent: report.lent.count(),
-        })
-    }
-
-    pub(crate) fn begin_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
-        let capture = self.allocator().begin_capture(stream, &self.captures.arena(arena)?)?;
-        self.captures.set_active(arena, ActiveCapture::Own(capture))
-    }
-
-    /// Ends a capture. The arena has no active capture afterwards, even on failure.
-    pub(crate) fn end_capture(&self, arena: u64) -> Result<u64> {
-        let begun = |capture: &ActiveCapture| matches!(capture, ActiveCapture::Own(_));
-        let hint = "begin one with vramp_capture_begin; detach an attached one";
-        let ActiveCapture::Own(mut capture) = self.captures.take_active(arena, begun, hint)? else {
-            unreachable!("`take_active` checked the kind");
-        };
-        let ended = capture.end();
-        if matches!(ended, Err(CaptureError::OtherThread)) {
-            self.captures.set_active(arena, ActiveCapture::Own(capture))?;
-        }
-        Ok(self.captures.insert_graph(Graph::Owned(ended?)))
-    }
-
-    pub(crate) fn attach_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
-        let capture = self.allocator().attach_capture(stream, &self.captures.arena(arena)?)?;
-        self.captures.set_active(arena, ActiveCapture::Attached(capture))
-    }
-
-    pub(crate) fn detach_capture(&self, arena: u64) -> Result<u64> {
-        let attached = |capture: &ActiveCapture| matches!(capture, ActiveCapture::Attached(_));
-        let hint = "attach one with vramp_capture_attach; end one that vramp began";
-        let ActiveCapture::Attached(capture) = self.captures.take_active(arena, attached, hint)?
-        else {
-            unreachable!("`take_active` checked the kind");
-        };
-        Ok(self.captures.insert_graph(Graph::External(capture.detach())))
-    }
-
-    /// Launches a graph. Returns the id of its lease if `held`; otherwise the lease ends after the
-    /// launch.
-    pub(crate) fn launch(&self, graph: u64, stream: StreamId, held: bool) -> Result<u64> {
-        let graph = self.captures.graph(graph)?;
-        let Graph::Owned(graph) = &*graph else {
-            let text = "the graph was captured by the caller, and vramp holds only its memory: \
-                        launch it with the driver";
-            return Err(Failure::new(Kind::Capture, text));
-        };
-        let lease = graph.launch(stream)?;
-        if !held {
-            return Ok(0);
-        }
-        let id = next_id();
-        self.captures.lock().leases.insert(id, lease);
-        Ok(id)
-    }
-
-    pub(crate) fn end_lease(&self, id: u64) -> Result<()> {
-        let lease = self.captures.lock().leases.remove(&id);
-        drop(lease.ok_or_else(|| {
-            let from = "vramp_graph_launch";
-            unknown(Kind::UnknownLease, "lease", from, id)
-        })?);
-        Ok(())
-    }
-
-    pub(crate) fn report_graph(&self, id: u64) -> Result<vramp_capture_report_t> {
-        let graph = self.captures.graph(id)?;
-        let CaptureReport { blocks, escaped, monotone, taken, planned, lower_bound, kept, .. } =
-            *match &*graph {
-                Graph::Owned(graph) => graph.report(),
-                Graph::External(hold) => hold.report(),
-            };
-        Ok(vramp_capture_report_t {
-            struct_size: size_of::<vramp_capture_report_t>() as u64,
-            blocks: blocks as u64,
-            escaped: escaped as u64,
-            monotone: monotone.count(),
-            taken: taken.count(),
-            planned: planned.map_or(0, |planned| planned.count()),
-            lower_bound: lower_bound.count(),
-            kept: kept.count(),
-        })
-    }
-
-    pub(crate) fn destroy_graph(&self, id: u64) -> Result<()> {
-        let graph = self.captures.lock().graphs.remove(&id);
-        drop(graph.ok_or_else(|| unknown_graph(id))?);
-        Ok(())
     }
 }
 
@@ -249,10 +104,13 @@ impl Session {
 mod tests {
     use vramp_driver::CaptureMode;
 
+    use vramp_alloc::graph::ArenaConfig;
+
     use super::*;
     use crate::abi::vramp_status_t::*;
     use crate::handles;
     use crate::options::Options;
+    use crate::session::Session;
 
     #[test]
     fn a_capture_of_the_callers_own_is_attached_detached_and_its_memory_held() {

@@ -7,14 +7,145 @@
 
 use std::ffi::c_char;
 
+use vramp_alloc::StreamId;
+use vramp_alloc::graph::{ArenaConfig, CaptureError, CaptureReport};
+
 use crate::abi::{
     vramp_allocator_t, vramp_arena_report_t, vramp_arena_t, vramp_capture_report_t, vramp_graph_t,
     vramp_lease_t, vramp_status_t, vramp_stream_t,
 };
+use crate::captures::{ActiveCapture, Graph, unknown_arena, unknown_graph};
+use crate::ids::{next_id, unknown};
 use crate::options::arena_config;
 use crate::pointers::WithSize;
 use crate::session::Session;
+use crate::status::{Failure, Kind, Result};
 use crate::{handles, pointers};
+
+impl Session {
+    pub(crate) fn create_arena(&self, config: ArenaConfig) -> Result<u64> {
+        let arena = self.allocator().graph_arena(config)?;
+        let id = next_id();
+        self.captures.lock().arenas.insert(id, arena);
+        Ok(id)
+    }
+
+    /// Destroys the handle of an arena. The arena lives as long as graphs and blocks need it.
+    pub(crate) fn destroy_arena(&self, id: u64) -> Result<()> {
+        let mut tables = self.captures.lock();
+        if tables.active.contains_key(&id) {
+            let text = "the arena has an active capture: end the capture first";
+            return Err(Failure::new(Kind::Busy, text));
+        }
+        let arena = tables.arenas.remove(&id).ok_or_else(|| unknown_arena(id))?;
+        drop(tables);
+        drop(arena);
+        Ok(())
+    }
+
+    pub(crate) fn reset_arena(&self, id: u64) -> Result<()> {
+        Ok(self.captures.arena(id)?.reset()?)
+    }
+
+    pub(crate) fn report_arena(&self, id: u64) -> Result<vramp_arena_report_t> {
+        let report = self.captures.arena(id)?.report();
+        Ok(vramp_arena_report_t {
+            struct_size: size_of::<vramp_arena_report_t>() as u64,
+            capacity: report.capacity.count(),
+            high_water: report.high_water.count(),
+            live: report.live.count(),
+            blocks: report.blocks as u64,
+            backed: report.backed.count(),
+            lent: report.lent.count(),
+        })
+    }
+
+    pub(crate) fn begin_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
+        let capture = self.allocator().begin_capture(stream, &self.captures.arena(arena)?)?;
+        self.captures.set_active(arena, ActiveCapture::Own(capture))
+    }
+
+    /// Ends a capture. The arena has no active capture afterwards, even on failure.
+    pub(crate) fn end_capture(&self, arena: u64) -> Result<u64> {
+        let begun = |capture: &ActiveCapture| matches!(capture, ActiveCapture::Own(_));
+        let hint = "begin one with vramp_capture_begin; detach an attached one";
+        let ActiveCapture::Own(mut capture) = self.captures.take_active(arena, begun, hint)? else {
+            unreachable!("`take_active` checked the kind");
+        };
+        let ended = capture.end();
+        if matches!(ended, Err(CaptureError::OtherThread)) {
+            self.captures.set_active(arena, ActiveCapture::Own(capture))?;
+        }
+        Ok(self.captures.insert_graph(Graph::Owned(ended?)))
+    }
+
+    pub(crate) fn attach_capture(&self, arena: u64, stream: StreamId) -> Result<()> {
+        let capture = self.allocator().attach_capture(stream, &self.captures.arena(arena)?)?;
+        self.captures.set_active(arena, ActiveCapture::Attached(capture))
+    }
+
+    pub(crate) fn detach_capture(&self, arena: u64) -> Result<u64> {
+        let attached = |capture: &ActiveCapture| matches!(capture, ActiveCapture::Attached(_));
+        let hint = "attach one with vramp_capture_attach; end one that vramp began";
+        let ActiveCapture::Attached(capture) = self.captures.take_active(arena, attached, hint)?
+        else {
+            unreachable!("`take_active` checked the kind");
+        };
+        Ok(self.captures.insert_graph(Graph::External(capture.detach())))
+    }
+
+    /// Launches a graph. Returns the id of its lease if `held`; otherwise the lease ends after the
+    /// launch.
+    pub(crate) fn launch(&self, graph: u64, stream: StreamId, held: bool) -> Result<u64> {
+        let graph = self.captures.graph(graph)?;
+        let Graph::Owned(graph) = &*graph else {
+            let text = "the graph was captured by the caller, and vramp holds only its memory: \
+                        launch it with the driver";
+            return Err(Failure::new(Kind::Capture, text));
+        };
+        let lease = graph.launch(stream)?;
+        if !held {
+            return Ok(0);
+        }
+        let id = next_id();
+        self.captures.lock().leases.insert(id, lease);
+        Ok(id)
+    }
+
+    pub(crate) fn end_lease(&self, id: u64) -> Result<()> {
+        let lease = self.captures.lock().leases.remove(&id);
+        drop(lease.ok_or_else(|| {
+            let from = "vramp_graph_launch";
+            unknown(Kind::UnknownLease, "lease", from, id)
+        })?);
+        Ok(())
+    }
+
+    pub(crate) fn report_graph(&self, id: u64) -> Result<vramp_capture_report_t> {
+        let graph = self.captures.graph(id)?;
+        let CaptureReport { blocks, escaped, monotone, taken, planned, lower_bound, kept, .. } =
+            *match &*graph {
+                Graph::Owned(graph) => graph.report(),
+                Graph::External(hold) => hold.report(),
+            };
+        Ok(vramp_capture_report_t {
+            struct_size: size_of::<vramp_capture_report_t>() as u64,
+            blocks: blocks as u64,
+            escaped: escaped as u64,
+            monotone: monotone.count(),
+            taken: taken.count(),
+            planned: planned.map_or(0, |planned| planned.count()),
+            lower_bound: lower_bound.count(),
+            kept: kept.count(),
+        })
+    }
+
+    pub(crate) fn destroy_graph(&self, id: u64) -> Result<()> {
+        let graph = self.captures.lock().graphs.remove(&id);
+        drop(graph.ok_or_else(|| unknown_graph(id))?);
+        Ok(())
+    }
+}
 
 /// Creates an arena: an address range for the memory of captured graphs. Graphs captured one after
 /// the other into one arena share its memory: together they need as much as the largest of them,

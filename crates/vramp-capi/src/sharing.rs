@@ -9,20 +9,101 @@ use std::os::fd::IntoRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vramp_alloc::device::HandleType;
-use vramp_alloc::sharing::{AccessChange, Ticket};
+use vramp_alloc::device::{AddrRange, HandleType};
+use vramp_alloc::sharing::{AccessChange, DmaBuf, OpenedMemory, PinnedRange, SharedMemory, Ticket};
+use vramp_alloc::{Bytes, DeviceAddr, StreamId};
 
 use crate::abi::vramp_handle_type_t::*;
 use crate::abi::vramp_status_t;
 use crate::abi::{
     vramp_allocator_t, vramp_export_t, vramp_pin_t, vramp_sharing_t, vramp_stream_t, vramp_ticket_t,
 };
+use crate::exchange::exchange;
+use crate::ids::next_id;
 use crate::pointers::{WithSize, write_out};
 use crate::queries::chars;
 use crate::session::Session;
-use crate::sharing::tables::ticket_of;
+use crate::sharing::tables::{ticket_of, unknown_export, unknown_import, unknown_pin};
 use crate::status::{Failure, Kind, Result, check_fork, status_of};
 use crate::{device, handles, pointers};
+
+impl Session {
+    /// Publishes the block that begins at `addr`.
+    pub fn share(&self, addr: u64) -> Result<SharedMemory> {
+        let exported =
+            self.with_block(addr, |block| self.owner(block.pool_number()).export(block))??;
+        Ok(exchange().share(exported)?)
+    }
+
+    /// Publishes the block that begins at `addr` and returns the export's id.
+    pub(crate) fn add_export(&self, addr: u64) -> Result<u64> {
+        let shared = Arc::new(self.share(addr)?);
+        let id = next_id();
+        self.shares.lock().exports.insert(id, shared);
+        Ok(id)
+    }
+
+    pub(crate) fn close_export(&self, id: u64) -> Result<()> {
+        let shared = self.shares.lock().exports.remove(&id);
+        shared.ok_or_else(|| unknown_export(id))?.close();
+        Ok(())
+    }
+
+    /// Opens the memory of a ticket.
+    pub fn open_shared(&self, ticket: &[u8]) -> Result<OpenedMemory> {
+        Ok(exchange().open(self.allocator(), ticket)?)
+    }
+
+    /// Opens the memory of a ticket and returns its addresses.
+    pub(crate) fn add_import(&self, ticket: &[u8]) -> Result<AddrRange> {
+        let opened = self.open_shared(ticket)?;
+        let range = opened.range();
+        self.shares.lock().imports.insert(range.start.number(), opened);
+        Ok(range)
+    }
+
+    pub(crate) fn record_import(&self, addr: u64, stream: StreamId) -> Result<()> {
+        let tables = self.shares.lock();
+        let opened = tables.imports.get(&addr).ok_or_else(|| unknown_import(addr))?;
+        Ok(opened.record_use(stream)?)
+    }
+
+    /// Waits for the recorded work and unmaps an import.
+    pub(crate) fn close_import(&self, addr: u64) -> Result<()> {
+        let opened = self.shares.lock().imports.remove(&addr);
+        Ok(opened.ok_or_else(|| unknown_import(addr))?.close()?)
+    }
+
+    /// Pins a range.
+    pub fn pin(&self, addr: u64, len: u64) -> Result<PinnedRange> {
+        let range = AddrRange::new(DeviceAddr::new(addr), Bytes::new(len));
+        Ok(self.in_pool_of(range, |pool| pool.pin_range(range))?)
+    }
+
+    /// Pins a range and returns the pin's id.
+    pub(crate) fn add_pin(&self, addr: u64, len: u64) -> Result<u64> {
+        Ok(self.keep_pin(self.pin(addr, len)?))
+    }
+
+    /// Stores a pin and returns its id.
+    pub(crate) fn keep_pin(&self, pinned: PinnedRange) -> u64 {
+        let id = next_id();
+        self.shares.lock().pins.insert(id, pinned);
+        id
+    }
+
+    pub(crate) fn unpin(&self, id: u64) -> Result<()> {
+        let pinned = self.shares.lock().pins.remove(&id);
+        drop(pinned.ok_or_else(|| unknown_pin(id))?);
+        Ok(())
+    }
+
+    /// Pins a range and exports it as a dma-buf.
+    pub(crate) fn dma_buf(&self, addr: u64, len: u64) -> Result<DmaBuf> {
+        let range = AddrRange::new(DeviceAddr::new(addr), Bytes::new(len));
+        Ok(self.in_pool_of(range, |pool| pool.export_dma_buf(range))?)
+    }
+}
 
 /// Maps the host's memory to the simulated cards that are opened in this process from now on. Then a
 /// program may read and write what it allocates there, and share it with other processes that called

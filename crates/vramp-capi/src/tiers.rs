@@ -24,6 +24,7 @@ mod store;
 pub(crate) mod tables;
 
 use std::ffi::c_char;
+use std::sync::{Arc, PoisonError, RwLockWriteGuard};
 
 use vramp_alloc::device::DeviceInfo;
 use vramp_defer::TiersOptions;
@@ -31,11 +32,134 @@ use vramp_tiers::config::TiersConfig;
 
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t;
+use crate::session::Session;
 use crate::status::{Failure, Kind, Result, status_of};
 use crate::tiers::abi::{vramp_store_t, vramp_tiers_options_t};
-use crate::tiers::slot::OpenTiers;
+use crate::tiers::dispatch::check_not_dispatcher;
+use crate::tiers::slot::{OpenTiers, Slot, no_tiers};
 use crate::tiers::store::Store;
 use crate::{handles, pointers};
+
+impl OpenTiers {
+    /// Opens the tiers of an allocator.
+    pub fn open(
+        session: &Session,
+        config: &TiersConfig,
+        options: &TiersOptions,
+    ) -> Result<OpenTiers> {
+        let options = TiersOptions { others: session.others(config), ..options.clone() };
+        let tiers = options.on(Arc::clone(session.shared_allocator()), config)?;
+        let host = session.lend_host_memory(&tiers);
+        Ok(OpenTiers::new(tiers, options.spill.piece, host))
+    }
+}
+
+impl Session {
+    /// Returns the tiers.
+    pub(crate) fn open_tiers(&self) -> Result<Arc<OpenTiers>> {
+        self.tiers_if_open().ok_or_else(no_tiers)
+    }
+
+    /// Returns the tiers; `None` if there are none.
+    pub(crate) fn tiers_if_open(&self) -> Option<Arc<OpenTiers>> {
+        match &*self.tiers.0.read().unwrap_or_else(PoisonError::into_inner) {
+            Slot::Open(tiers) => Some(Arc::clone(tiers)),
+            Slot::Opening | Slot::Closed => None,
+        }
+    }
+
+    fn slot(&self) -> RwLockWriteGuard<'_, Slot> {
+        self.tiers.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the tiers.
+    pub(crate) fn set_tiers(&self, open: impl FnOnce() -> Result<OpenTiers>) -> Result<()> {
+        let mut slot = self.slot();
+        if !matches!(*slot, Slot::Closed) {
+            let text = "the tiers of the allocator are open already: use them, or close them first";
+            return Err(Failure::new(Kind::Busy, text));
+        }
+        *slot = Slot::Opening;
+        drop(slot);
+        // Also after a panic.
+        let mut opened = Opening { session: self, then: Slot::Closed };
+        opened.then = Slot::Open(Arc::new(open()?));
+        Ok(())
+    }
+
+    /// Returns an error if the tiers cannot be closed now.
+    pub(crate) fn check_tiers_closable(&self) -> Result<()> {
+        check_not_dispatcher()?;
+        if self.tiers_if_open().is_none() {
+            return Ok(());
+        }
+        if self.allocator().any_captures()? {
+            let text = "a stream captures a graph, which may use buffers: end the capture first";
+            return Err(Failure::new(Kind::Capture, text));
+        }
+        Ok(())
+    }
+
+    /// Ends the waits of other calls, so that a close need not wait until their deadlines.
+    pub(crate) fn end_waits(&self) {
+        if let Some(tiers) = self.tiers_if_open() {
+            tiers.end_waits();
+        }
+    }
+
+    /// Ends the tiers, if there are any: no call is in progress on the allocator.
+    pub(crate) fn end_tiers(&self) -> Result<()> {
+        let ended = self.check_tiers_closable().and_then(|()| self.take_tiers());
+        if let (Err(_), Some(tiers)) = (&ended, self.tiers_if_open()) {
+            tiers.allow_waits();
+        }
+        ended
+    }
+
+    /// Closes the tiers, while other calls may be in progress. Their objects end with the last call.
+    pub(crate) fn close_tiers(&self) -> Result<()> {
+        let tiers = self.open_tiers()?;
+        self.check_tiers_closable()?;
+        tiers.end_waits();
+        let taken = self.take_tiers();
+        if taken.is_err() {
+            tiers.allow_waits();
+        }
+        taken
+    }
+
+    /// Takes the tiers out of the slot. The last reference ends them.
+    fn take_tiers(&self) -> Result<()> {
+        let mut slot = self.slot();
+        match std::mem::take(&mut *slot) {
+            Slot::Opening => {
+                *slot = Slot::Opening;
+                Err(no_tiers())
+            }
+            taken => {
+                drop(slot);
+                if let Slot::Open(tiers) = &taken {
+                    // Observers see no event of the end.
+                    tiers.dispatch.stop();
+                }
+                drop(taken);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Ends the opening of tiers.
+struct Opening<'a> {
+    session: &'a Session,
+    then: Slot,
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        *self.session.slot() = std::mem::take(&mut self.then);
+    }
+}
 
 /// Opens tiers below an allocator, of the spaces in a configuration in TOML: `[[gpu]]` with the number of
 /// its device, or none for the allocator's limit; `[[host]]`; `[[disk]]`; and `[[peer]]`, the number of another

@@ -21,10 +21,10 @@ use rustc_hash::FxHashMap;
 use vramp_defer::events::{BufferChange, BufferEvent, EventStream, SpillTier};
 use vramp_defer::{BufferId, SpillManager};
 
+use crate::ids::next_id;
 use crate::status::{Failure, Kind, Result};
 use crate::tiers::abi::vramp_buffer_change_t::*;
 use crate::tiers::abi::*;
-use crate::tiers::tables::next_id;
 
 /// Events that wait for the thread at most.
 const CAPACITY: usize = 1 << 16;

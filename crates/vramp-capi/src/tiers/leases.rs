@@ -8,12 +8,13 @@ use vramp_defer::{Access, DeferrableBuffer, LeaseSet, SpillError};
 
 use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
+use crate::ids::next_id;
 use crate::session::Session;
 use crate::status::{Failure, Kind, Result};
 use crate::tiers::abi::*;
 use crate::tiers::out_of_range;
 use crate::tiers::slot::{OpenTiers, deadline};
-use crate::tiers::tables::{Tables, next_id, unknown_lease};
+use crate::tiers::tables::{Tables, unknown_lease};
 use crate::{handles, pointers};
 
 /// Most buffers of one lease.

@@ -8,13 +8,14 @@ use vramp_tiers::{Reservation, Strategy};
 use crate::abi::vramp_status_t;
 use crate::abi::{vramp_allocator_t, vramp_stream_t};
 use crate::handles;
+use crate::ids::next_id;
 use crate::pointers::WithSize;
 use crate::session::Session;
 use crate::status::{Failure, Kind, Result};
 use crate::tiers::abi::*;
 use crate::tiers::slot::{OpenTiers, deadline};
 use crate::tiers::spaces::to_c;
-use crate::tiers::tables::{Held, Place, next_id, unknown_reservation};
+use crate::tiers::tables::{Held, Place, unknown_reservation};
 
 /// A timeout of zero: the request is served at once or fails.
 const NOW: u64 = 0;

@@ -5,7 +5,6 @@
 //!
 //! Growth: O(1) for each call, whatever number of objects there is.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
@@ -14,6 +13,7 @@ use vramp_defer::{DeferrableBuffer, LeaseSet};
 use vramp_tiers::reserve::ReservationId;
 use vramp_tiers::{Reservation, SpaceId};
 
+use crate::ids::unknown;
 use crate::status::{Failure, Kind, Result};
 
 /// Objects by id. Fields are dropped in this order.
@@ -64,23 +64,6 @@ impl Held {
             Place::Released => Err(unknown_reservation(id)),
         }
     }
-}
-
-/// Returns a number that no object of this interface had.
-pub(crate) fn next_id() -> u64 {
-    static NUMBERS: AtomicU64 = AtomicU64::new(1);
-    NUMBERS.fetch_add(1, Ordering::Relaxed)
-}
-
-#[cold]
-fn unknown(kind: Kind, what: &str, from: &str, id: u64) -> Failure {
-    let text = match id {
-        0 => format!("the {what} is zero: use one from {from}"),
-        _ => format!(
-            "{what} {id:#x} has ended, or does not belong to this allocator: use one from {from}"
-        ),
-    };
-    Failure::new(kind, text)
 }
 
 pub(crate) fn unknown_reservation(id: u64) -> Failure {

@@ -17,7 +17,7 @@ use crate::abi::vramp_status_t;
 use crate::device::{Device, has_card};
 use crate::environment::variable;
 use crate::handles;
-use crate::session::{self, Session};
+use crate::session::{Session, check_events};
 use crate::status::{Failure, Kind, Result, check_fork, status_of};
 
 /// Registers an observer with an allocator. Returns the number of the registration.
@@ -126,7 +126,7 @@ impl Torch {
     /// the recording.
     pub(super) fn record_history(&self, device: c_int, events: u32) -> Result<()> {
         let slot = self.slot(device)?;
-        session::check_events(events)?;
+        check_events(events)?;
         let mut options = self.options();
         if let Some(opened) = slot.get() {
             drop(options);
