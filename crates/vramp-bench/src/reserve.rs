@@ -260,6 +260,7 @@ fn serving(waiters: u64, share: Duration) -> Result<Vec<Row>> {
     let request = |owner| Request {
         candidates: [GPU].into_iter().collect(),
         bytes: Bytes::mib(1),
+        kept: Bytes::ZERO,
         priority: Priority::default(),
         owner: Owner(owner),
         tag,

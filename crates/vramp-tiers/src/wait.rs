@@ -239,7 +239,7 @@ impl<T> Waits for Outcome<'_, T> {
 pub struct Waiters<I, T> {
     waiting: BTreeMap<I, Waiter<T>>,
     by_deadline: BTreeSet<(Instant, I)>,
-    /// Slots with an outcome, whose waiters are to be woken.
+    /// Slots whose waiters are to be woken.
     ended: Vec<Arc<WaitSlot<T>>>,
     completed: u64,
     deadline_steps: u64,
@@ -264,7 +264,7 @@ impl<I, T> Default for Waiters<I, T> {
 }
 
 impl<I: Copy + Ord, T> Waiters<I, T> {
-    /// Adds a waiter, which [`expire`](Waiters::expire) ends at `until`.
+    /// Adds a waiter, at which [`expire`](Waiters::expire) looks at `until`.
     ///
     /// # Panics
     /// It is there already.
@@ -299,19 +299,35 @@ impl<I: Copy + Ord, T> Waiters<I, T> {
         }
     }
 
-    /// Ends the waits whose deadlines have passed, the earliest first.
-    pub fn expire(&mut self, now: Instant, mut end: impl FnMut(I) -> T) {
+    /// Sets when [`expire`](Waiters::expire) looks at a waiter that is there.
+    pub fn set_deadline(&mut self, id: I, until: Option<Instant>) {
+        let Some(waiter) = self.waiting.get_mut(&id) else { return };
+        if let Some(before) = std::mem::replace(&mut waiter.until, until) {
+            self.by_deadline.remove(&(before, id));
+        }
+        self.by_deadline.extend(until.map(|until| (until, id)));
+    }
+
+    /// Ends the waits whose deadlines have passed, the earliest first. A waiter without an outcome stays, and
+    /// takes its next step: to be woken as those that ended.
+    pub fn expire(&mut self, now: Instant, mut end: impl FnMut(I) -> Option<T>) {
         while let Some(&(until, id)) = self.by_deadline.first() {
             self.deadline_steps += 1;
             if until > now {
                 break;
             }
-            let outcome = end(id);
-            self.complete(id, outcome);
+            match end(id) {
+                Some(outcome) => self.complete(id, outcome),
+                None => {
+                    self.set_deadline(id, None);
+                    self.ended.extend(self.slot(id).map(Arc::clone));
+                }
+            }
         }
     }
 
-    /// Takes the slots of the waits that ended: each is to be [woken](WaitSlot::wake) after unlocking.
+    /// Takes the slots of the waiters to be [woken](WaitSlot::wake) after unlocking: their waits ended, or are to
+    /// take a step.
     #[must_use = "these waiters have to be woken"]
     pub fn take_ended(&mut self) -> Vec<Arc<WaitSlot<T>>> {
         std::mem::take(&mut self.ended)

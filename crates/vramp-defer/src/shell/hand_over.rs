@@ -8,8 +8,11 @@
 //! 4. A waiter that gives up takes the lock: it is in the queue and leaves it, or its outcome is in its
 //!    slot ([`Waiting::leave`]).
 //!
+//! A request that lacks budget is not in the planner's queue, and has a slot here all the same: what ends all
+//! waits ends its wait too, and its deadline and pauses are looked at with the others (`pay.rs`).
+//!
 //! A wake-up is counted, one for each waiter that was served, refused for good, cancelled, or timed out
-//! here. Growth: as [`Waiters`].
+//! here. Growth: as [`Waiters`], and one entry more for a request that lacks budget and has no deadline.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +28,6 @@ use crate::planner::{
 };
 use crate::sync::{Condvar, Mutex, lock};
 use vramp_core::Bytes;
-use vramp_tiers::CancelToken;
 use vramp_tiers::wait::{WaitSlot, Waiters};
 
 pub(super) type LeaseSlot = WaitSlot<Outcome>;
@@ -37,6 +39,8 @@ pub(super) enum Outcome {
     Refused(LeaseRefused),
     /// The deadline has passed. Without a refusal, memory was lacking.
     TimedOut(Option<LeaseRefused>),
+    /// The request lacks budget that no other owner can return: it is to be tried again, and refused if that fails.
+    TriedAgain,
     /// The wait was cancelled.
     Cancelled,
 }
@@ -49,11 +53,13 @@ pub(super) struct Hooks<'a> {
     pub on_grant: &'a mut dyn FnMut(&Deferrables, BufferLeaseId),
 }
 
-/// The requests in the planner's queue.
+/// The requests that wait: in the planner's queue, or with a claim in the queue of the card's space.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// Their slots, and the deadlines of tasks.
+    /// Their slots, and when tasks are to be woken.
     pub slots: Waiters<Ticket, Outcome>,
+    /// Those with a claim that have no deadline, and the holders that they have to do without.
+    pub endless_claims: BTreeMap<Ticket, SmallVec<[HolderKey; 2]>>,
     /// Buffers that they may read in place while all that is spilled of them is mapped.
     in_place: BTreeMap<Ticket, SmallVec<[BufferId; 2]>>,
     /// No request may wait.
@@ -74,8 +80,9 @@ impl Waiting {
         self.slots.add(ticket, until)
     }
 
-    fn complete(&mut self, ticket: Ticket, outcome: Outcome) {
+    pub fn complete(&mut self, ticket: Ticket, outcome: Outcome) {
         self.in_place.remove(&ticket);
+        self.endless_claims.remove(&ticket);
         self.slots.complete(ticket, outcome);
     }
 
@@ -103,12 +110,13 @@ impl Waiting {
         ticket: Ticket,
         slot: &LeaseSlot,
     ) -> Option<Outcome> {
-        if core.dequeue(ticket) {
-            self.in_place.remove(&ticket);
-            self.slots.remove(ticket);
-            return None;
+        if !self.slots.remove(ticket) {
+            return slot.take();
         }
-        slot.take()
+        core.dequeue(ticket);
+        self.in_place.remove(&ticket);
+        self.endless_claims.remove(&ticket);
+        None
     }
 
     /// Ends all waits, and refuses others until they are allowed again.
@@ -120,22 +128,16 @@ impl Waiting {
         }
     }
 
-    /// Ends the waits whose deadlines have passed, the earliest first.
+    /// Ends the waits whose deadlines have passed, the earliest first. One with a claim takes its next step.
     pub fn expire(&mut self, core: &mut Deferrables, now: Instant) {
         let Waiting { slots, in_place, .. } = self;
         slots.expire(now, |ticket| {
             let refused = core.refusal_of(ticket);
-            core.dequeue(ticket);
+            let is_queued = core.dequeue(ticket);
             in_place.remove(&ticket);
-            Outcome::TimedOut(refused)
+            is_queued.then_some(Outcome::TimedOut(refused))
         });
     }
-}
-
-/// A request without a deadline in the queue of the card's space (`pay.rs`).
-pub(super) struct EndlessWait {
-    pub token: CancelToken,
-    pub holders: SmallVec<[HolderKey; 2]>,
 }
 
 /// The free bytes of host and disk when they were looked at last.

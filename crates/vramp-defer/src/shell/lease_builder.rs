@@ -231,8 +231,7 @@ impl Future for LeaseFuture {
                             self.stage = Stage::Here(request);
                         }
                     },
-                    Step::Pending(until) => {
-                        request.wake_at(until, waker);
+                    Step::Pending(_) => {
                         self.stage = Stage::Here(request);
                         return Poll::Pending;
                     }

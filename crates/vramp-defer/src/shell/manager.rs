@@ -2,14 +2,14 @@
 //!
 //! Cancelling the waits for leases: before a program ends what they wait for.
 //!
-//! 1. [`SpillManager::cancel_waits`] ends each wait in the queue of leases and in the queue of the space.
+//! 1. [`SpillManager::cancel_waits`] ends each wait of a lease, also that for its budget.
 //! 2. A request that would have to wait fails at once until [`SpillManager::allow_waits`]. One that can be
 //!    granted is.
 //!
 //! O(n log n) in the number of waiters, which are all woken once.
 
 use std::any::Any;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use super::buffer_events::{BufferChange, EventStream};
 use super::buffer_handle::DeferrableBuffer;
@@ -28,10 +28,9 @@ use super::stream_locks::StreamLocks;
 use crate::planner::{
     Access, BufferId, BufferStatus, DeferCensus, DeferCounters, GroupSetId, PeerId, Rates,
 };
-use crate::sync::lock;
 use vramp_alloc::{Allocator, Driver, StreamId};
 use vramp_core::{AddrRange, Bytes, Inconsistency};
-use vramp_tiers::{CancelToken, Deadline, DiskStore, MemorySpace, Mover};
+use vramp_tiers::{Deadline, DiskStore, MemorySpace, Mover};
 
 /// The deferrable buffers of one card. [The crate's page](crate) has an example.
 ///
@@ -519,22 +518,10 @@ impl SpillManager {
         let mut guard = self.shared.lock();
         let state = &mut *guard;
         state.waiting.cancel(&mut state.core);
-        drop(guard);
-        self.shared.budget_waits().cancel();
-        let endless = std::mem::take(&mut self.shared.lock().endless_waits);
-        endless.iter().filter_map(Weak::upgrade).for_each(|wait| wait.token.cancel());
     }
 
     /// Lets requests wait again.
     pub fn allow_waits(&self) {
-        *lock(&self.shared.budget_waits) = CancelToken::new();
         self.shared.lock().waiting.is_cancelled = false;
-    }
-}
-
-impl Shared {
-    /// Returns the token of the waits in the space's queue.
-    pub(super) fn budget_waits(&self) -> CancelToken {
-        lock(&self.budget_waits).clone()
     }
 }

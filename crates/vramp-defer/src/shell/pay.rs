@@ -3,11 +3,14 @@
 //! 1. A granted lease pays for memory that is to be mapped: first with a reservation that pays for
 //!    it, then from the space, within its limit and in the order of its queue. What is missing is
 //!    spilled meanwhile. The lease is held, so its own buffers stay.
-//! 2. If that fails the lease is cancelled. Its request then waits in the space's queue like a
-//!    reservation ([`Shared::queue_for_budget`]) and holds nothing: neither buffers, nor a charge, nor
-//!    a place in the queue of leases. So what an older request waits for can leave.
-//! 3. The queue hands the bytes over as a prepaid charge, and the request asks for its lease
-//!    anew. If a lease is in the way the bytes go back.
+//! 2. If that fails the lease is cancelled. Its request claims the missing bytes in the space's queue like a
+//!    reservation ([`Shared::claim`]) and holds nothing: neither buffers, nor a charge, nor
+//!    a place in front of other leases. So what an older request waits for can leave.
+//! 3. The queue serves the claim, and the request asks for its lease anew, at the place among the leases that
+//!    it had before. If a lease is in the way the bytes go back.
+//!
+//! A request that lacks budget keeps no other from its buffers. It cannot: others may hold the missing bytes as
+//! reservations, and which thread has to lease before it ends one of those is not known.
 //!
 //! What a request in the space's queue sleeps for, and which thread has to wake it:
 //!
@@ -28,7 +31,8 @@
 //!
 //! A waiter of the space whose bytes cannot be spilled, because leases keep them, would starve while
 //! threads lease the same resident buffers again and again. So while there is one, a request of an
-//! owner without leases first waits in the space's queue for all of its bytes, resident or not.
+//! owner without leases claims no bytes, but a turn to [keep](vramp_tiers::RequestBuilder::keeping) those that its
+//! buffers need: it overtakes the waiter only where as many are free, and as far as reservations do.
 //!
 //! Leases without a deadline for which memory can never become free.
 //!
@@ -36,7 +40,7 @@
 //! more of them, no thread will free any. A lease with a deadline then waits until it: a thread may
 //! drop or discard a buffer meanwhile. One without a deadline is refused:
 //!
-//! 1. An attempt failed, and the manager is [at rest](Shared::at_rest). The request is stalled, and
+//! 1. An attempt failed, and the manager is [at rest](Shared::at_rest). The request waits, and is
 //!    tried once more: memory may have become free since the attempt looked for it.
 //! 2. The second attempt failed, the manager is at rest, and nothing changed in between: the request
 //!    is refused with [`SpillError::NothingCanLeave`].
@@ -47,82 +51,37 @@
 //! of leases. What others hold in the spaces of the host, the disk and the card's budget counts as
 //! memory that comes back.
 //!
-//! Growth: a look is O(leases) while a lease or a move is left, else O(buffers + copies). There is one
-//! for each attempt without a deadline that failed, and one for each look of the watching thread while
-//! such a request waits for the budget.
+//! Growth, from 10 to 100,000 claims: one enters and ends in O(log claims), and a claim that ended leaves
+//! nothing, here and in the space's queue. A look of the watching thread is O(log leases) for each claim without a
+//! deadline, and O(copies) once if one of them is stuck; one for each attempt without a deadline that failed. In a
+//! full space a release serves those that fit now, and a lease that ends wakes as many waiters as its bytes are
+//! for. A holder that is slow or never ends keeps its bytes: claims with a deadline end then, the others wait.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
-use std::task::Waker;
 
 use smallvec::SmallVec;
 
 use super::copies::SpilledCopies;
 use super::events::LeaseStream;
-use super::hand_over::{EndlessWait, SeenRoom};
+use super::hand_over::{Outcome, SeenRoom};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
-use crate::planner::{Access, BufferId, BufferLeaseId, HolderKey};
+use crate::planner::{Access, BufferId, BufferLeaseId, HolderKey, Ticket};
 use vramp_core::Bytes;
-use vramp_tiers::reserve::{
-    CancelToken, Charge, Enqueued, QueuedReservation, ReservationId, ReserveError,
-};
+use vramp_tiers::reserve::{Charge, Enqueued, ReservationId, ReserveError};
 use vramp_tiers::spill::Spilling;
-use vramp_tiers::wait::{Step, Waits};
 use vramp_tiers::{Deadline, MemorySpace, Reservation};
 
-/// What pays for one request: a reservation, and bytes that the space's queue handed over.
+/// What pays for one request: a reservation, and bytes that a claim was served with.
 #[derive(Default)]
-pub(super) struct Payment {
+pub(super) struct Payer {
     /// Reservation given by the caller. Otherwise those attached to the thread or the stream pay.
     pub reservation: Option<Arc<Reservation>>,
     /// Bytes from the space's queue.
-    pub prepaid: Option<Charge>,
-    /// Bytes that the last attempt lacked, the prepaid ones included.
-    lacks: Bytes,
-    /// The request in the space's queue.
-    queued: Option<Box<QueuedReservation>>,
-    /// What the watching thread looks at while a request without a deadline is there.
-    endless: Option<Arc<EndlessWait>>,
-    /// Cancelled once all waits are to end.
-    waits: Option<CancelToken>,
-}
-
-impl Payment {
-    fn prepay(&mut self, reserved: Result<Reservation, ReserveError>) -> Result<(), SpillError> {
-        let all_end = self.waits.take().is_some_and(|waits| waits.is_cancelled());
-        let is_endless = self.endless.take().is_some();
-        match reserved {
-            // By the watching thread: the request is to be tried again, and refused if that fails.
-            Err(ReserveError::Cancelled(_)) if is_endless && !all_end => {}
-            reserved => self.prepaid = Some(reserved.map_err(no_budget)?.into_charge()),
-        }
-        Ok(())
-    }
-
-    /// Returns what its turn in the space's queue needs; ready if it is not there, or not any more.
-    ///
-    /// # Errors
-    /// The deadline passed, or the space's manager was shut down.
-    pub fn step(&mut self, shared: &Shared, waker: &Waker) -> Result<Step<()>, SpillError> {
-        let Some(queued) = &mut self.queued else { return Ok(Step::Ready(())) };
-        Ok(match queued.step(waker) {
-            Step::Work => Step::Work,
-            Step::Pending(until) => Step::Pending(until),
-            Step::Ready(reserved) => {
-                self.queued = None;
-                let paid = self.prepay(reserved);
-                Step::Ready(paid.map_err(|error| error.after(shared.disk_gate.failure()))?)
-            }
-        })
-    }
-
-    /// Calls spillers for its turn in the space's queue.
-    pub fn spill(&mut self) {
-        if let Some(queued) = &mut self.queued {
-            queued.work();
-        }
-    }
+    pub claimed: Option<Charge>,
+    /// Bytes that the last attempt lacked, the claimed ones included.
+    pub lacks: Bytes,
 }
 
 impl Shared {
@@ -134,10 +93,10 @@ impl Shared {
         &self,
         lease: BufferLeaseId,
         streams: &[LeaseStream],
-        payment: &mut Payment,
+        payer: &mut Payer,
     ) -> Result<(), SpillError> {
         // What is not needed goes back, after the lock is free.
-        let mut prepaid = payment.prepaid.take();
+        let mut claimed = payer.claimed.take();
         let Some(space) = &self.budget else { return Ok(()) };
         let need = self.lock().account.need(lease);
         if need.is_zero() {
@@ -145,15 +104,15 @@ impl Shared {
         }
         let mut charges: SmallVec<[Charge; 3]> = SmallVec::new();
         let mut left = need;
-        if let Some(charge) = self.charge_reservation(space, streams, payment, left) {
+        if let Some(charge) = self.charge_reservation(space, streams, payer, left) {
             left -= charge.bytes();
             charges.push(charge);
         }
-        payment.lacks = left;
-        if let Some(handed) = &mut prepaid {
-            let now = left.min(handed.bytes());
+        payer.lacks = left;
+        if let Some(claimed) = &mut claimed {
+            let now = left.min(claimed.bytes());
             left -= now;
-            charges.push(handed.split(now));
+            charges.push(claimed.split(now));
         }
         if !left.is_zero() {
             // Not while holding the lock: callbacks of the space may call the manager.
@@ -169,10 +128,10 @@ impl Shared {
         &self,
         space: &MemorySpace,
         streams: &[LeaseStream],
-        payment: &Payment,
+        payer: &Payer,
         max: Bytes,
     ) -> Option<Charge> {
-        match &payment.reservation {
+        match &payer.reservation {
             Some(reservation) => reservation.charge_up_to(max),
             None => {
                 let streams: SmallVec<[_; 2]> = streams.iter().map(|stream| stream.id).collect();
@@ -199,79 +158,38 @@ impl Shared {
         reserved.map(Reservation::into_charge).map_err(no_budget)
     }
 
-    /// Enters the space's queue for what the last attempt lacked. Nothing is held meanwhile.
-    ///
-    /// Without a deadline the wait also ends, with no bytes, once no owner other than `holders` can make
-    /// room.
+    /// Enters the space's queue for `bytes`, for a lease that keeps `kept` idle bytes. Nothing is held
+    /// meanwhile.
     ///
     /// # Errors
-    /// The bytes never fit, the deadline passed, the wait was cancelled, or the space's manager was shut
-    /// down.
-    pub(super) fn queue_for_budget(
-        &self,
-        payment: &mut Payment,
-        holders: &[HolderKey],
+    /// The bytes never fit, the deadline passed, or the space's manager was shut down.
+    pub(super) fn claim(
+        space: &MemorySpace,
+        bytes: Bytes,
+        kept: Bytes,
         deadline: Deadline,
-    ) -> Result<(), SpillError> {
-        let Some(space) = &self.budget else { return Ok(()) };
-        if payment.lacks.is_zero() {
-            return Ok(());
-        }
-        let waits = self.budget_waits();
-        let mut request = space.request(payment.lacks).deadline(deadline);
-        if deadline.instant().is_none() {
-            let wait = Arc::new(EndlessWait { token: CancelToken::new(), holders: holders.into() });
-            request = request.cancel_token(&wait.token);
-            self.lock().add_endless_wait(&wait);
-            if waits.is_cancelled() {
-                return Err(SpillError::Cancelled);
-            }
-            payment.endless = Some(wait);
-        } else {
-            request = request.cancel_token(&waits);
-        }
-        payment.waits = Some(waits);
-        match request.enqueue().map_err(no_budget)? {
-            Enqueued::Served(reservation) => payment.prepay(Ok(reservation)),
-            Enqueued::Waiting(queued) => {
-                payment.queued = Some(queued);
-                Ok(())
-            }
-        }
+    ) -> Result<Enqueued, SpillError> {
+        let request = space.request(bytes).keeping(kept).deadline(deadline);
+        request.enqueue().map_err(no_budget)
     }
 
-    /// Enters the space's queue for the bytes of all buffers if a waiter of the space lacks memory that
-    /// leases keep. Not if one of the holders holds a lease, or if a reservation pays.
-    ///
-    /// # Errors
-    /// As [`queue_for_budget`](Shared::queue_for_budget).
-    pub(super) fn queue_behind_starving(
+    /// Returns the memory of buffers if a request for them has to go behind the waiters of the space: one of
+    /// these lacks memory that leases keep, and none of the holders has a lease. O(1) if there is no such waiter.
+    pub(super) fn keeps_from_starving(
         &self,
         buffers: &[(BufferId, Access)],
         holders: &[HolderKey],
-        payment: &mut Payment,
-        deadline: Deadline,
-    ) -> Result<(), SpillError> {
-        let Some(space) = &self.budget else { return Ok(()) };
-        if !self.starves.load(Ordering::Relaxed) || payment.reservation.is_some() {
-            return Ok(());
-        }
+    ) -> Option<Bytes> {
+        let space = self.budget.as_ref().filter(|_| self.starves.load(Ordering::Relaxed))?;
         if !space.has_waiters() {
             self.starves.store(false, Ordering::SeqCst);
             // A waiter may have come, and set it, between the two steps above.
-            if space.has_waiters() {
-                self.starves.store(true, Ordering::SeqCst);
-            }
-            return Ok(());
+            self.starves.fetch_or(space.has_waiters(), Ordering::SeqCst);
+            return None;
         }
         let state = self.lock();
-        if holders.iter().any(|&holder| state.core.holds_lease(holder)) {
-            return Ok(());
-        }
-        let whole = state.core.needed_by(buffers);
-        drop(state);
-        payment.lacks = whole.min(space.limit());
-        self.queue_for_budget(payment, holders, deadline)
+        let holds = holders.iter().any(|&holder| state.core.holds_lease(holder));
+        (!holds).then(|| state.core.needed_by(buffers))
     }
 
     /// Spills for a request in the space's queue. Returns the bytes that came back to the space.
@@ -332,11 +250,8 @@ impl Shared {
     }
 }
 
-fn no_budget(error: ReserveError) -> SpillError {
-    match error {
-        ReserveError::Cancelled(_) => SpillError::Cancelled,
-        error => SpillError::NoBudget { error: Box::new(error), failed: None },
-    }
+pub(super) fn no_budget(error: ReserveError) -> SpillError {
+    SpillError::NoBudget { error: Box::new(error), failed: None }
 }
 
 impl Shared {
@@ -372,8 +287,8 @@ impl Shared {
 
     /// Wakes requests in the queue of the card's space: to spill again if host or disk have more room
     /// than before, and to be refused if the manager is at rest.
-    pub(super) fn watch_budget_waiters(&self) {
-        if !self.has_starving_waiters() && self.lock().endless_waits.is_empty() {
+    pub(super) fn watch_claims(&self) {
+        if !self.has_starving_waiters() && self.lock().waiting.endless_claims.is_empty() {
             return;
         }
         let room = self.room_below();
@@ -382,17 +297,16 @@ impl Shared {
         if now.host > seen.host || now.disk > seen.disk {
             self.notify_spillable();
         }
-        let captures = self.allocator.any_captures().unwrap_or(true);
-        let mut state = self.lock();
-        state.endless_waits.retain(|wait| wait.strong_count() > 0);
-        let waits = state.endless_waits.iter().filter_map(Weak::upgrade);
-        let waits = waits.filter(|wait| !captures && state.is_idle(&wait.holders));
-        let mut stuck: Vec<CancelToken> = waits.map(|wait| wait.token.clone()).collect();
-        if !stuck.is_empty() && self.others_hold_memory(&state) {
-            stuck.clear();
+        if self.allocator.any_captures().unwrap_or(true) {
+            return;
         }
-        drop(state);
-        stuck.iter().for_each(CancelToken::cancel);
+        let mut state = self.lock();
+        let claims = state.waiting.endless_claims.iter();
+        let stuck = claims.filter(|(_, holders)| state.is_idle(holders)).map(|(&ticket, _)| ticket);
+        let stuck: Vec<Ticket> = stuck.collect();
+        if !stuck.is_empty() && !self.others_hold_memory(&state) {
+            stuck.into_iter().for_each(|it| state.waiting.complete(it, Outcome::TriedAgain));
+        }
     }
 
     /// Returns true if a request waits in the queue of the card's space for memory that could not leave.
@@ -410,11 +324,6 @@ impl State {
             && self.mapping_now.is_empty()
             && self.retired_peers.is_empty()
             && self.core.are_all_idle(holders)
-    }
-
-    /// Adds a request that waits in the queue of the card's space, until it is dropped.
-    pub fn add_endless_wait(&mut self, wait: &Arc<EndlessWait>) {
-        self.endless_waits.push(Arc::downgrade(wait));
     }
 
     /// Records that memory or room may have become free, and retries the oldest stalled waiter.

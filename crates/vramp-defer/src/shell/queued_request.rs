@@ -1,10 +1,13 @@
 //! A lease request: tried, queued, granted, and restored, by a thread or a task.
 //!
 //! 1. Buffers that should be promoted are leased at once, if that takes no waiting.
-//! 2. Where an older request of the card's space would starve, the request first waits there.
+//! 2. Where an older request of the card's space would starve, the request first claims a turn there.
 //! 3. It is granted, or waits in the queue of leases.
 //! 4. The granted lease is restored: the request's work. If something is full, the lease ends, and the
-//!    request goes back to step 3, or to the queue of the card's space for the bytes that it lacked.
+//!    request goes back to step 3, or claims the bytes that it lacked in the queue of the card's space.
+//!
+//! Wherever it waits it has one slot, by which its wait is cancelled and a task is woken. Its ticket, which is its
+//! place among the leases, stays the same to the end.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -16,7 +19,7 @@ use super::buffer_handle::DeferrableBuffer;
 use super::events::{LeaseStream, key};
 use super::hand_over::{LeaseSlot, Outcome};
 use super::lease_set::{LeaseSet, Named};
-use super::pay::Payment;
+use super::pay::{Payer, no_budget};
 use super::report::WaitRecord;
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
@@ -25,7 +28,9 @@ use crate::planner::{
     Ticket, overwritten,
 };
 use vramp_alloc::StreamId;
-use vramp_tiers::wait::{Step, WaitSlot, Waits};
+use vramp_core::Bytes;
+use vramp_tiers::reserve::{Enqueued, QueuedReservation};
+use vramp_tiers::wait::{Step, Waits};
 use vramp_tiers::{Deadline, Reservation};
 
 /// What a lease is requested for.
@@ -55,17 +60,17 @@ pub(super) struct QueuedRequest {
     holder: HolderKey,
     holding: SmallVec<[HolderKey; 1]>,
     deadline: Deadline,
-    /// A task waits: the watching thread ends the wait at the deadline.
+    /// A task waits: the watching thread ends the wait at the deadline, and wakes it after pauses.
     pub is_task: bool,
     stage: Stage,
-    /// Wakes the task at an instant.
-    timer: Option<(u64, Arc<WaitSlot<()>>)>,
     /// Place in the queue, kept until the request ends.
     ticket: Option<Ticket>,
-    /// Where the outcome comes while it is in the queue.
+    /// Where the outcome comes while it waits.
     slot: Option<Arc<LeaseSlot>>,
+    /// Its request in the space's queue, while it waits for that.
+    claim: Option<Box<QueuedReservation>>,
     granted: Option<GrantedLease>,
-    payment: Payment,
+    payer: Payer,
     wait: Option<Wait>,
     /// Why the last lease could not be restored.
     lacked: Option<SpillError>,
@@ -78,8 +83,10 @@ pub(super) struct QueuedRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     New,
-    /// In the queue of the card's space, or out of it and about to request the lease.
-    Paying,
+    /// About to request the lease.
+    Ready,
+    /// In the queue of the card's space.
+    Claiming,
     /// In the queue of leases.
     Queued,
     /// It has its lease, which is to be restored.
@@ -121,11 +128,11 @@ impl QueuedRequest {
             deadline,
             is_task: false,
             stage: Stage::New,
-            timer: None,
             ticket: None,
             slot: None,
+            claim: None,
             granted: None,
-            payment: Payment::default(),
+            payer: Payer::default(),
             wait: None,
             lacked: None,
             was_at_rest: None,
@@ -141,13 +148,18 @@ impl QueuedRequest {
                     if let Some(promoted) = self.promote() {
                         return Ok(Step::Ready(promoted?));
                     }
-                    let holders = self.holders();
-                    let Self { shared, buffers, payment, deadline, .. } = self;
-                    shared.queue_behind_starving(buffers, &holders, payment, *deadline)?;
-                    self.stage = Stage::Paying;
+                    self.stage = Stage::Ready;
+                    let kept = match self.payer.reservation {
+                        Some(_) => None,
+                        None => self.shared.keeps_from_starving(&self.buffers, &self.holders()),
+                    };
+                    if let Some(kept) = kept {
+                        self.claim(Bytes::ZERO, kept)?;
+                    }
                 }
-                Stage::Paying => match self.payment.step(&self.shared, waker)? {
-                    Step::Ready(()) => self.submit()?,
+                Stage::Ready => self.submit()?,
+                Stage::Claiming => match self.step_claim(waker)? {
+                    Step::Ready(()) => {}
                     Step::Work => return Ok(Step::Work),
                     Step::Pending(until) => return Ok(Step::Pending(until)),
                 },
@@ -176,17 +188,73 @@ impl QueuedRequest {
     /// Waiting does not help, the deadline has passed, or no memory can become free.
     fn try_again(&mut self, error: SpillError) -> Result<(), SpillError> {
         let error = self.refuse_if_stuck(error)?;
-        // One that may have to be refused is tried once more first.
-        let is_of_budget = matches!(error, SpillError::NoBudget { .. });
-        if !is_of_budget || self.was_at_rest.is_some() || self.deadline.has_passed() {
-            return self.retry_after(error);
+        match error {
+            SpillError::NoBudget { .. } if !self.deadline.has_passed() => {
+                self.claim(self.payer.lacks, Bytes::ZERO)
+            }
+            error => self.retry_after(error),
         }
-        // It keeps neither a lease nor a place in the queue of leases.
-        self.ticket = None;
-        let holders = self.holders();
-        self.shared.queue_for_budget(&mut self.payment, &holders, self.deadline)?;
-        self.stage = Stage::Paying;
+    }
+
+    /// Claims bytes in the queue of the card's space, or a turn to keep some.
+    ///
+    /// # Errors
+    /// The bytes never fit, the deadline passed, the space's manager was shut down, or no request may wait.
+    fn claim(&mut self, bytes: Bytes, kept: Bytes) -> Result<(), SpillError> {
+        let shared = Arc::clone(&self.shared);
+        let Some(space) = &shared.budget else { return Ok(()) };
+        let queued = match Shared::claim(space, bytes, kept, self.deadline)? {
+            Enqueued::Waiting(queued) => queued,
+            Enqueued::Served(reservation) => {
+                self.payer.claimed = Some(reservation.into_charge());
+                self.stage = Stage::Ready;
+                return Ok(());
+            }
+        };
+        let mut state = shared.lock();
+        if state.waiting.is_cancelled {
+            return Err(SpillError::Cancelled);
+        }
+        let ticket = *self.ticket.get_or_insert_with(|| state.core.ticket());
+        self.slot = Some(state.waiting.add(ticket, SmallVec::new(), None));
+        if self.deadline.instant().is_none() {
+            state.waiting.endless_claims.insert(ticket, self.holders());
+        }
+        (self.claim, self.stage) = (Some(queued), Stage::Claiming);
         Ok(())
+    }
+
+    /// Takes a step of the wait in the space's queue. Ready if it is over.
+    ///
+    /// # Errors
+    /// The deadline passed, the wait was cancelled, or the space's manager was shut down.
+    fn step_claim(&mut self, waker: &Waker) -> Result<Step<()>, SpillError> {
+        let slot = self.slot.as_ref().expect("a request that claims has a slot");
+        if let Some(outcome) = slot.poll(waker) {
+            self.claim = None;
+            return self.accept(outcome).map(Step::Ready);
+        }
+        let claim = self.claim.as_mut().expect("a request that claims has a claim");
+        let ticket = self.ticket.expect("a request that claims has a ticket");
+        match claim.step(waker) {
+            Step::Work => Ok(Step::Work),
+            Step::Pending(until) if self.is_task => {
+                self.shared.lock().waiting.slots.set_deadline(ticket, until);
+                Ok(Step::Pending(None))
+            }
+            Step::Pending(until) => Ok(Step::Pending(until)),
+            Step::Ready(reserved) => {
+                (self.claim, self.stage) = (None, Stage::Ready);
+                if let Some(Outcome::Cancelled) = self.leave() {
+                    return Err(SpillError::Cancelled);
+                }
+                let reserved = reserved.map_err(no_budget);
+                let reserved =
+                    reserved.map_err(|error| error.after(self.shared.disk_gate.failure()))?;
+                self.payer.claimed = Some(reserved.into_charge());
+                Ok(Step::Ready(()))
+            }
+        }
     }
 
     /// Returns true if the work may block: a lease without missing contents or memory does not.
@@ -195,28 +263,6 @@ impl QueuedRequest {
         let state = self.shared.lock();
         let is_backed = |range| state.homes.get(range).is_some_and(|home| home.fully_backed);
         !granted.restores.is_empty() || !granted.ranges.iter().all(is_backed)
-    }
-
-    /// Has a task polled at an instant, until the next step.
-    pub fn wake_at(&mut self, until: Option<Instant>, waker: &Waker) {
-        let Some(until) = until else { return };
-        let mut state = self.shared.lock();
-        state.next_timer += 1;
-        let number = state.next_timer;
-        let slot = state.timers.add(number, Some(until));
-        drop(state);
-        if slot.poll(waker).is_some() {
-            // It was due by then.
-            waker.wake_by_ref();
-        }
-        self.timer = Some((number, slot));
-    }
-
-    fn stop_timer(&mut self) {
-        // The waker is dropped after unlocking.
-        if let Some((number, _slot)) = self.timer.take() {
-            self.shared.lock().timers.remove(number);
-        }
     }
 
     /// Sets the reservation that pays.
@@ -230,7 +276,7 @@ impl QueuedRequest {
             let (reserved, charged) = (reservation.space(), space.id());
             return Err(SpillError::OtherSpace { reserved, charged });
         }
-        self.payment.reservation = Some(reservation);
+        self.payer.reservation = Some(reservation);
         Ok(())
     }
 
@@ -316,9 +362,9 @@ impl QueuedRequest {
         if state.waiting.is_cancelled {
             return Err(SpillError::Cancelled);
         }
-        if let Some(prepaid) = self.payment.prepaid.take() {
+        if let Some(claimed) = self.payer.claimed.take() {
             // A waiting request holds no bytes.
-            state.to_drop.push(Box::new(prepaid));
+            state.to_drop.push(Box::new(claimed));
         }
         let ticket = state.core.enqueue(&self.request(), allowed, self.ticket)?;
         let until = self.deadline.instant().filter(|_| self.is_task);
@@ -329,13 +375,17 @@ impl QueuedRequest {
 
     /// Leaves the queue at the deadline. Returns the outcome, which may have come a moment ago.
     fn give_up(&mut self) -> Outcome {
-        let slot = self.slot.as_ref().expect("a queued request has a slot");
         let ticket = self.ticket.expect("a queued request has a ticket");
+        let refused = self.shared.lock().core.refusal_of(ticket);
+        self.leave().unwrap_or(Outcome::TimedOut(refused))
+    }
+
+    /// Ends a wait. Returns the outcome if it has one already.
+    fn leave(&mut self) -> Option<Outcome> {
+        let (ticket, slot) = (self.ticket?, self.slot.take()?);
         let mut guard = self.shared.lock();
         let state = &mut *guard;
-        let refused = state.core.refusal_of(ticket);
-        let left = state.waiting.leave(&mut state.core, ticket, slot);
-        left.unwrap_or(Outcome::TimedOut(refused))
+        state.waiting.leave(&mut state.core, ticket, &slot)
     }
 
     /// Takes the outcome of a wait over.
@@ -345,6 +395,10 @@ impl QueuedRequest {
             Outcome::Granted(granted) => (Some(granted), None),
             Outcome::Refused(refused) => (None, Some(refused)),
             Outcome::TimedOut(refused) => (None, refused),
+            Outcome::TriedAgain => {
+                self.stage = Stage::Ready;
+                return Ok(());
+            }
             Outcome::Cancelled => {
                 self.note_wait(false, None);
                 return Err(SpillError::Cancelled);
@@ -382,7 +436,7 @@ impl QueuedRequest {
         let ready = shared.order(granted, &self.streams);
         let ready = ready.and_then(|()| shared.order_after_memory(granted, &self.streams));
         let ready =
-            ready.and_then(|()| shared.restore_all(granted, &self.streams, &mut self.payment));
+            ready.and_then(|()| shared.restore_all(granted, &self.streams, &mut self.payer));
         let granted = self.granted.take().expect("it was there above");
         if let Err(error) = ready {
             shared.cancel(granted.lease);
@@ -461,7 +515,6 @@ impl Waits for QueuedRequest {
     type Output = Result<LeaseSet, SpillError>;
 
     fn step(&mut self, waker: &Waker) -> Step<Result<LeaseSet, SpillError>> {
-        self.stop_timer();
         match self.go_on(waker) {
             Ok(Step::Work) => Step::Work,
             Ok(Step::Pending(until)) => Step::Pending(until),
@@ -473,7 +526,8 @@ impl Waits for QueuedRequest {
     /// Restores the lease, or spills for the request's turn in the space's queue.
     fn work(&mut self) {
         if self.stage != Stage::Granted {
-            return self.payment.spill();
+            self.claim.iter_mut().for_each(|claim| claim.work());
+            return;
         }
         let ended = match self.restore() {
             Ok(lease) => Ok(lease),
@@ -488,15 +542,8 @@ impl Waits for QueuedRequest {
 
 impl Drop for QueuedRequest {
     fn drop(&mut self) {
-        self.stop_timer();
-        if let (Some(ticket), Some(slot)) = (self.ticket, self.slot.take()) {
-            let mut guard = self.shared.lock();
-            let state = &mut *guard;
-            if let Some(Outcome::Granted(granted)) =
-                state.waiting.leave(&mut state.core, ticket, &slot)
-            {
-                self.granted = Some(granted);
-            }
+        if let Some(Outcome::Granted(granted)) = self.leave() {
+            self.granted = Some(granted);
         }
         if let Some(granted) = self.granted.take() {
             let mut state = self.shared.lock();

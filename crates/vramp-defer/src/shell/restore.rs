@@ -9,7 +9,7 @@ use vramp_core::Bytes;
 use vramp_driver::DeviceCopy;
 
 use super::events::{LeaseStream, WorkEvent};
-use super::pay::Payment;
+use super::pay::Payer;
 use super::report::{FailedMove, MoveKind, MoveRecord};
 use super::spill_error::SpillError;
 use super::state::{Shared, State};
@@ -27,11 +27,11 @@ impl Shared {
         &self,
         granted: &GrantedLease,
         streams: &[LeaseStream],
-        payment: &mut Payment,
+        payer: &mut Payer,
     ) -> Result<(), SpillError> {
         let mut restores: Vec<Restore> = granted.restores.clone();
         let failures = self.lock().stats.failures;
-        let brought = self.pay(granted.lease, streams, payment).and_then(|()| {
+        let brought = self.pay(granted.lease, streams, payer).and_then(|()| {
             granted
                 .ranges
                 .iter()

@@ -21,27 +21,22 @@ use super::closed_disk::DiskGate;
 use super::copies::{InPlacePool, PieceCopy, SpilledCopies};
 use super::events::{Events, LeaseStream, Polled, WorkEvent};
 use super::hand_over::LeaseEnding;
-use super::hand_over::{EndlessWait, SeenRoom, Waiting, Watcher};
+use super::hand_over::{SeenRoom, Waiting, Watcher};
 use super::homes::Homes;
 use super::peer_stores::Peers;
 use super::report::{History, SpillStats};
 use super::spill_config::SpillConfig;
 use super::spill_error::SpillError;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
-use vramp_tiers::CancelToken;
 use vramp_tiers::DiskStore;
 use vramp_tiers::MemorySpace;
 use vramp_tiers::Mover;
 use vramp_tiers::peer::{PeerAllocation, PeerStore};
-use vramp_tiers::wait::Waiters;
 
 pub(super) struct State {
     pub core: Deferrables,
     /// Slots of the requests in the planner's queue.
     pub waiting: Waiting,
-    /// Wake tasks in the budget's queue at an instant.
-    pub timers: Waiters<u64, ()>,
-    pub next_timer: u64,
     pub events: Events,
     pub copies: BTreeMap<PieceId, SpilledCopies>,
     pub homes: Homes,
@@ -79,8 +74,6 @@ pub(super) struct State {
     pub ended_spills: u64,
     /// Number of times that memory or room may have become free.
     pub changes: u64,
-    /// Requests without a deadline that wait in the queue of the card's space.
-    pub endless_waits: Vec<Weak<EndlessWait>>,
     pub seen_room: SeenRoom,
     pub stats: SpillStats,
     pub subscribers: Subscribers,
@@ -121,11 +114,10 @@ impl Drop for Locked<'_> {
                 state.hand_over(self.shared.driver.now_ns());
             }
             let gone = std::mem::take(&mut state.to_drop);
-            let (ended, due) = (state.waiting.slots.take_ended(), state.timers.take_ended());
+            let ended = state.waiting.slots.take_ended();
             let has_to_watch = state.has_to_watch();
             drop(state);
             ended.iter().for_each(|slot| slot.wake());
-            due.iter().for_each(|slot| slot.wake());
             if has_to_watch || self.shared.has_starving_waiters() {
                 self.shared.ring_watcher();
             }
@@ -146,8 +138,6 @@ pub(super) struct Shared {
     budget_limit: Option<Bytes>,
     /// Leases may keep memory that a waiter of the budget's space lacks.
     pub starves: AtomicBool,
-    /// Ends the waits in the space's queue.
-    pub budget_waits: Mutex<CancelToken>,
     pub peers: Peers,
     pub config: SpillConfig,
     /// The manager's own stream: memory is mapped, and data prefetched, in its order.
@@ -202,8 +192,6 @@ impl Shared {
         let state = State {
             core,
             waiting: Waiting::default(),
-            timers: Waiters::default(),
-            next_timer: 0,
             events: Events::new(allocator, &mover),
             copies: BTreeMap::new(),
             homes: Homes::default(),
@@ -225,7 +213,6 @@ impl Shared {
             spilling: SmallVec::new(),
             ended_spills: 0,
             changes: 0,
-            endless_waits: Vec::new(),
             seen_room: SeenRoom::default(),
             stats: SpillStats::default(),
             subscribers: Subscribers::default(),
@@ -241,7 +228,6 @@ impl Shared {
             budget_limit: budget.as_ref().map(MemorySpace::limit),
             budget,
             starves: AtomicBool::new(false),
-            budget_waits: Mutex::new(CancelToken::new()),
             peers,
             config,
             stream,
@@ -360,20 +346,17 @@ impl State {
     fn has_duties(&self) -> bool {
         !self.to_drop.is_empty()
             || self.waiting.slots.has_ended()
-            || self.timers.has_ended()
             || self.core.has_to_check()
             || self.has_pending_maps()
     }
 
     /// Returns true if a waiter may be served, or has to end, without a call of the manager.
     fn has_to_watch(&self) -> bool {
-        let has_waiters = !self.waiting.slots.is_empty();
-        !self.timers.is_empty()
-            || !self.endless_waits.is_empty()
-            || has_waiters
-                && (self.core.lacks_memory()
-                    || self.waiting.slots.has_deadlines()
-                    || !self.deferred_ends.is_empty())
+        !self.waiting.slots.is_empty()
+            && (self.core.lacks_memory()
+                || self.waiting.slots.has_deadlines()
+                || !self.waiting.endless_claims.is_empty()
+                || !self.deferred_ends.is_empty())
     }
 
     /// Returns the event of a token, if there is one and its work may run.
@@ -541,11 +524,9 @@ impl State {
     /// Returns the number of entries of each table.
     pub fn footprint(&self) -> Vec<(&'static str, usize)> {
         let [streams, uses] = self.events.counts();
-        let endless = self.endless_waits.iter().filter(|wait| wait.strong_count() > 0).count();
         vec![
             ("slots of waiters", self.waiting.slots.len()),
-            ("endless waits for the budget", endless),
-            ("timers of tasks", self.timers.len()),
+            ("claims without a deadline", self.waiting.endless_claims.len()),
             ("copies of pieces", self.copies.len()),
             ("address ranges", self.homes.len()),
             ("streams with work", streams),

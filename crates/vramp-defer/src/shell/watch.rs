@@ -5,8 +5,8 @@
 //! of these calls the manager. The same holds for a request in the queue of the card's space whose
 //! bytes cannot leave the card for lack of room below (`pay.rs`). While there is such a waiter this one
 //! thread looks again, after a pause that doubles from [`SHORTEST`] to [`LONGEST`], and retries the oldest
-//! stalled waiter. It also ends the waits of tasks at their deadlines, and wakes those in the budget's
-//! queue after their pauses. All other waiters are served by the thread that makes the change.
+//! stalled waiter. It also ends the waits of tasks at their deadlines, and wakes those that lack budget after
+//! their pauses. All other waiters are served by the thread that makes the change.
 //!
 //! The thread starts with the first such waiter, sleeps while there is none, and ends with the manager.
 
@@ -70,7 +70,7 @@ impl Shared {
 
     /// Serves waiters by what changed outside the manager.
     fn look_again(&self) {
-        self.watch_budget_waiters();
+        self.watch_claims();
         let mut guard = self.lock();
         guard.stats.looks += 1;
         // Work that cannot be queried counts as in flight.
@@ -84,6 +84,5 @@ impl Shared {
         state.core.retry_stalled();
         let now = Instant::now();
         state.waiting.expire(&mut state.core, now);
-        state.timers.expire(now, |_| ());
     }
 }

@@ -249,22 +249,22 @@ fn a_task_waits_behind_a_reservation_that_leases_would_starve() {
 #[test]
 fn a_dropped_task_leaves_the_spaces_queue() {
     let (rig, buffer, reserved) = kept_out();
-    let timers =
-        || rig.manager.footprint().iter().find(|(name, _)| *name == "timers of tasks").unwrap().1;
+    let slots =
+        || rig.manager.footprint().iter().find(|(name, _)| *name == "slots of waiters").unwrap().1;
     let wanted = [(&buffer, Access::Shared)];
     let request = || Task::new(rig.manager.request(&wanted).stream(rig.stream).deadline(LONG));
     let mut waits = request();
     assert!(waits.poll().is_none());
-    assert_eq!((rig.spaces.waiting(), timers()), (1, 1));
+    assert_eq!((rig.spaces.waiting(), slots()), (1, 1));
     drop(waits);
-    assert_eq!((rig.spaces.waiting(), timers()), (0, 0));
+    assert_eq!((rig.spaces.waiting(), slots()), (0, 0));
     // Also one that was served, and is dropped before it is polled.
     let mut served = request();
     assert!(served.poll().is_none());
     drop(reserved);
     assert_eq!(space(&rig).total(), MIB(16), "it has its bytes");
     drop(served);
-    assert_eq!((rig.spaces.waiting(), timers(), space(&rig).total()), (0, 0, MIB(0)));
+    assert_eq!((rig.spaces.waiting(), slots(), space(&rig).total()), (0, 0, MIB(0)));
     rig.check();
 }
 
@@ -312,4 +312,69 @@ fn a_task_spills_for_its_budget_in_a_job() {
     drop(lease);
     rig.expect(&buffer, 1);
     rig.check();
+}
+
+#[test]
+fn a_request_that_lacks_budget_keeps_its_place_among_the_leases_and_no_other_from_its_buffers() {
+    let (rig, spilled, reserved) = kept_out();
+    let resident = rig.manager.buffer(MIB(2)).unwrap();
+    drop(resident.lease(Access::Exclusive, rig.stream).unwrap());
+    let both = [(&resident, Access::Exclusive), (&spilled, Access::Shared)];
+    let mut first = Task::new(rig.manager.request(&both).stream(rig.stream));
+    assert!(first.poll().is_none());
+    assert_eq!((rig.spaces.waiting(), rig.manager.census().leases), (1, 0));
+    let wanted = [(&resident, Access::Exclusive)];
+    let request = || rig.manager.request(&wanted).stream(rig.stream);
+    let holds = block_on(request()).expect("a request without budget keeps no other waiting");
+    let mut later = Task::new(request());
+    assert!(later.poll().is_none());
+    // It has its bytes, gives them back, and waits for the lease in front of the later one.
+    drop(reserved);
+    assert!(first.poll().is_none());
+    assert_eq!((rig.spaces.waiting(), space(&rig).total()), (0, MIB(2)));
+    drop(holds);
+    let served = first.wait().unwrap();
+    assert!(later.poll().is_none(), "the older one holds it");
+    drop(served);
+    drop(later.wait().unwrap());
+    rig.check();
+}
+
+#[test]
+fn claims_cost_as_much_beside_a_thousand_as_beside_ten_and_leave_nothing() {
+    let steps = [10, 1_000].map(|count| {
+        let (rig, buffer, reserved) = kept_out();
+        let wanted = [(&buffer, Access::Shared)];
+        let deadline = |index| if index % 2 == 0 { Deadline::NEVER } else { LONG.into() };
+        let request = |index| rig.manager.request(&wanted).deadline(deadline(index));
+        assert!(Task::new(request(0)).poll().is_none());
+        let before = rig.manager.footprint();
+        let mut tasks: Vec<Task> = (0..count).map(|index| Task::new(request(index))).collect();
+        assert!(tasks.iter_mut().all(|task| task.poll().is_none()));
+        assert_eq!((rig.spaces.waiting(), rig.manager.census().leases), (count, 0));
+        let counters = || rig.manager.counters().queue_steps + rig.manager.counters().looked_at;
+        let steps = counters();
+        let mut last = Task::new(request(0));
+        assert!(last.poll().is_none());
+        let steps = counters() - steps;
+        // One gives up, all others are cancelled.
+        drop(tasks.pop());
+        assert_eq!(rig.spaces.waiting(), count);
+        rig.manager.cancel_waits();
+        tasks.push(last);
+        for task in &mut tasks {
+            assert!(matches!(task.poll(), Some(Err(SpillError::Cancelled))));
+        }
+        assert_eq!((rig.spaces.waiting(), space(&rig).total()), (0, MIB(48)));
+        assert_eq!(rig.manager.footprint(), before);
+        let refused = block_on(request(0));
+        assert!(matches!(refused, Err(SpillError::Cancelled)), "{refused:?}");
+        rig.manager.allow_waits();
+        drop(reserved);
+        drop(block_on(request(0)).unwrap());
+        rig.expect(&buffer, 1);
+        rig.check();
+        steps
+    });
+    assert!(steps[1] <= steps[0], "{steps:?}");
 }

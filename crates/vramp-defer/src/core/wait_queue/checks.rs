@@ -15,6 +15,11 @@ use crate::planner::{
 use vramp_core::Bytes;
 
 impl Deferrables {
+    /// Returns a place at the end of the queue, for a request that may enter it later.
+    pub fn ticket(&mut self) -> Ticket {
+        Ticket(self.next())
+    }
+
     /// Adds a request to the queue: at the end, or at the place of a ticket that it had before. It is
     /// marked, so that the next checks decide about it. O(buffers log queue).
     ///
@@ -27,7 +32,7 @@ impl Deferrables {
         ticket: Option<Ticket>,
     ) -> Result<Ticket, UnknownBuffer> {
         let buffers = self.by_strongest_access(request.buffers)?;
-        let ticket = ticket.unwrap_or_else(|| Ticket(self.next()));
+        let ticket = ticket.unwrap_or_else(|| self.ticket());
         let waiter = Waiter {
             buffers,
             in_place_allowed: sorted(in_place_allowed),

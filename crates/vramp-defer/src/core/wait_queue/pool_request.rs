@@ -27,7 +27,7 @@ impl Deferrables {
     /// Adds a request of the pool to the queue, at its end. `holder` has the leases that the thread of the
     /// request takes meanwhile. O(log waiters).
     pub fn enqueue_pool_request(&mut self, holder: HolderKey) -> Ticket {
-        let ticket = Ticket(self.next());
+        let ticket = self.ticket();
         let waiter = Waiter {
             buffers: SmallVec::new(),
             in_place_allowed: SmallVec::new(),

@@ -155,6 +155,7 @@ impl Reservation {
         Request {
             candidates: [self.space].into_iter().collect(),
             bytes,
+            kept: Bytes::ZERO,
             priority: self.priority,
             owner: record.owner,
             tag: record.tag,

@@ -239,7 +239,7 @@ impl Shared {
             let mut late = Vec::new();
             state.waiters.expire(Instant::now(), |waiter| {
                 late.push(waiter);
-                Outcome::TimedOut
+                Some(Outcome::TimedOut)
             });
             let grants = state.queue.leave(&mut state.ledger, &late);
             state.complete_granted(grants);

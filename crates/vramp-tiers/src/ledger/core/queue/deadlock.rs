@@ -124,7 +124,7 @@ impl WaitQueue {
                     let Ok(levels) = ledger.levels(space) else { return false };
                     let bytes = levels.round_up(waiter.request.bytes);
                     let free = levels.limit.saturating_sub(taken[&space]);
-                    bytes <= free && (!ordered || allowances.admit(space, waiter.request.bytes))
+                    bytes <= free && (!ordered || allowances.permit(space, waiter.request.takes()))
                 };
                 if waiter.request.candidates.iter().any(fits) {
                     served.push(rank.id);

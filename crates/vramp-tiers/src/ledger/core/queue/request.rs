@@ -20,12 +20,22 @@ pub struct Request {
     pub candidates: Candidates,
     /// Bytes to reserve, all in one space.
     pub bytes: Bytes,
+    /// Bytes that are charged already, and that the request keeps from waiters which would have them spilled.
+    /// They need no room, unless the request overtakes waiters.
+    pub kept: Bytes,
     /// Priority in the queue.
     pub priority: Priority,
     /// Owner, which does not run while the request waits.
     pub owner: Owner,
     /// Tag for statistics.
     pub tag: Tag,
+}
+
+impl Request {
+    /// Returns what the request takes from the waiters that it overtakes.
+    pub(super) fn takes(&self) -> Bytes {
+        self.bytes.checked_add(self.kept).unwrap_or(Bytes::MAX)
+    }
 }
 
 /// How far requests behind a waiter may overtake it.

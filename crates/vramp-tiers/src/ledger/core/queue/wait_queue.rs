@@ -11,6 +11,10 @@
 //! that many a waiter becomes urgent. So no waiter starves: at most
 //! `overtaking.count + promote_after` younger requests get memory that a waiter could have had.
 //!
+//! A request may also keep bytes that are charged already ([`Request::kept`]): a lease does, on memory that
+//! would be spilled for others. It overtakes waiters within their bound and only if as many bytes are available;
+//! as the first in the order it needs no room for them.
+//!
 //! A reservation that grows counts as a new request ([`WaitQueue::grow`]). Allocations do not
 //! queue, within a reservation or beyond it: their owner would keep what it holds while it waits.
 //! [`Ledger::reserve`] and [`Ledger::grow`] bypass the queue. [`WaitQueue::submit_now`] is for a
@@ -42,6 +46,8 @@ pub(super) struct Claim {
     pub in_step: bool,
 }
 
+type Sizes = BTreeMap<SpaceId, BTreeSet<(Bytes, WaiterId)>>;
+
 /// The waiters of all spaces, in the order in which they are served.
 #[derive(Clone, Debug, Default)]
 pub struct WaitQueue {
@@ -51,7 +57,9 @@ pub struct WaitQueue {
     /// Includes claims of waiters that left the queue during a step of their spilling.
     pub(super) claims: BTreeMap<WaiterId, Claim>,
     /// Waiters of each space by size, so that one look at the smallest says whether any fits.
-    pub(super) sizes: BTreeMap<SpaceId, BTreeSet<(Bytes, WaiterId)>>,
+    pub(super) sizes: Sizes,
+    /// Those that keep bytes instead, by what they take.
+    pub(super) keeping: Sizes,
     next: u64,
     closed: bool,
 }
@@ -74,7 +82,8 @@ impl WaitQueue {
 
     /// True if a request waits for memory of `space`. O(log spaces).
     pub fn has_waiters(&self, space: SpaceId) -> bool {
-        self.sizes.get(&space).is_some_and(|sizes| !sizes.is_empty())
+        let of = |sizes: &Sizes| sizes.get(&space).is_some_and(|waiters| !waiters.is_empty());
+        of(&self.sizes) || of(&self.keeping)
     }
 
     /// True after [`shutdown`](WaitQueue::shutdown).
@@ -121,8 +130,9 @@ impl WaitQueue {
         let id = WaiterId(self.next);
         self.next += 1;
         let left = self.config.overtaking;
+        let sizes = self.sizes_with(&request);
         for &space in &request.candidates {
-            self.sizes.entry(space).or_default().insert((request.bytes, id));
+            sizes.entry(space).or_default().insert((request.takes(), id));
         }
         let waiter = Waiter { request, urgent: false, left, passed: 0 };
         self.order.insert(waiter.rank(id));
@@ -236,7 +246,7 @@ impl WaitQueue {
         for ahead in self.order.range(..rank) {
             allowances.restrict(&self.waiters[&ahead.id]);
         }
-        if !allowances.admit(record.space, more)
+        if !allowances.permit(record.space, more)
             && ledger.can_reserve(record.space, more).unwrap_or(false)
         {
             return Err(GrowError::Behind { id, by, waiting: self.len() });
@@ -276,6 +286,7 @@ impl WaitQueue {
         self.closed = true;
         self.waiters.clear();
         self.sizes.clear();
+        self.keeping.clear();
         self.claims.clear();
         std::mem::take(&mut self.order).into_iter().map(|rank| rank.id).collect()
     }
@@ -325,7 +336,7 @@ impl WaitQueue {
         let space = self.admitted(ledger, request, rank)?;
         let reservation = reserve(ledger, space, request);
         self.next += 1;
-        let promoted = self.note_passing(rank, space, request.bytes);
+        let promoted = self.note_passing(rank, space, request.takes());
         let others = if promoted { self.settle(ledger) } else { Grants::new() };
         Some(Submitted::Granted { reservation, space, others })
     }
@@ -339,7 +350,7 @@ impl WaitQueue {
     fn admitted(&self, ledger: &Ledger, request: &Request, rank: Rank) -> Option<SpaceId> {
         let mut allowances = Allowances::default();
         let open = |allowances: &Allowances| {
-            fitting(ledger, request, |space| allowances.admit(space, request.bytes))
+            fitting(ledger, request, |space| allowances.admit(ledger, space, request))
         };
         let mut space = open(&allowances)?;
         for ahead in self.order.range(..rank) {
@@ -350,12 +361,21 @@ impl WaitQueue {
         Some(space)
     }
 
-    /// True if the smallest request that waits for `space` fits there and may overtake.
+    /// True if the smallest request that waits for `space` fits there and may overtake, or the one that takes
+    /// least of those that keep bytes may.
     fn room_for_any(&self, ledger: &Ledger, space: SpaceId, allowances: &Allowances) -> bool {
         // What is available is whole granules, so that rounding up changes nothing here.
         let available = ledger.available(space, Bound::Limit).unwrap_or_default();
-        let smallest = self.sizes.get(&space).and_then(|sizes| sizes.first());
-        smallest.is_some_and(|&(bytes, _)| bytes <= available && allowances.admit(space, bytes))
+        let smallest = |sizes: &Sizes| sizes.get(&space)?.first().map(|&(takes, _)| takes);
+        let fits = |&takes: &Bytes| takes <= available && allowances.permit(space, takes);
+        smallest(&self.sizes).is_some_and(|bytes| fits(&bytes))
+            || smallest(&self.keeping)
+                .is_some_and(|takes| !allowances.restrict_any(space) || fits(&takes))
+    }
+
+    /// The index that has a request, by what it takes.
+    fn sizes_with(&mut self, request: &Request) -> &mut Sizes {
+        if request.kept.is_zero() { &mut self.sizes } else { &mut self.keeping }
     }
 
     /// Serves waiters in order until none can be served.
@@ -367,13 +387,15 @@ impl WaitQueue {
             let mut restricted = true;
             while let Some(rank) = cursor {
                 let any = |&space: &SpaceId| self.room_for_any(ledger, space, &allowances);
-                if std::mem::take(&mut restricted) && !self.sizes.keys().any(any) {
+                if std::mem::take(&mut restricted)
+                    && !self.sizes.keys().chain(self.keeping.keys()).any(any)
+                {
                     return grants;
                 }
                 let waiter = &self.waiters[&rank.id];
-                let bytes = waiter.request.bytes;
-                let space =
-                    fitting(ledger, &waiter.request, |space| allowances.admit(space, bytes));
+                let request = &waiter.request;
+                let admit = |space| allowances.admit(ledger, space, request);
+                let space = fitting(ledger, request, admit);
                 match space {
                     Some(space) => {
                         if self.grant(ledger, rank, space, &mut grants) {
@@ -404,7 +426,7 @@ impl WaitQueue {
         let waiter = self.remove(rank.id).expect("the order holds only waiters");
         let reservation = reserve(ledger, space, &waiter.request);
         grants.push(Granted { waiter: rank.id, reservation, space });
-        self.note_passing(rank, space, waiter.request.bytes)
+        self.note_passing(rank, space, waiter.request.takes())
     }
 
     /// Counts a grant for the waiters it overtook, and for older waiters of lower priority. True if
@@ -446,9 +468,10 @@ impl WaitQueue {
     fn remove(&mut self, id: WaiterId) -> Option<Waiter> {
         let waiter = self.waiters.remove(&id)?;
         self.order.remove(&waiter.rank(id));
+        let sizes = self.sizes_with(&waiter.request);
         for space in &waiter.request.candidates {
-            if let Some(sizes) = self.sizes.get_mut(space) {
-                sizes.remove(&(waiter.request.bytes, id));
+            if let Some(sizes) = sizes.get_mut(space) {
+                sizes.remove(&(waiter.request.takes(), id));
             }
         }
         self.drop_idle_claim(id);
@@ -531,10 +554,24 @@ impl Waiter {
 pub(super) struct Allowances(SmallVec<[(SpaceId, Overtaking); 8]>);
 
 impl Allowances {
-    /// True if a request of `bytes` may overtake all waiters seen so far in `space`.
-    pub(super) fn admit(&self, space: SpaceId, bytes: Bytes) -> bool {
+    /// True if a request may overtake all waiters seen so far in `space`. One that keeps bytes needs as much room,
+    /// if it overtakes any.
+    pub(super) fn admit(&self, ledger: &Ledger, space: SpaceId, request: &Request) -> bool {
+        let has_room = || {
+            request.kept.is_zero() || ledger.can_reserve(space, request.takes()).unwrap_or(false)
+        };
+        !self.restrict_any(space) || self.permit(space, request.takes()) && has_room()
+    }
+
+    /// True if requests that take `bytes` may overtake all waiters seen so far in `space`.
+    pub(super) fn permit(&self, space: SpaceId, bytes: Bytes) -> bool {
         let allowance = self.0.iter().find(|(restricted, _)| *restricted == space);
         allowance.is_none_or(|(_, left)| left.count > 0 && left.bytes >= bytes)
+    }
+
+    /// True if a waiter was seen in `space`.
+    fn restrict_any(&self, space: SpaceId) -> bool {
+        self.0.iter().any(|(restricted, _)| *restricted == space)
     }
 
     /// Adds one more waiter. True if less is permitted than before.
@@ -566,11 +603,13 @@ impl WaitQueue {
     /// The first invariant that does not hold: a bug in the queue, never a caller's mistake.
     pub fn audit(&self) -> Result<(), Inconsistency> {
         let candidates = self.waiters.values().map(|waiter| waiter.request.candidates.len()).sum();
-        let sizes: usize = self.sizes.values().map(BTreeSet::len).sum();
+        let of = |sizes: &Sizes| sizes.values().map(BTreeSet::len).sum::<usize>();
+        let sizes = of(&self.sizes) + of(&self.keeping);
         let missing = self.waiters.iter().find(|&(&id, waiter)| {
             let indexed = |space| {
-                let sizes = self.sizes.get(space);
-                sizes.is_some_and(|sizes| sizes.contains(&(waiter.request.bytes, id)))
+                let keeps = !waiter.request.kept.is_zero();
+                let sizes = if keeps { &self.keeping } else { &self.sizes }.get(space);
+                sizes.is_some_and(|sizes| sizes.contains(&(waiter.request.takes(), id)))
             };
             !self.order.contains(&waiter.rank(id)) || !waiter.request.candidates.iter().all(indexed)
         });

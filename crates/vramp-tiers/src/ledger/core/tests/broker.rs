@@ -180,6 +180,29 @@ fn a_grant_that_makes_a_waiter_urgent_serves_it_at_once_if_it_fits() {
 }
 
 #[test]
+fn one_that_keeps_bytes_waits_behind_others_and_needs_no_room_as_the_first() {
+    let (mut ledger, mut queue) = (ledger(), strict(2, 100));
+    reserve(&mut ledger, GPU, 70, 1);
+    let keeping = |kept, owner| Request { kept: b(kept), ..ask(&[GPU], 0, owner) };
+    let _ = serve(&mut queue, &mut ledger, keeping(70, 2));
+    let large = wait(&mut queue, &mut ledger, ask(&[GPU], 40, 3));
+    // Two pass where as many bytes are free, and then none.
+    let _ = serve(&mut queue, &mut ledger, keeping(30, 4));
+    let [one, two] = [31, 30].map(|kept| {
+        let waiter = queue.submit(&mut ledger, &keeping(kept, 5)).unwrap();
+        matches!(waiter, Submitted::Waiting(_)).then_some(waiter)
+    });
+    assert!(one.is_some() && two.is_none());
+    let last = wait(&mut queue, &mut ledger, keeping(1, 6));
+    assert!(queue.has_waiters(GPU));
+    queue.audit().unwrap();
+    let served = who(&queue.cancel(&mut ledger, large).unwrap());
+    assert_eq!((served.len(), served.last(), total(&ledger, GPU)), (2, Some(&last), 70));
+    assert!(queue.is_empty() && !queue.has_waiters(GPU));
+    queue.audit().unwrap();
+}
+
+#[test]
 fn what_can_never_fit_is_refused_at_once_with_the_limits() {
     let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     let error = queue.submit(&mut ledger, &ask(&[GPU, HOST], 1001, 1)).unwrap_err();
@@ -336,7 +359,7 @@ fn a_waiter_that_leaves_between_two_steps_leaves_no_claim() {
 
 #[derive(Clone, Debug)]
 enum Act {
-    Submit { spaces: u8, bytes: u64, priority: i32, deadline: Option<u64> },
+    Submit { spaces: u8, bytes: u64, kept: u64, priority: i32, deadline: Option<u64> },
     Release { which: usize },
     Grow { which: usize, by: u64 },
     Cancel { which: usize },
@@ -346,11 +369,15 @@ enum Act {
 fn act() -> impl Strategy<Value = Act> {
     let deadline = prop::option::weighted(0.2, 1u64..9);
     prop_oneof![
-        6 => (1u8..4, 1u64..101, 0i32..3, deadline).prop_map(|(spaces, bytes, priority, deadline)| {
-            // Mostly small ones, some that need all.
-            let bytes = if bytes > 85 { bytes } else { bytes / 4 + 1 };
-            Act::Submit { spaces, bytes, priority, deadline }
-        }),
+        6 => (1u8..4, 1u64..101, 0u64..100, 0i32..3, deadline).prop_map(
+            |(spaces, bytes, kept, priority, deadline)| {
+                // Mostly small ones, some that need all, and some that keep bytes.
+                let bytes = if bytes > 85 { bytes } else { bytes / 4 + 1 };
+                let kept = kept.saturating_sub(75);
+                let bytes = if kept % 2 == 1 { 0 } else { bytes };
+                Act::Submit { spaces, bytes, kept, priority, deadline }
+            }
+        ),
         5 => (0usize..64).prop_map(|which| Act::Release { which }),
         2 => (0usize..64, 0u64..60).prop_map(|(which, by)| Act::Grow { which, by: by / 4 }),
         1 => (0usize..64).prop_map(|which| Act::Cancel { which }),
@@ -364,6 +391,7 @@ struct Twin {
     age: u64,
     spaces: Vec<SpaceId>,
     bytes: u64,
+    kept: u64,
     priority: i32,
     deadline: Option<u64>,
     urgent: bool,
@@ -378,7 +406,7 @@ impl Twin {
     fn new(
         age: u64,
         spaces: Vec<SpaceId>,
-        bytes: u64,
+        (bytes, kept): (u64, u64),
         priority: i32,
         deadline: Option<u64>,
     ) -> Twin {
@@ -386,6 +414,7 @@ impl Twin {
             age,
             spaces,
             bytes,
+            kept,
             priority,
             deadline,
             urgent: false,
@@ -416,14 +445,16 @@ impl Naive {
     }
 
     fn place_for(&self, twin: &Twin) -> Option<SpaceId> {
+        let takes = twin.bytes + twin.kept;
         let allowed = |space: SpaceId| {
             self.waiting
                 .iter()
                 .filter(|ahead| Naive::before(ahead, twin) && ahead.spaces.contains(&space))
                 .all(|ahead| {
                     ahead.overtaken < self.config.overtaking.count
-                        && ahead.overtaken_bytes.saturating_add(twin.bytes)
+                        && ahead.overtaken_bytes.saturating_add(takes)
                             <= self.config.overtaking.bytes.count()
+                        && self.taken[card(space)] + takes <= 100
                 })
         };
         let fits = |space: SpaceId| self.taken[card(space)] + twin.bytes <= 100;
@@ -441,7 +472,7 @@ impl Naive {
             other.younger += u32::from(other.age < twin.age);
             if Naive::before(other, twin) {
                 other.overtaken += 1;
-                other.overtaken_bytes += twin.bytes;
+                other.overtaken_bytes += twin.bytes + twin.kept;
             } else if other.age < twin.age {
                 other.passed += 1;
                 if self
@@ -516,8 +547,8 @@ impl Model {
 
     fn act(&mut self, act: Act) -> Checked {
         match act {
-            Act::Submit { spaces, bytes, priority, deadline } => {
-                self.submit(spaces, bytes, priority, deadline)
+            Act::Submit { spaces, bytes, kept, priority, deadline } => {
+                self.submit(spaces, (bytes, kept), priority, deadline)
             }
             Act::Release { which } if !self.held.is_empty() => self.release(which),
             Act::Grow { which, by } if !self.held.is_empty() => self.grow(which, by),
@@ -527,14 +558,20 @@ impl Model {
         }
     }
 
-    fn submit(&mut self, spaces: u8, bytes: u64, priority: i32, deadline: Option<u64>) -> Checked {
+    fn submit(
+        &mut self,
+        spaces: u8,
+        (bytes, kept): (u64, u64),
+        priority: i32,
+        deadline: Option<u64>,
+    ) -> Checked {
         let spaces: Vec<SpaceId> =
             [GPU1, GPU].into_iter().filter(|s| spaces >> s.index & 1 == 1).collect();
         let deadline = deadline.map(|after| self.now + after);
-        let twin = Twin::new(self.age, spaces.clone(), bytes, priority, deadline);
+        let twin = Twin::new(self.age, spaces.clone(), (bytes, kept), priority, deadline);
         let place = self.naive.place_for(&twin);
         let priority = Priority(priority);
-        let request = Request { priority, ..ask(&spaces, bytes, self.age) };
+        let request = Request { priority, kept: b(kept), ..ask(&spaces, bytes, self.age) };
         self.age += 1;
         match self.queue.submit(&mut self.ledger, &request).unwrap() {
             Submitted::Waiting(id) => {
@@ -561,7 +598,7 @@ impl Model {
     fn grow(&mut self, which: usize, by: u64) -> Checked {
         let place = which % self.held.len();
         let (id, space, bytes) = self.held[place];
-        let twin = Twin::new(self.age, vec![space], by, 0, None);
+        let twin = Twin::new(self.age, vec![space], (by, 0), 0, None);
         // A growth by nothing takes no memory. Any other counts as a request while others wait.
         let can = by == 0 || self.naive.place_for(&twin).is_some();
         let counts = by > 0 && can && !self.naive.waiting.is_empty();

@@ -62,6 +62,7 @@ fn ask(spaces: &[SpaceId], bytes: u64, owner: u64) -> Request {
     Request {
         candidates: spaces.into(),
         bytes: b(bytes),
+        kept: Bytes::ZERO,
         priority: Priority(0),
         owner: Owner(owner),
         tag: Tag::NONE,

@@ -25,6 +25,7 @@ pub struct RequestBuilder<'a> {
     strategy: Strategy,
     candidates: Result<Candidates, StrategyError>,
     bytes: Bytes,
+    kept: Bytes,
     priority: Priority,
     owner: Option<Owner>,
     tag: Tag,
@@ -56,6 +57,7 @@ impl<'a> RequestBuilder<'a> {
             strategy,
             candidates,
             bytes,
+            kept: Bytes::ZERO,
             priority: Priority::default(),
             owner: None,
             tag: Tag::NONE,
@@ -84,6 +86,14 @@ impl<'a> RequestBuilder<'a> {
     /// Sets when spillers are called for the request; before it waits by default.
     pub fn spilling(mut self, spilling: Spilling) -> RequestBuilder<'a> {
         self.spilling = spilling;
+        self
+    }
+
+    /// Says that the caller also keeps `bytes` that are charged already, and that spillers could free for
+    /// others. They need no room, unless the request overtakes waiters: then as many bytes have to be free, and
+    /// count for the bound of overtaking. None by default.
+    pub fn keeping(mut self, bytes: Bytes) -> RequestBuilder<'a> {
+        self.kept = bytes;
         self
     }
 
@@ -205,6 +215,7 @@ impl<'a> RequestBuilder<'a> {
         Ok(Request {
             candidates,
             bytes: self.bytes,
+            kept: self.kept,
             priority: self.priority,
             owner: self.owner.unwrap_or(Owner(0)),
             tag: self.tag,
