@@ -118,7 +118,7 @@ pub mod reserve {
         Bound, Candidates, ChargeError, FactorError, GrowthFactor, Holder, LedgerError,
         LimitPolicy, MergeError, Overrun, OverrunAction, Overtaking, Owner, Priority, QueueConfig,
         ReservationId, ReservationRecord, SpaceRefusal, SplitError, StaleReservation, Strategy,
-        StrategyError, Tag, UnknownSpace, UnknownTag,
+        StrategyError, Tag, UnknownSpace, UnknownTag, WaiterId,
     };
     pub use crate::ledger::shell::charge::{Charge, LimitRule, Payer};
     pub use crate::ledger::shell::error::{Refusal, ReserveError, SpaceFull, StuckOwner};

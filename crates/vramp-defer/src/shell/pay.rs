@@ -7,7 +7,8 @@
 //!    reservation ([`Shared::claim`]) and holds nothing: neither buffers, nor a charge, nor
 //!    a place in front of other leases. So what an older request waits for can leave.
 //! 3. The queue serves the claim, and the request asks for its lease anew, at the place among the leases that
-//!    it had before. If a lease is in the way the bytes go back.
+//!    it had before. If a lease is in the way the bytes go back. If it lacks bytes again, because some of its
+//!    buffers left, it claims all of them at the place in the space's queue that it had before.
 //!
 //! A request that lacks budget keeps no other from its buffers. It cannot: others may hold the missing bytes as
 //! reservations, and which thread has to lease before it ends one of those is not known.
@@ -69,7 +70,7 @@ use super::spill_error::SpillError;
 use super::state::{Shared, State};
 use crate::planner::{Access, BufferId, BufferLeaseId, HolderKey, Ticket};
 use vramp_core::Bytes;
-use vramp_tiers::reserve::{Charge, Enqueued, ReservationId, ReserveError};
+use vramp_tiers::reserve::{Charge, Enqueued, ReservationId, ReserveError, WaiterId};
 use vramp_tiers::spill::Spilling;
 use vramp_tiers::{Deadline, MemorySpace, Reservation};
 
@@ -82,6 +83,8 @@ pub(super) struct Payer {
     pub claimed: Option<Charge>,
     /// Bytes that the last attempt lacked, the claimed ones included.
     pub lacks: Bytes,
+    /// Place of its claims in the space's queue, from the first on.
+    pub place: Option<WaiterId>,
 }
 
 impl Shared {
@@ -167,9 +170,10 @@ impl Shared {
         space: &MemorySpace,
         bytes: Bytes,
         kept: Bytes,
+        place: Option<WaiterId>,
         deadline: Deadline,
     ) -> Result<Enqueued, SpillError> {
-        let request = space.request(bytes).keeping(kept).deadline(deadline);
+        let request = space.request(bytes).keeping(kept).at(place).deadline(deadline);
         request.enqueue().map_err(no_budget)
     }
 

@@ -203,7 +203,7 @@ impl QueuedRequest {
     fn claim(&mut self, bytes: Bytes, kept: Bytes) -> Result<(), SpillError> {
         let shared = Arc::clone(&self.shared);
         let Some(space) = &shared.budget else { return Ok(()) };
-        let queued = match Shared::claim(space, bytes, kept, self.deadline)? {
+        let queued = match Shared::claim(space, bytes, kept, self.payer.place, self.deadline)? {
             Enqueued::Waiting(queued) => queued,
             Enqueued::Served(reservation) => {
                 self.payer.claimed = Some(reservation.into_charge());
@@ -211,6 +211,7 @@ impl QueuedRequest {
                 return Ok(());
             }
         };
+        self.payer.place = Some(queued.place());
         let mut state = shared.lock();
         if state.waiting.is_cancelled {
             return Err(SpillError::Cancelled);

@@ -378,3 +378,31 @@ fn claims_cost_as_much_beside_a_thousand_as_beside_ten_and_leave_nothing() {
     });
     assert!(steps[1] <= steps[0], "{steps:?}");
 }
+
+#[test]
+fn a_request_that_lacks_more_than_it_claimed_goes_before_those_that_came_since() {
+    let rig = shared_budget();
+    let [small, large] = [(8, 1), (16, 2)].map(|(len, byte)| rig.filled(MIB(len), byte));
+    large.spill().unwrap();
+    let reserved = space(&rig).request(MIB(40)).now().unwrap();
+    let held = small.lease(Access::Shared, rig.stream).unwrap();
+    let both = [(&small, Access::Shared), (&large, Access::Shared)];
+    let mut waits = Task::new(rig.manager.request(&both).stream(rig.stream));
+    assert!(waits.poll().is_none());
+    let younger = queued(&rig, 40);
+    // The small one is evicted for the claim, and the lease needs it too: it claims more.
+    drop(held);
+    while (rig.spaces.waiting(), space(&rig).total()) != (2, MIB(40)) {
+        assert!(waits.poll().is_none());
+        vramp_testing::moment();
+    }
+    assert!(!small.is_resident());
+    drop(reserved);
+    let lease = waits.wait().unwrap();
+    assert_eq!(rig.spaces.waiting(), 1, "the younger one waits for the lease");
+    drop(lease);
+    drop(younger.join().unwrap().unwrap());
+    rig.expect(&small, 1);
+    rig.expect(&large, 2);
+    rig.check();
+}

@@ -25,6 +25,8 @@ pub struct Request {
     pub kept: Bytes,
     /// Priority in the queue.
     pub priority: Priority,
+    /// The place that the caller had in the queue before. Without one, or while it is taken, the end.
+    pub place: Option<WaiterId>,
     /// Owner, which does not run while the request waits.
     pub owner: Owner,
     /// Tag for statistics.
@@ -72,7 +74,7 @@ impl Default for QueueConfig {
 
 /// Id of a waiter, never reused. A younger waiter has a larger id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WaiterId(pub(super) u64);
+pub struct WaiterId(pub(in crate::ledger::core) u64);
 
 impl WaiterId {
     /// Returns the id as a number: the number of requests before it.

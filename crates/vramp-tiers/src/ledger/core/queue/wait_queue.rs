@@ -15,6 +15,9 @@
 //! would be spilled for others. It overtakes waiters within their bound and only if as many bytes are available;
 //! as the first in the order it needs no room for them.
 //!
+//! A request that was served, could not use what it got, and comes again has its [place](Request::place) of before:
+//! it is not behind those that came meanwhile.
+//!
 //! A reservation that grows counts as a new request ([`WaitQueue::grow`]). Allocations do not
 //! queue, within a reservation or beyond it: their owner would keep what it holds while it waits.
 //! [`Ledger::reserve`] and [`Ledger::grow`] bypass the queue. [`WaitQueue::submit_now`] is for a
@@ -127,7 +130,7 @@ impl WaitQueue {
         if self.closed {
             return Err(SubmitError::ShutDown { bytes: request.bytes });
         }
-        let id = WaiterId(self.next);
+        let Rank { id, .. } = self.rank_of(&request);
         self.next += 1;
         let left = self.config.overtaking;
         let sizes = self.sizes_with(&request);
@@ -332,13 +335,19 @@ impl WaitQueue {
 
     /// Serves a request if the waiters ahead of it let it pass.
     fn serve_in_order(&mut self, ledger: &mut Ledger, request: &Request) -> Option<Submitted> {
-        let rank = self.newest(request.priority);
+        let rank = self.rank_of(request);
         let space = self.admitted(ledger, request, rank)?;
         let reservation = reserve(ledger, space, request);
         self.next += 1;
         let promoted = self.note_passing(rank, space, request.takes());
         let others = if promoted { self.settle(ledger) } else { Grants::new() };
         Some(Submitted::Granted { reservation, space, others })
+    }
+
+    /// The rank of a request that enters now.
+    fn rank_of(&self, request: &Request) -> Rank {
+        let place = request.place.filter(|id| id.0 < self.next && !self.waiters.contains_key(id));
+        Rank { id: place.unwrap_or(WaiterId(self.next)), ..self.newest(request.priority) }
     }
 
     /// The rank of a request that arrives now.

@@ -359,11 +359,32 @@ fn a_waiter_that_leaves_between_two_steps_leaves_no_claim() {
 
 #[derive(Clone, Debug)]
 enum Act {
-    Submit { spaces: u8, bytes: u64, kept: u64, priority: i32, deadline: Option<u64> },
-    Release { which: usize },
-    Grow { which: usize, by: u64 },
-    Cancel { which: usize },
-    Expire { after: u64 },
+    Submit {
+        spaces: u8,
+        bytes: u64,
+        kept: u64,
+        priority: i32,
+        deadline: Option<u64>,
+    },
+    /// The same for one that had a place before.
+    Return {
+        age: u64,
+        spaces: u8,
+        bytes: u64,
+    },
+    Release {
+        which: usize,
+    },
+    Grow {
+        which: usize,
+        by: u64,
+    },
+    Cancel {
+        which: usize,
+    },
+    Expire {
+        after: u64,
+    },
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -378,6 +399,9 @@ fn act() -> impl Strategy<Value = Act> {
                 Act::Submit { spaces, bytes, kept, priority, deadline }
             }
         ),
+        1 => (0u64..150, 1u8..4, 1u64..60).prop_map(|(age, spaces, bytes)| {
+            Act::Return { age, spaces, bytes }
+        }),
         5 => (0usize..64).prop_map(|which| Act::Release { which }),
         2 => (0usize..64, 0u64..60).prop_map(|(which, by)| Act::Grow { which, by: by / 4 }),
         1 => (0usize..64).prop_map(|which| Act::Cancel { which }),
@@ -548,7 +572,10 @@ impl Model {
     fn act(&mut self, act: Act) -> Checked {
         match act {
             Act::Submit { spaces, bytes, kept, priority, deadline } => {
-                self.submit(spaces, (bytes, kept), priority, deadline)
+                self.submit(spaces, (bytes, kept), priority, deadline, None)
+            }
+            Act::Return { age, spaces, bytes } => {
+                self.submit(spaces, (bytes, 0), 1, None, Some(age % (self.age + 1)))
             }
             Act::Release { which } if !self.held.is_empty() => self.release(which),
             Act::Grow { which, by } if !self.held.is_empty() => self.grow(which, by),
@@ -564,14 +591,18 @@ impl Model {
         (bytes, kept): (u64, u64),
         priority: i32,
         deadline: Option<u64>,
+        place_before: Option<u64>,
     ) -> Checked {
         let spaces: Vec<SpaceId> =
             [GPU1, GPU].into_iter().filter(|s| spaces >> s.index & 1 == 1).collect();
         let deadline = deadline.map(|after| self.now + after);
-        let twin = Twin::new(self.age, spaces.clone(), (bytes, kept), priority, deadline);
+        let is_taken = |&age: &u64| self.naive.waiting.iter().any(|twin| twin.age == age);
+        let age = place_before.filter(|age| !is_taken(age)).unwrap_or(self.age);
+        let twin = Twin::new(age, spaces.clone(), (bytes, kept), priority, deadline);
         let place = self.naive.place_for(&twin);
-        let priority = Priority(priority);
-        let request = Request { priority, kept: b(kept), ..ask(&spaces, bytes, self.age) };
+        let before = place_before.map(WaiterId);
+        let (priority, kept, asked) = (Priority(priority), b(kept), ask(&spaces, bytes, self.age));
+        let request = Request { priority, kept, place: before, ..asked };
         self.age += 1;
         match self.queue.submit(&mut self.ledger, &request).unwrap() {
             Submitted::Waiting(id) => {

@@ -102,6 +102,11 @@ impl QueuedReservation {
         block_on(self)
     }
 
+    /// Returns the place in the queue, for [`RequestBuilder::at`](super::RequestBuilder::at).
+    pub fn place(&self) -> WaiterId {
+        self.waiter
+    }
+
     /// Returns the outcome, if there is one by now. Notes what is to be tried again.
     fn look(&mut self) -> Option<Outcome> {
         if self.slot.take_notified() {

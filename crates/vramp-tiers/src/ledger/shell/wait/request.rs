@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::ledger::core::{
     Candidates, Grants, Owner, Priority, Request, ReservationId, SpaceId, Strategy, StrategyError,
-    SubmitError, Submitted, Tag,
+    SubmitError, Submitted, Tag, WaiterId,
 };
 use vramp_core::Bytes;
 
@@ -26,6 +26,7 @@ pub struct RequestBuilder<'a> {
     candidates: Result<Candidates, StrategyError>,
     bytes: Bytes,
     kept: Bytes,
+    place: Option<WaiterId>,
     priority: Priority,
     owner: Option<Owner>,
     tag: Tag,
@@ -58,6 +59,7 @@ impl<'a> RequestBuilder<'a> {
             candidates,
             bytes,
             kept: Bytes::ZERO,
+            place: None,
             priority: Priority::default(),
             owner: None,
             tag: Tag::NONE,
@@ -94,6 +96,13 @@ impl<'a> RequestBuilder<'a> {
     /// count for the bound of overtaking. None by default.
     pub fn keeping(mut self, bytes: Bytes) -> RequestBuilder<'a> {
         self.kept = bytes;
+        self
+    }
+
+    /// Gives the request a place that a request of the caller [had](super::QueuedReservation::place): it goes
+    /// before those that came since. At the end by default.
+    pub fn at(mut self, place: Option<WaiterId>) -> RequestBuilder<'a> {
+        self.place = place;
         self
     }
 
@@ -216,6 +225,7 @@ impl<'a> RequestBuilder<'a> {
             candidates,
             bytes: self.bytes,
             kept: self.kept,
+            place: self.place,
             priority: self.priority,
             owner: self.owner.unwrap_or(Owner(0)),
             tag: self.tag,
