@@ -94,7 +94,20 @@ from ._types import (
 )
 
 if TYPE_CHECKING:
-    from ._analysis import Advice, Explanation, Replay, ReplayTotal, advise, explain, replay, replay_totals
+    from ._analysis import (
+        Advice,
+        Diff,
+        Explanation,
+        Replay,
+        ReplayTotal,
+        Report,
+        advise,
+        diff,
+        explain,
+        replay,
+        replay_totals,
+        report,
+    )
     from ._controller import Arg, Client, Controller, FreedBuffer
 
 __all__ = [
@@ -115,6 +128,7 @@ __all__ = [
     "DeadlockError",
     "DeviceError",
     "DeviceInfo",
+    "Diff",
     "DriverError",
     "ExchangeError",
     "Explanation",
@@ -142,6 +156,7 @@ __all__ = [
     "RegionStatus",
     "Registration",
     "Replay",
+    "Report",
     "Reservation",
     "Sharing",
     "Stats",
@@ -161,6 +176,7 @@ __all__ = [
     "VrampError",
     "advise",
     "clean",
+    "diff",
     "disable_region",
     "explain",
     "ipc",
@@ -177,6 +193,7 @@ __all__ = [
     "remove_region",
     "replay",
     "replay_totals",
+    "report",
     "resume",
     "set_region_disk",
     "snapshot",
@@ -192,7 +209,7 @@ __version__: str = _native.library_version()
 _LAZY = {
     name: module
     for module, names in {
-        "_analysis": "Advice Explanation Replay ReplayTotal advise explain replay replay_totals",
+        "_analysis": "Advice Diff Explanation Replay ReplayTotal Report advise diff explain replay replay_totals report",
         "_controller": "Arg Client Controller FreedBuffer",
     }.items()
     for name in names.split()
@@ -241,7 +258,7 @@ def library_path() -> str:
 def open(device: str = "auto", **options: object) -> Pool:
     """Opens a pool of the program's own.
 
-    `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim" or
+    `device` is "auto" (what VRAMP_DEVICE names; card 0 without it), "cuda", "cuda:N", "sim" or
     "sim:CARD", or "sim:CARDxCOUNT:N" for card N of a simulated machine of its own. Options are those of
     VRAMP_CONF: preset, limit, prefill, page, span, torch, sharing, rdma, peers. A number is bytes. The pool
     is a context manager, which closes it.

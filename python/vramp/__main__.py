@@ -1,34 +1,41 @@
-"""`python -m vramp doctor` checks this machine; `python -m vramp run` runs a program on vramp."""
+"""The program `vramp`, which is `python -m vramp` too.
+
+`doctor` and `run` are about Python programs and written in Python. The others are those of the native program.
+"""
 
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
-_USAGE = """usage: python -m vramp COMMAND
+_OWN = """commands for Python programs:
+  doctor       Check what works on this machine, and why not
+  run          Run a Python program with PyTorch on vramp, and print what was saved
 
-commands:
-  doctor   what works on this machine, and why not
-  run      run a Python program with PyTorch on vramp; `python -m vramp run --help`
 """
 
 
 def main(arguments: list[str]) -> int:
     """Runs a command and returns the exit code."""
-    command, rest = (arguments or ["--help"])[0], arguments[1:]
-    if command in ("-h", "--help"):
-        print(_USAGE, end="")
-        return 0
-    if command == "doctor":
-        from ._doctor import main as doctor
-
-        return doctor(rest)
-    if command == "run":
-        code: int = importlib.import_module("vramp._run").main(rest)
+    command = arguments[0] if arguments else "--help"
+    if command in ("doctor", "run"):
+        module = importlib.import_module(f"vramp._{command}")
+        code: int = module.main(arguments[1:])
         return code
-    print(f"unknown command '{command}'\n\n{_USAGE}", end="", file=sys.stderr)
-    return 2
+    if command in ("-h", "--help"):
+        print(_OWN, end="", flush=True)
+    from ._native import program
+
+    # Python's handler runs between instructions of Python, of which there are none until the end.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return program(["vramp", command, *arguments[1:]])
+
+
+def script() -> None:
+    """Runs the installed program."""
+    sys.exit(main(sys.argv[1:]))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    script()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pathlib
 import types
 import typing
 from dataclasses import dataclass, fields, is_dataclass
@@ -366,6 +367,62 @@ class Advice(_Shown):
         return _show.advice(self)
 
 
+@dataclass(frozen=True)
+class DiffRun:
+    """One of two runs that are compared."""
+
+    trace: str
+    trace_device: int
+    recording: str
+    peak_live_bytes: int
+    demand_bytes: int
+    peak_reserved_bytes: int | None
+    """Peak of reserved bytes in the recording, if it has one."""
+    allocations: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """Live memory at the peak of one run and of the other."""
+
+    of: str
+    """A category, or a line of the program."""
+    before_bytes: int
+    after_bytes: int
+
+
+@dataclass(frozen=True)
+class Diff(_Shown):
+    """What changed between two runs of a job."""
+
+    before: DiffRun
+    after: DiffRun
+    categories: tuple[Change, ...]
+    sites: tuple[Change, ...]
+    growth: tuple[Change, ...]
+    """Memory that each line keeps from step to step."""
+
+    def __str__(self) -> str:
+        return _show.diff(self)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page about recorded jobs. In a notebook it shows itself."""
+
+    path: pathlib.Path
+    """The file of the page, which needs no other file."""
+    summary: str
+    """The verdict of each recorded device, and what was written."""
+
+    def __str__(self) -> str:
+        return self.summary
+
+    def _repr_html_(self) -> str:
+        return _show.frame(self.path.read_text())
+
+
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
@@ -504,3 +561,45 @@ def advise(
     """
     devices = _devices(trace_device)
     return _all(Advice, _native.advise(os.fspath(path), [str(it) for it in limits], devices))
+
+
+_Paths = str | os.PathLike[str]
+
+
+def diff(
+    before: _Paths, after: _Paths, *, trace_device: int | typing.Sequence[int] | None = None
+) -> list[Diff]:
+    """Compares two runs of a job: what grew, by line and category. Returns one result for each device that both
+    recorded. `trace_device` is as of `replay`. Raises as `replay`, and VrampError if they have no device in common.
+    """
+    lines = _command("diff", before, after, "--json", trace_device=trace_device).splitlines()
+    return [_load(Diff, json.loads(line)) for line in lines]
+
+
+def report(
+    recordings: _Paths | typing.Sequence[_Paths],
+    output: _Paths = "report.html",
+    *,
+    limits: typing.Sequence[int | str] = (),
+    trace_device: int | typing.Sequence[int] | None = None,
+) -> Report:
+    """Writes a page that shows why recorded jobs used their memory as they did: verdict, timeline, flame graph,
+    address map. Several recordings are compared, as the ranks of one job. The page tries settings with each of
+    `limits`. An existing file is replaced, but no recording. `trace_device` is as of `replay`.
+
+    Takes about as long as ten replays. Raises as `replay`, and FileError if the page cannot be written.
+    """
+    one = isinstance(recordings, (str, os.PathLike))
+    paths = [recordings] if one else list(recordings)
+    arguments = [*paths, "--output", output]
+    if limits:
+        arguments += ["--limit", ",".join(f"{it}B" if isinstance(it, int) else it for it in limits)]
+    summary = _command("report", *arguments, trace_device=trace_device)
+    return Report(pathlib.Path(output), summary.rstrip())
+
+
+def _command(name: str, *arguments: _Paths, trace_device: int | typing.Sequence[int] | None) -> str:
+    """Runs a command of the program `vramp` and returns what it prints."""
+    devices = _devices(trace_device)
+    selected = [] if devices is None else ["--trace-device", ",".join(map(str, devices))]
+    return _native.command(["vramp", name, *selected, *map(os.fspath, arguments)])

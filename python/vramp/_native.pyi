@@ -1027,6 +1027,14 @@ def explain(
     trace_device: Sequence[int] | None,
 ) -> str: ...
 def advise(path: str, limits: Sequence[str], trace_device: Sequence[int] | None) -> str: ...
+def program(arguments: Sequence[str]) -> int:
+    """Runs the program `vramp` with arguments, the first of which is its name. Returns the exit code."""
+
+def command(arguments: Sequence[str]) -> str:
+    """Runs a command of the program, and returns what it writes to standard output. Raises FileError, TraceError,
+    OptionError or VrampError.
+    """
+
 
 @final
 class Turns:

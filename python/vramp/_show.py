@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ._analysis import Advice, Explanation, Moment, Remedy
+    from ._analysis import Advice, Change, Diff, Explanation, Moment, Remedy
 
 _ROWS = 5
 """Rows of each list."""
@@ -29,6 +29,11 @@ def size(amount: int) -> str:
 def html(text: str) -> str:
     """Returns a text for a notebook."""
     return f"<pre>{_html.escape(text)}</pre>"
+
+
+def frame(page: str) -> str:
+    """Returns a whole page for a notebook."""
+    return f'<iframe srcdoc="{_html.escape(page)}" style="width: 100%; height: 50em; border: 0"></iframe>'
 
 
 def _remedies(title: str, remedies: Iterable[Remedy]) -> list[str]:
@@ -90,3 +95,31 @@ def advice(found: Advice) -> str:
     for conclusion in found.conclusions:
         lines += ["", *_remedies(f"To fit into {conclusion.limit}", conclusion.remedies)]
     return "\n".join(lines)
+
+
+def _signed(before: int, after: int) -> str:
+    return f"{'-' if after < before else '+'}{size(abs(after - before))}"
+
+
+def diff(found: Diff) -> str:
+    """Returns what changed between two runs, as text."""
+    before, after = found.before, found.after
+    change = _signed(before.peak_live_bytes, after.peak_live_bytes)
+    peaks = f"{size(before.peak_live_bytes)} before, {size(after.peak_live_bytes)} after"
+    lines = [f"{after.trace}, device {after.trace_device}: peak allocated {peaks} ({change})"]
+    for title, changes in (
+        ("By category", found.categories),
+        ("By line", found.sites),
+        ("Kept from step to step", found.growth),
+    ):
+        lines += _changes(title, changes)
+    return "\n".join(lines)
+
+
+def _changes(title: str, changes: Sequence[Change]) -> list[str]:
+    rows = [
+        (change.of.replace("_", " "), size(change.before_bytes), size(change.after_bytes), changed)
+        for change in changes[:_ROWS]
+        if (changed := _signed(change.before_bytes, change.after_bytes))
+    ]
+    return ["", *_table([(title, "before", "after", "change"), *rows])] if rows else []

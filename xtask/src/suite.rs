@@ -56,6 +56,10 @@ pub fn build(root: &Path, arguments: &[String]) -> Result<Built> {
 /// Builds them with a command of cargo that has its folder and its variables.
 pub fn build_with(mut cargo: Command, arguments: &[String]) -> Result<Built> {
     cargo.args(["build", "--all-targets", "--locked"]).args(arguments);
+    if arguments == ["--workspace"] {
+        // What is off by default is tested too.
+        cargo.args(["--features", "vramp-cli/pictures"]);
+    }
     let (messages, ended) = shell::captured(cargo.arg("--message-format=json"))?;
     let mut built = Built::default();
     for line in messages.lines() {

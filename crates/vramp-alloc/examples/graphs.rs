@@ -1,15 +1,15 @@
 //! Captures a graph, replays it, and lends its memory while it is idle.
 //!
-//! `cargo run -p vramp-alloc --example graphs [DEVICE]`: DEVICE is `auto` by default, which is
-//! a card if there is one and a simulated H200 else.
+//! `cargo run -p vramp-alloc --example graphs [DEVICE]`: DEVICE is `sim` by default, a
+//! simulated H200; `auto` is the card.
 
 use vramp_alloc::device::{AddrRange, DeviceCopy};
 use vramp_alloc::graph::ArenaConfig;
 use vramp_alloc::{Allocator, Bytes, Config};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let name = std::env::args().nth(1).unwrap_or_else(|| "auto".to_owned());
-    let device = vramp_alloc::open(&name)?.driver;
+    let name = std::env::args().nth(1).unwrap_or_else(|| "sim".to_owned());
+    let device = vramp_alloc::open(&name)?;
     println!("on {}", device.info().name);
     // The limit of the program: the arena alone needs half of it.
     let config = Config { limit: Some(Bytes::gib(1)), ..Config::default() };

@@ -1,19 +1,16 @@
 //! Fragments a pool on purpose and shows how it remaps.
 //!
-//! `cargo run -p vramp-alloc --example hello [DEVICE]`: DEVICE is `auto` by default, which is
-//! a card if there is one and a simulated H200 else.
+//! `cargo run -p vramp-alloc --example hello [DEVICE]`: DEVICE is `sim` by default, a simulated H200;
+//! `auto` is the card.
 
 use vramp_alloc::{Allocator, Bytes, Config};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let name = std::env::args().nth(1).unwrap_or_else(|| "auto".to_owned());
+    let name = std::env::args().nth(1).unwrap_or_else(|| "sim".to_owned());
     let device = vramp_alloc::open(&name)?;
-    if let Some(why) = &device.fell_back {
-        println!("no card: {why}");
-    }
-    println!("on {}", device.driver.info().name);
+    println!("on {}", device.info().name);
 
-    let allocator = Allocator::new(device.driver, Config::default())?;
+    let allocator = Allocator::new(device, Config::default())?;
     let stream = allocator.create_stream()?;
 
     // Sixteen blocks, every other one freed: half the memory is free, none of it in one piece.

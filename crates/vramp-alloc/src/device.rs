@@ -27,14 +27,6 @@ pub use vramp_host::MapError;
 #[cfg(feature = "sim")]
 use vramp_host::MappedMemory;
 
-/// An open device.
-pub struct Opened {
-    /// The device.
-    pub driver: Arc<dyn Driver>,
-    /// Why `auto` opened the simulator instead of a card; `None` if it did not.
-    pub fell_back: Option<String>,
-}
-
 /// Error of [`open`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -129,31 +121,25 @@ impl From<CudaOpenError> for OpenError {
     }
 }
 
-/// The card that `sim` and `auto` simulate.
+/// The card that `sim` simulates.
 #[cfg(feature = "sim")]
 const DEFAULT_CARD: &str = "h200";
 
-/// Opens a device by name: `auto` (a card if there is one, else the simulator), `sim` or
-/// `sim:CARD`, a cost file `FILE.toml` that describes a card to simulate, `cuda` or `cuda:N`.
+/// Opens a device by name: `auto` and `cuda` (card 0), `cuda:N`, `sim` or `sim:CARD`, or a cost file
+/// `FILE.toml` that describes a card to simulate.
 /// `sim:CARDxCOUNT:N`, such as `sim:h200x2:1`, is device N of a machine of its own with COUNT cards;
 /// without `:N` it is the first one. [`open_all`] opens all of one machine.
+///
+/// Nothing but a name that begins with `sim` or ends with `.toml` opens a simulator: on a machine
+/// without a card `auto` is an error.
 ///
 /// # Errors
 /// [`OpenError::Name`] and [`OpenError::Card`] for an unknown name, [`OpenError::Cuda`] if the card
 /// cannot be opened, [`OpenError::NoSimulator`] in a build without the feature `sim`.
-pub fn open(name: &str) -> Result<Opened, OpenError> {
-    let opened = |driver| Opened { driver, fell_back: None };
+pub fn open(name: &str) -> Result<Arc<dyn Driver>, OpenError> {
     match Kind::of(name)? {
-        Kind::Auto => match CudaDriver::open(0) {
-            Ok(card) => Ok(opened(Arc::new(card))),
-            Err(error) if !cfg!(feature = "sim") => Err(error.into()),
-            Err(error) => {
-                let driver = simulated("sim")?;
-                Ok(Opened { driver, fell_back: Some(error.to_string()) })
-            }
-        },
-        Kind::Simulated => Ok(opened(simulated(name)?)),
-        Kind::Card(ordinal) => Ok(opened(Arc::new(CudaDriver::open(ordinal)?))),
+        Kind::Simulated => simulated(name),
+        Kind::Card(ordinal) => Ok(Arc::new(CudaDriver::open(ordinal.unwrap_or(0))?)),
     }
 }
 
@@ -163,15 +149,14 @@ pub fn open(name: &str) -> Result<Opened, OpenError> {
 /// # Errors
 /// As of [`open`], and [`OpenError::HostMemory`].
 #[cfg(feature = "sim")]
-pub fn open_mapped(name: &str) -> Result<Opened, OpenError> {
-    let opened = open(name)?;
-    if !opened.driver.info().simulated {
-        return Ok(opened);
+pub fn open_mapped(name: &str) -> Result<Arc<dyn Driver>, OpenError> {
+    match Kind::of(name)? {
+        Kind::Simulated => {
+            let memory = Arc::new(MappedMemory::new()?);
+            Ok(Arc::new(fresh::machine(name)?.mapped_to(memory).open()))
+        }
+        Kind::Card(_) => open(name),
     }
-    let name = if opened.fell_back.is_some() { "sim" } else { name };
-    let memory = Arc::new(MappedMemory::new()?);
-    let driver = fresh::machine(name)?.mapped_to(memory).open();
-    Ok(Opened { driver: Arc::new(driver), ..opened })
 }
 
 /// Opens all devices of a machine, in the order of their ordinals: every card for `cuda` and `auto`,
@@ -181,13 +166,13 @@ pub fn open_mapped(name: &str) -> Result<Opened, OpenError> {
 /// ```
 /// let devices = vramp_alloc::device::open_all("sim:h200x2")?;
 /// assert_eq!(devices.len(), 2);
-/// assert_eq!(devices[1].driver.info().peers, [0]);
+/// assert_eq!(devices[1].info().peers, [0]);
 /// # Ok::<(), vramp_alloc::device::OpenError>(())
 /// ```
 ///
 /// # Errors
 /// As of [`open`].
-pub fn open_all(name: &str) -> Result<Vec<Opened>, OpenError> {
+pub fn open_all(name: &str) -> Result<Vec<Arc<dyn Driver>>, OpenError> {
     open_devices(name, false)
 }
 
@@ -196,115 +181,77 @@ pub fn open_all(name: &str) -> Result<Vec<Opened>, OpenError> {
 /// # Errors
 /// As of [`open_mapped`].
 #[cfg(feature = "sim")]
-pub fn open_all_mapped(name: &str) -> Result<Vec<Opened>, OpenError> {
+pub fn open_all_mapped(name: &str) -> Result<Vec<Arc<dyn Driver>>, OpenError> {
     open_devices(name, true)
 }
 
-fn open_devices(name: &str, mapped: bool) -> Result<Vec<Opened>, OpenError> {
-    let every_card = |count: u32| {
-        let cards = (0..count).map(|ordinal| {
-            let driver: Arc<dyn Driver> = Arc::new(CudaDriver::open(ordinal)?);
-            Ok(Opened { driver, fell_back: None })
-        });
-        cards.collect()
-    };
-    match Kind::of(name)? {
-        Kind::Card(ordinal) if name.contains(':') => {
-            let driver: Arc<dyn Driver> = Arc::new(CudaDriver::open(ordinal)?);
-            Ok(vec![Opened { driver, fell_back: None }])
-        }
-        Kind::Card(_) => every_card(vramp_cuda::devices()?.len() as u32),
-        Kind::Auto => match vramp_cuda::devices() {
-            Ok(cards) if !cards.is_empty() => every_card(cards.len() as u32),
-            // Opening the first card gives the reason.
-            _ => match open(name)? {
-                Opened { fell_back: Some(why), .. } => {
-                    let mut opened = simulated_all("sim", mapped)?;
-                    opened.iter_mut().for_each(|one| one.fell_back = Some(why.clone()));
-                    Ok(opened)
-                }
-                opened => Ok(vec![opened]),
-            },
-        },
-        Kind::Simulated => simulated_all(name, mapped),
+fn open_devices(name: &str, mapped: bool) -> Result<Vec<Arc<dyn Driver>>, OpenError> {
+    match cards(name)? {
+        Some(cards) => cards.into_iter().map(open_card).collect(),
+        None => simulated_all(name, mapped),
     }
 }
 
-/// Opens the devices with these ordinals of one machine, in this order, and no other card. Where `auto`
-/// finds no card, it simulates a machine that has them. The
+/// Opens the devices with these ordinals of one machine, in this order, and no other card. The
 /// addresses of simulated cards are the process's own, with the host's memory.
 ///
 /// ```
 /// let devices = vramp_alloc::device::open_ordinals_mapped("sim:h200x4", &[2, 0])?;
-/// assert_eq!([devices[0].driver.info().ordinal, devices[1].driver.info().ordinal], [2, 0]);
+/// assert_eq!([devices[0].info().ordinal, devices[1].info().ordinal], [2, 0]);
 /// # Ok::<(), vramp_alloc::device::OpenError>(())
 /// ```
 ///
 /// # Errors
 /// As of [`open`], [`OpenError::HostMemory`], and [`OpenError::Ordinal`] if the machine has no such
 /// device or it is given twice.
-pub fn open_ordinals_mapped(name: &str, ordinals: &[u32]) -> Result<Vec<Opened>, OpenError> {
-    let cards = match Kind::of(name)? {
-        Kind::Card(ordinal) if name.contains(':') => Some(vec![ordinal]),
-        Kind::Card(_) => Some((0..vramp_cuda::devices()?.len() as u32).collect()),
-        Kind::Auto => match vramp_cuda::devices() {
-            Ok(cards) if !cards.is_empty() => Some((0..cards.len() as u32).collect()),
-            _ => None,
-        },
-        Kind::Simulated => None,
-    };
+pub fn open_ordinals_mapped(
+    name: &str,
+    ordinals: &[u32],
+) -> Result<Vec<Arc<dyn Driver>>, OpenError> {
     let missing = |ordinal, there: &[u32]| OpenError::Ordinal {
         name: name.to_owned(),
         ordinal,
         there: there.to_vec(),
     };
-    if let Some(cards) = cards {
-        let open_card = |&ordinal: &u32| {
-            if !cards.contains(&ordinal) {
-                return Err(missing(ordinal, &cards));
-            }
-            let driver: Arc<dyn Driver> = Arc::new(CudaDriver::open(ordinal)?);
-            Ok(Opened { driver, fell_back: None })
+    if let Some(cards) = cards(name)? {
+        let open = |&ordinal: &u32| match cards.contains(&ordinal) {
+            true => open_card(ordinal),
+            false => Err(missing(ordinal, &cards)),
         };
-        return ordinals.iter().map(open_card).collect();
+        return ordinals.iter().map(open).collect();
     }
-    let (machine, fell_back) = match Kind::of(name)? {
-        Kind::Auto => {
-            let reason = CudaDriver::open(0).err().map(|error| error.to_string());
-            let count = ordinals.iter().max().map_or(1, |most| most.saturating_add(1));
-            (default_machine(count), reason)
-        }
-        _ => (name.to_owned(), None),
-    };
-    let mut opened: Vec<Option<Opened>> =
-        simulated_all(&machine, true)?.into_iter().map(Some).collect();
-    let there: Vec<u32> =
-        opened.iter().flatten().map(|device| device.driver.info().ordinal).collect();
+    let mut devices: Vec<Option<Arc<dyn Driver>>> =
+        simulated_all(name, true)?.into_iter().map(Some).collect();
+    let there: Vec<u32> = devices.iter().flatten().map(|device| device.info().ordinal).collect();
     let pick = |&ordinal: &u32| {
         let place = there.iter().position(|&other| other == ordinal);
-        let device = place.and_then(|place| opened[place].take());
-        let device = device.ok_or_else(|| missing(ordinal, &there))?;
-        Ok(Opened { fell_back: fell_back.clone(), ..device })
+        let device = place.and_then(|place| devices[place].take());
+        device.ok_or_else(|| missing(ordinal, &there))
     };
     ordinals.iter().map(pick).collect()
 }
 
-/// Name of the simulated machine of `auto` with so many cards.
-#[cfg(feature = "sim")]
-fn default_machine(count: u32) -> String {
-    format!("sim:{DEFAULT_CARD}x{count}")
+/// Returns the ordinals of the cards that a name stands for, and `None` for a simulated machine.
+fn cards(name: &str) -> Result<Option<Vec<u32>>, OpenError> {
+    match Kind::of(name)? {
+        Kind::Simulated => Ok(None),
+        Kind::Card(Some(ordinal)) => Ok(Some(vec![ordinal])),
+        Kind::Card(None) => match vramp_cuda::devices()?.len() {
+            0 => Err(CudaOpenError::NoDevice.into()),
+            count => Ok(Some((0..count as u32).collect())),
+        },
+    }
 }
 
-#[cfg(not(feature = "sim"))]
-fn default_machine(_: u32) -> String {
-    "sim".to_owned()
+fn open_card(ordinal: u32) -> Result<Arc<dyn Driver>, OpenError> {
+    Ok(Arc::new(CudaDriver::open(ordinal)?))
 }
 
 /// What a name stands for.
 enum Kind {
-    Auto,
     Simulated,
-    Card(u32),
+    /// A card. `None`: the name has no number, so that it stands for card 0, or for every card.
+    Card(Option<u32>),
 }
 
 impl Kind {
@@ -316,10 +263,10 @@ impl Kind {
         };
         match (kind, detail) {
             _ if is_cost_file(name) => Ok(Kind::Simulated),
-            ("auto", None) => Ok(Kind::Auto),
+            ("auto" | "cuda", None) => Ok(Kind::Card(None)),
             ("sim", _) => Ok(Kind::Simulated),
-            ("cuda", ordinal) => {
-                ordinal.unwrap_or("0").parse().map(Kind::Card).map_err(|_| unknown())
+            ("cuda", Some(ordinal)) => {
+                ordinal.parse().map(|ordinal| Kind::Card(Some(ordinal))).map_err(|_| unknown())
             }
             _ => Err(unknown()),
         }
@@ -336,17 +283,17 @@ fn simulated(name: &str) -> Result<Arc<dyn Driver>, OpenError> {
 }
 
 #[cfg(feature = "sim")]
-fn simulated_all(name: &str, mapped: bool) -> Result<Vec<Opened>, OpenError> {
+fn simulated_all(name: &str, mapped: bool) -> Result<Vec<Arc<dyn Driver>>, OpenError> {
     let mut machine = fresh::machine(name)?;
     if mapped {
         machine = machine.mapped_to(Arc::new(MappedMemory::new()?));
     }
-    let opened = |device| Opened { driver: Arc::new(device), fell_back: None };
-    Ok(machine.open_all().into_iter().map(opened).collect())
+    let driver = |device| -> Arc<dyn Driver> { Arc::new(device) };
+    Ok(machine.open_all().into_iter().map(driver).collect())
 }
 
 #[cfg(not(feature = "sim"))]
-fn simulated_all(_: &str, _: bool) -> Result<Vec<Opened>, OpenError> {
+fn simulated_all(_: &str, _: bool) -> Result<Vec<Arc<dyn Driver>>, OpenError> {
     Err(OpenError::NoSimulator)
 }
 

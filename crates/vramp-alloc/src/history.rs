@@ -4,7 +4,7 @@
 //! use vramp_alloc::history::HistorySize;
 //! use vramp_alloc::{Allocator, Bytes, Config};
 //!
-//! let device = vramp_alloc::open("sim:h200")?.driver;
+//! let device = vramp_alloc::open("sim:h200")?;
 //! let allocator = Allocator::new(device, Config::default())?;
 //! let stream = allocator.create_stream()?;
 //! let recording = allocator.record_history(HistorySize::default(), None);
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_recording_has_the_pools_that_joined_it_and_a_snapshot_those_that_were_added() {
-        let device = crate::open("sim:h200").expect("it is simulated").driver;
+        let device = crate::open("sim:h200").expect("it is simulated");
         let allocator = Allocator::new(device, Config::default()).expect("it is possible");
         let part = allocator.create_pool("part").expect("it can be made");
         let stream = allocator.create_stream().expect("a stream can be made");
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_says_that_its_ring_was_full() {
-        let device = crate::open("sim:h200").expect("it is simulated").driver;
+        let device = crate::open("sim:h200").expect("it is simulated");
         let allocator = Allocator::new(device, Config::default()).expect("it is possible");
         let stream = allocator.create_stream().expect("a stream can be made");
         let recording =

@@ -4,7 +4,7 @@
 //! ```
 //! use vramp_alloc::{Allocator, Bytes, Config};
 //!
-//! let device = vramp_alloc::open("sim:h200")?.driver;        // or "auto", "cuda:0"
+//! let device = vramp_alloc::open("sim:h200")?;        // or "auto", "cuda:0"
 //! let allocator = Allocator::new(device, Config::default())?;
 //! let stream = allocator.create_stream()?;
 //! let block = allocator.malloc(Bytes::mib(64), stream)?;
@@ -22,7 +22,7 @@
 //!
 //! ```
 //! # use vramp_alloc::{Allocator, Bytes, Config};
-//! # let device = vramp_alloc::open("sim:h200")?.driver;
+//! # let device = vramp_alloc::open("sim:h200")?;
 //! let allocator = Allocator::new(device.clone(), Config::default())?;
 //! let (compute, copies) = (allocator.create_stream()?, allocator.create_stream()?);
 //! let block = allocator.malloc(Bytes::mib(64), compute)?;
@@ -47,7 +47,7 @@
 //!
 //! ```
 //! # use vramp_alloc::{AllocError, Allocator, Bytes, Config};
-//! # let device = vramp_alloc::open("sim:h200")?.driver;
+//! # let device = vramp_alloc::open("sim:h200")?;
 //! let config = Config { limit: Some(Bytes::gib(1)), ..Config::default() };
 //! let allocator = Allocator::new(device, config)?;
 //! let stream = allocator.create_stream()?;

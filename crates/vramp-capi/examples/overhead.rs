@@ -34,7 +34,7 @@ fn pair_ns(mut pair: impl FnMut()) -> f64 {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = std::env::args().nth(1).unwrap_or_else(|| "sim:h200".to_owned());
-    let driver = vramp_alloc::open(&device)?.driver;
+    let driver = vramp_alloc::open(&device)?;
     let rust = Allocator::new(driver, Config::default())?;
     let on = rust.create_stream()?;
 

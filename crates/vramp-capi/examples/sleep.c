@@ -3,6 +3,7 @@
  * and a cache, whose contents need not be kept. A reservation pays for a third block.
  *
  * On a simulated card the memory is the host's, so the program looks at it itself. On a GPU kernels do.
+ * Without a GPU: VRAMP_DEVICE=sim.
  */
 
 #include <stdio.h>
@@ -43,7 +44,6 @@ static uint64_t on_card(vramp_allocator_t allocator) {
 }
 
 int main(void) {
-    const char *name = getenv("VRAMP_DEVICE");
     const char *weights_tag = "weights";
     vramp_allocator_t allocator;
     vramp_stream_t stream;
@@ -56,7 +56,7 @@ int main(void) {
     void *weights, *cache, *scratch;
 
     check(vramp_map_simulated_cards());                 /* a GPU does not need it */
-    check(vramp_open(name == NULL ? "auto" : name, "limit=256MiB", &allocator));
+    check(vramp_open("auto", "limit=256MiB", &allocator));
     check(vramp_stream_create(allocator, &stream));
     memset(&device, 0, sizeof device);
     device.struct_size = sizeof device;

@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn explaining_a_wrong_address_takes_as_long_with_100_000_blocks_as_with_10() {
-        let driver = vramp_alloc::open("sim:h200").unwrap().driver;
+        let driver = vramp_alloc::open("sim:h200").unwrap();
         let allocator = Allocator::new(Arc::clone(&driver), Config::default()).unwrap();
         let stream = allocator.create_stream().unwrap();
         let addresses = Addresses::new();

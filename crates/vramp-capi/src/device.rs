@@ -1,19 +1,24 @@
 //! Opens a device by name, and keeps the CUDA driver so that it can adopt streams.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use vramp_alloc::Allocator;
 use vramp_alloc::kind::{Classify, Kind};
-use vramp_cuda::{CudaDriver, OpenError};
+use vramp_cuda::{CudaDriver, OpenError as CudaOpenError};
 use vramp_driver::Driver;
+
+use crate::environment;
 
 /// A device that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DeviceError {
     #[error(transparent)]
     Open(#[from] vramp_alloc::device::OpenError),
+    #[error("{0}; for a simulated card name 'sim', or set VRAMP_DEVICE=sim")]
+    Card(#[from] CudaOpenError),
     #[error("the simulated machine '{name}' has {cards} cards and no number {ordinal}")]
     NoSuchCard { name: String, cards: usize, ordinal: usize },
 }
@@ -98,37 +103,30 @@ impl Device {
         ordinals.into_iter().filter_map(oldest).collect()
     }
 
-    /// Opens `auto`, `sim`, `sim:CARD`, `sim:CARDxCOUNT:N`, `cuda` or `cuda:N`.
+    /// Opens `auto`, `sim`, `sim:CARD`, `sim:CARDxCOUNT:N`, `cuda` or `cuda:N`. `auto` is what VRAMP_DEVICE names,
+    /// and card 0 without it.
     pub fn open(name: &str) -> Result<Device, DeviceError> {
+        let name = &*meant(name);
         let ordinal = match name.strip_prefix("cuda") {
             Some("") => Some(0),
             Some(rest) => rest.strip_prefix(':').and_then(|number| number.parse().ok()),
             None => None,
         };
-        match (name, ordinal) {
-            ("auto", _) => match CudaDriver::open(0) {
-                Ok(card) => Ok(Device::on(card, 0)),
-                Err(_) => Device::named("sim"),
-            },
-            (_, Some(ordinal)) => {
-                let card =
-                    CudaDriver::open(ordinal).map_err(vramp_alloc::device::OpenError::from)?;
-                Ok(Device::on(card, ordinal))
-            }
-            _ => Device::named(name),
+        match ordinal {
+            Some(ordinal) => Ok(Device::on(CudaDriver::open(ordinal)?, ordinal)),
+            None => Device::named(name),
         }
     }
 
-    /// Opens all devices of a machine, in the order of their ordinals: every card for `cuda` and `auto`,
-    /// COUNT simulated cards for `sim:CARDxCOUNT`, and the one device of another name.
+    /// Opens all devices of a machine, in the order of their ordinals: every card for `cuda`, COUNT simulated cards
+    /// for `sim:CARDxCOUNT`, and the one device of another name. `auto` is as of [`Device::open`].
     pub fn open_all(name: &str) -> Result<Vec<Device>, DeviceError> {
-        let cards = match name {
-            "auto" => vramp_cuda::devices().unwrap_or_default().len(),
-            "cuda" => vramp_cuda::devices().map_err(vramp_alloc::device::OpenError::from)?.len(),
-            _ => 0,
-        };
-        if cards > 0 {
-            return (0..cards).map(|ordinal| Device::open(&format!("cuda:{ordinal}"))).collect();
+        let name = &*meant(name);
+        if name == "cuda" {
+            let cards = vramp_cuda::devices()?.len();
+            // Opening the first of none says why there is none.
+            let ordinals = 0..cards.max(1);
+            return ordinals.map(|ordinal| Device::open(&format!("cuda:{ordinal}"))).collect();
         }
         if name.starts_with("cuda") {
             return Ok(vec![Device::open(name)?]);
@@ -139,11 +137,7 @@ impl Device {
             false => vramp_alloc::device::open_all(name)?,
         };
         let machine = new_machine();
-        let device = |one: vramp_alloc::device::Opened| Device {
-            is_mapped,
-            machine,
-            ..Device::of(one.driver)
-        };
+        let device = |one: Arc<dyn Driver>| Device { is_mapped, machine, ..Device::of(one) };
         Ok(opened.into_iter().map(device).collect())
     }
 
@@ -167,7 +161,7 @@ impl Device {
                 true => vramp_alloc::device::open_all_mapped(name)?,
                 false => vramp_alloc::device::open_all(name)?,
             };
-            let cards = opened.into_iter().map(|card| card.driver).collect();
+            let cards = opened;
             machines.insert(key.clone(), (new_machine(), cards));
         }
         let (machine, cards) = &machines[&key];
@@ -193,10 +187,20 @@ impl Device {
 
     fn named(name: &str) -> Result<Device, DeviceError> {
         if !MAPS_SIMULATED.load(Ordering::Relaxed) {
-            return Ok(Device::of(vramp_alloc::open(name)?.driver));
+            return Ok(Device::of(vramp_alloc::open(name)?));
         }
-        let driver = vramp_alloc::device::open_mapped(name)?.driver;
+        let driver = vramp_alloc::device::open_mapped(name)?;
         Ok(Device { is_mapped: driver.info().simulated, ..Device::of(driver) })
+    }
+}
+
+/// Returns the device that a name means.
+fn meant(name: &str) -> Cow<'_, str> {
+    match name {
+        "auto" => environment::variable("VRAMP_DEVICE")
+            .filter(|device| !device.is_empty())
+            .map_or(Cow::Borrowed("cuda"), Cow::Owned),
+        name => Cow::Borrowed(name),
     }
 }
 
@@ -208,19 +212,13 @@ fn is_machine(name: &str) -> bool {
     })
 }
 
-/// Returns false if the machine has no driver library or no card that this process may use. True
-/// for a card that cannot be opened.
-pub(crate) fn has_card() -> bool {
-    match vramp_cuda::devices() {
-        Ok(found) => !found.is_empty(),
-        Err(OpenError::NoLibrary { .. } | OpenError::StubLibrary | OpenError::NoDevice) => false,
-        Err(_) => true,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn has_card() -> bool {
+        vramp_cuda::devices().is_ok_and(|cards| !cards.is_empty())
+    }
 
     #[test]
     fn the_oldest_open_allocator_of_a_card_is_found_and_a_closed_one_leaves_nothing() {
@@ -279,7 +277,11 @@ mod tests {
     #[test]
     fn names_are_those_of_the_rust_interface() {
         assert!(Device::open("sim:h200").is_ok_and(|device| device.card.is_none()));
-        assert!(Device::open("auto").is_ok());
+        // Never the simulator, unless it is named.
+        let is_card = |device: Device| device.card.is_some();
+        assert!(Device::open("auto").is_ok_and(is_card) || !has_card());
+        let refusal = Device::open_all("auto").err().map(|error| error.to_string());
+        assert!(refusal.is_none_or(|text| text.contains("VRAMP_DEVICE=sim") && !has_card()));
         for name in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "sim:", "sim:none", "auto:0", "cuda0"]
         {
             assert!(Device::open(name).is_err(), "'{name}'");

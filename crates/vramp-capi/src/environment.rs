@@ -1,6 +1,7 @@
 //! The only place that reads the environment.
 //!
-//! - `VRAMP_CONF` and `VRAMP_DEVICE`, for PyTorch (`torch/settings.rs`).
+//! - `VRAMP_CONF` and `VRAMP_DEVICE`, for PyTorch (`torch/settings.rs`); `VRAMP_DEVICE` also for the device `auto`
+//!   (`device.rs`).
 //! - `VRAMP_IPC_DIRECTORY`, for the socket of exports (`exchange.rs`).
 //! - The variables of the projects whose allocators are presets, where that preset is asked for:
 //!   VPMM's and PyTorch's own (`Config::with_variables`). Options take precedence.

@@ -86,7 +86,7 @@ pub extern "C" fn vramp_last_error() -> *const c_char {
 
 /// Opens an allocator on a device.
 ///
-/// `device` is "auto" (device 0 if there is one, else the simulator), "cuda", "cuda:N", "sim",
+/// `device` is "auto" (what VRAMP_DEVICE names; card 0 without it), "cuda", "cuda:N", "sim",
 /// "sim:CARD", or "sim:CARDxCOUNT:N" for card N of a simulated machine; null means "auto". `options` are
 /// key=value pairs separated by commas: preset (vramp, vpmm, stream-ordered, torch or
 /// torch-expandable), limit (such as 80GiB, or 90% of the device), prefill, page, span, torch (settings

@@ -224,10 +224,10 @@ fn machine(name: &str) -> Result<(Device, Option<Device>)> {
         let mut devices = built.into_iter().map(|device| Arc::new(device) as Device);
         return Ok((devices.next().context("there are two")?, devices.next()));
     }
-    let device = vramp::open(name)?.driver;
+    let device = vramp::open(name)?;
     let peer = device.info().peers.first();
     let peer = peer.map(|peer| vramp::open(&format!("cuda:{peer}"))).transpose()?;
-    Ok((device, peer.map(|peer| peer.driver)))
+    Ok((device, peer))
 }
 
 /// Prints a verdict and returns it.
@@ -250,7 +250,7 @@ fn share(args: &Sharing) -> Result<()> {
     }
     let program = std::env::current_exe()?;
     let device = &args.device;
-    println!("device {}", sharing::open(device)?.driver.info().name);
+    println!("device {}", sharing::open(device)?.info().name);
     let sharing::CyclesReport { cycles, median, left } =
         sharing::cycles(&program, device, args.cycles)?;
     println!("{cycles} cycles: {:.0} us each, nothing left: {:?}", micros(median), left[1]);
@@ -296,7 +296,7 @@ fn run(args: &Lifecycle) -> Result<()> {
     };
     let card = match args.device.starts_with("sim") {
         true => None,
-        false => Some(vramp::open(&args.device)?.driver),
+        false => Some(vramp::open(&args.device)?),
     };
     let make = args.interface.subjects();
     let known = match &args.known {

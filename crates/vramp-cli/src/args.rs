@@ -9,7 +9,9 @@ use vramp_analysis::limit::Limit;
 
 use crate::allocators::{Allocators, parse_allocators};
 use crate::amount::{limit, memory};
+#[cfg(feature = "bench")]
 pub use crate::bench::args::Bench;
+#[cfg(feature = "bench")]
 use crate::bench::args::parse_seconds;
 use crate::device::DeviceArgs;
 use crate::exit::InvalidArguments;
@@ -23,6 +25,31 @@ pub struct Args {
     /// The command.
     #[command(subcommand)]
     pub command: Command,
+    /// Colours: where the terminal shows them, always, or never
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
+    pub color: Color,
+}
+
+/// When to colour the output.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Color {
+    /// Where the terminal shows them, and NO_COLOR is not set
+    Auto,
+    /// In files and pipes too
+    Always,
+    /// Not at all
+    Never,
+}
+
+impl Color {
+    /// Makes it so for this process.
+    pub(crate) fn apply(self) {
+        match self {
+            Color::Auto => {}
+            Color::Always => console::set_colors_enabled(true),
+            Color::Never => console::set_colors_enabled(false),
+        }
+    }
 }
 
 const EXIT_CODES: &str = "\
@@ -57,8 +84,10 @@ pub enum Command {
     /// Write a manual page for each command
     Man(Man),
     /// Measure the costs of this card's driver calls, for simulations of it
+    #[cfg(feature = "bench")]
     Calibrate(Calibrate),
     /// Measure allocators: cache hits, threads, growth, remapping, graphs, copies, spills
+    #[cfg(feature = "bench")]
     Bench(Bench),
 }
 
@@ -307,13 +336,14 @@ pub struct Info {
 /// card. Any command then simulates that card, on any machine: --device FILE. At most half of the
 /// free memory is used, and all of it is released. Costs follow the host too: measure while the machine
 /// is idle.
+#[cfg(feature = "bench")]
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Calibrate {
     /// File to write; standard output by default
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Device: auto, sim, sim:CARD, FILE.toml, cuda or cuda:N
-    #[arg(long, default_value = "auto")]
+    /// Device: auto (the first card), sim, sim:CARD, FILE.toml, cuda or cuda:N
+    #[arg(long, default_value = "auto", env = "VRAMP_DEVICE")]
     pub device: String,
     /// Time to measure, in seconds
     #[arg(long, default_value = "120", value_parser = parse_seconds, allow_negative_numbers = true)]
@@ -324,7 +354,7 @@ pub struct Calibrate {
 #[derive(Clone, Debug, ClapArgs)]
 pub struct Tiers {
     /// Device: auto, sim, sim:CARD, cuda or cuda:N; auto and cuda use every visible card
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", env = "VRAMP_DEVICE")]
     pub device: String,
     /// File with the spaces, as --write-config prints them; by default they follow from the machine
     #[arg(long, value_name = "FILE")]

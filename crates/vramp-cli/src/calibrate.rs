@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use vramp_bench::calibrate::{self, Options};
 
 use crate::args::Calibrate;
-use crate::device::{self, Device};
+use crate::device::Device;
 use crate::output::Output;
 use crate::text::printable;
 
@@ -31,7 +31,6 @@ pub(crate) fn run(args: &Calibrate, out: &mut dyn Write) -> Result<()> {
     if matches!(output, Output::Standard) {
         return Ok(());
     }
-    device::announce(&device);
     let path = printable(&path.display().to_string());
     writeln!(out, "{path}: {}", calibration.spec.source)?;
     for not in &calibration.not_measured {

@@ -7,7 +7,11 @@
 //! | 2 | the arguments are invalid |
 //! | 3 | a job does not fit, with `--fail-on-oom` |
 
-use std::process::ExitCode;
+/// The command is done.
+pub(crate) const DONE: u8 = 0;
+
+/// The arguments are invalid.
+pub(crate) const INVALID: u8 = 2;
 
 /// Error of a command with `--fail-on-oom` after it has printed its result.
 #[derive(Debug, thiserror::Error)]
@@ -17,15 +21,15 @@ pub(crate) struct OutOfMemory;
 /// Error for arguments that contradict each other or the recording.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct InvalidArguments(pub String);
+pub struct InvalidArguments(pub String);
 
 /// Returns the exit code of an error.
-pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
+pub(crate) fn code(error: &anyhow::Error) -> u8 {
     if error.is::<OutOfMemory>() {
-        ExitCode::from(3)
+        3
     } else if error.is::<InvalidArguments>() {
-        ExitCode::from(2)
+        INVALID
     } else {
-        ExitCode::FAILURE
+        1
     }
 }

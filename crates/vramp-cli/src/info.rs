@@ -24,7 +24,6 @@ struct Description<'a> {
     host_numa: Option<u32>,
     ordinal: u32,
     peers: &'a [u32],
-    fell_back: Option<&'a str>,
     capabilities: BTreeMap<&'static str, bool>,
     sharing: Option<SharingDescription>,
     page_bytes: u64,
@@ -113,7 +112,6 @@ pub(crate) fn run(args: &Info, out: &mut dyn Write) -> Result<()> {
         host_numa: info.host_numa,
         ordinal: info.ordinal,
         peers: &info.peers,
-        fell_back: device.fell_back(),
         capabilities: BTreeMap::from([
             ("virtual_memory", can.virtual_memory),
             ("stream_ordered_pool", can.stream_ordered_pool),
@@ -156,9 +154,6 @@ fn print(description: &Description<'_>, out: &mut dyn Write) -> Result<()> {
     let peers: Vec<String> = description.peers.iter().map(u32::to_string).collect();
     let peers = if peers.is_empty() { "none".to_owned() } else { peers.join(", ") };
     line("peers", &peers)?;
-    if let Some(reason) = description.fell_back {
-        line("no CUDA device", reason)?;
-    }
     let free = Bytes::new(description.memory_free_bytes);
     let total = Bytes::new(description.memory_total_bytes);
     line("memory", &format!("{free} free of {total}"))?;

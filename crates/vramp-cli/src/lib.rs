@@ -3,7 +3,7 @@
 //! - `replay` prints the replays of [`vramp_analysis`].
 //! - `report` writes the page of [`vramp_analysis::report`].
 //! - [`graph`] computes the memory of a captured graph of a workload.
-//! - [`mod@bench`] prints the measurements of [`vramp_bench`].
+//! - `bench` (with the feature of this name) prints the measurements of `vramp-bench`.
 //! - [`args`] holds the command line; [`main`] runs it.
 //!
 //! Deliberately absent: allocation policy (`vramp-core`), trace formats (`vramp-trace`).
@@ -14,7 +14,9 @@ mod allocators;
 mod amount;
 mod analysis;
 pub mod args;
+#[cfg(feature = "bench")]
 pub mod bench;
+#[cfg(feature = "bench")]
 mod calibrate;
 mod convert;
 pub mod device;
@@ -32,27 +34,51 @@ mod report;
 mod text;
 mod tiers;
 
+use std::ffi::OsString;
 use std::io::{self, Write};
-use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Parses the command line, runs it, and prints an error to standard error.
+pub use exit::InvalidArguments;
+
+/// Runs a command line, whose first argument is the name of the program, and prints an error to standard
+/// error.
 ///
-/// Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 out of memory with `--fail-on-oom`.
-pub fn main() -> ExitCode {
-    let args = args::Args::parse();
+/// Returns the exit code: 0 done, 1 failed, 2 invalid arguments, 3 out of memory with `--fail-on-oom`.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let args = match args::Args::try_parse_from(arguments) {
+        Ok(args) => args,
+        // Also for `--help`, which goes to standard output and is no failure.
+        Err(other) => {
+            let _ = other.print();
+            return if other.use_stderr() { exit::INVALID } else { exit::DONE };
+        }
+    };
+    args.color.apply();
     let mut out = io::stdout().lock();
     match run(&args, &mut out).and_then(|()| Ok(out.flush()?)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => exit::DONE,
         // The reader of the output, such as `head`, needs no more of it.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&error) => exit::DONE,
         Err(error) => {
             // If standard error is closed too, the exit code is all that is left.
             let _ = writeln!(io::stderr(), "vramp: {}", message(&error));
             exit::code(&error)
         }
     }
+}
+
+/// Runs a command line, whose first argument is the name of the program, for a caller that wants the result and
+/// the error.
+///
+/// # Errors
+/// As of [`run`], and [`InvalidArguments`].
+pub fn command(
+    arguments: impl IntoIterator<Item = OsString>,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let args = args::Args::try_parse_from(arguments);
+    run(&args.map_err(|error| InvalidArguments(error.to_string()))?, out)
 }
 
 /// Runs the command line and writes its result to `out`.
@@ -73,7 +99,9 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
         args::Command::Tiers(args) => tiers::run(args, out),
         args::Command::Convert(args) => convert::run(args, out),
         args::Command::Graph(args) => graph::run(args, out),
+        #[cfg(feature = "bench")]
         args::Command::Calibrate(args) => calibrate::run(args, out),
+        #[cfg(feature = "bench")]
         args::Command::Bench(args) => bench::run(args, out),
     }
 }

@@ -8,5 +8,5 @@ use std::process::ExitCode;
 static MEMORY: vramp_host::HostReserve = vramp_host::HostReserve;
 
 fn main() -> ExitCode {
-    vramp_cli::main()
+    ExitCode::from(vramp_cli::main(std::env::args_os()))
 }

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Report, out: &mut dyn Write) -> Result<()> {
         // One recording is in memory at a time.
         parts.extend(of_file(args, &device, budget, path)?);
     }
-    if (args.svg.is_some() || args.png.is_some()) && parts.len() != 1 {
+    if outputs.iter().any(|(wanted, ..)| wanted.is_picture()) && parts.len() != 1 {
         bail!(
             "--svg and --png draw one recorded device: the recordings have {}; choose one with \
              --trace-device",
@@ -56,15 +56,14 @@ pub(crate) fn run(args: &Report, out: &mut dyn Write) -> Result<()> {
     let report = report::Report { title, origin, parts };
     let mut size = Bytes::ZERO;
     for (wanted, path, output) in &outputs {
-        let bytes = match (wanted, report.parts.as_slice()) {
-            (Wanted::Svg, [part]) => part.data.timeline_svg()?.into_bytes(),
-            (Wanted::Png, [part]) => part.data.timeline_png()?,
-            _ => {
-                size = Bytes::new(save(path, output, out, |file| report.write(file))?);
-                continue;
-            }
+        let picture = match report.parts.as_slice() {
+            [part] => wanted.picture(&part.data)?,
+            _ => None,
         };
-        save(path, output, out, |file| file.write_all(&bytes))?;
+        match picture {
+            Some(bytes) => drop(save(path, output, out, |file| file.write_all(&bytes))?),
+            None => size = Bytes::new(save(path, output, out, |file| report.write(file))?),
+        }
     }
     if outputs.iter().any(|(_, _, output)| matches!(output, Output::Standard)) {
         // The file itself is on standard output. If standard error is closed, the file is complete
@@ -81,6 +80,33 @@ enum Wanted {
     Page,
     Svg,
     Png,
+}
+
+impl Wanted {
+    fn is_picture(self) -> bool {
+        !matches!(self, Wanted::Page)
+    }
+
+    /// Draws the timeline. `None` for the page.
+    #[cfg(feature = "pictures")]
+    fn picture(self, data: &Encoded) -> Result<Option<Vec<u8>>> {
+        match self {
+            Wanted::Page => Ok(None),
+            Wanted::Svg => Ok(Some(data.timeline_svg()?.into_bytes())),
+            Wanted::Png => Ok(Some(data.timeline_png()?)),
+        }
+    }
+
+    #[cfg(not(feature = "pictures"))]
+    fn picture(self, _: &Encoded) -> Result<Option<Vec<u8>>> {
+        match self {
+            Wanted::Page => Ok(None),
+            Wanted::Svg | Wanted::Png => bail!(
+                "this program draws no pictures: install it with `cargo install --path \
+                 crates/vramp-cli --features pictures`"
+            ),
+        }
+    }
 }
 
 /// Finds out where the files go. Refuses to replace a recording, and to write two files to one place.

@@ -39,7 +39,7 @@ impl Text {
     pub(crate) fn of_stdout() -> Text {
         let term = Term::stdout();
         let width = term.size_checked().map(|(_, columns)| usize::from(columns));
-        let colours = term.features().colors_supported() && console::colors_enabled();
+        let colours = console::colors_enabled();
         Text::new(width, colours)
     }
 

@@ -1,7 +1,7 @@
 //! Sorts three times as much as the card may hold, under leases, and checks the result.
 //!
-//! `cargo run -p vramp-defer --example larger_than_the_card [DEVICE]`: by default DEVICE is `auto`,
-//! a card if there is one, else a small simulated one.
+//! `cargo run -p vramp-defer --example larger_than_the_card [DEVICE]`: by default DEVICE is `sim`,
+//! a small simulated card; `auto` is the card.
 //!
 //! The numbers lie in nine buffers, of which three fit at once. Neighbours are merged in turn: the
 //! lower half stays left, the upper half goes right. After as many rounds as there are buffers all is
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
-    let name = std::env::args().nth(1).unwrap_or_else(|| "auto".to_owned());
+    let name = std::env::args().nth(1).unwrap_or_else(|| "sim".to_owned());
     let (sorter, each) = Sorter::new(&name)?;
     println!("{} in {BUFFERS} buffers, of which {FIT} fit on {name}", each * BUFFERS as u64);
 
@@ -96,7 +96,7 @@ struct Sorter {
 impl Sorter {
     /// On a device that holds so many buffers, whose length is the second value.
     fn new(name: &str) -> Result<(Sorter, Bytes)> {
-        let mut driver = vramp_alloc::open(name)?.driver;
+        let mut driver = vramp_alloc::open(name)?;
         let mut each = Bytes::mib(64);
         if driver.info().simulated {
             // One that keeps what is written.

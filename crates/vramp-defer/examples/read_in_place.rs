@@ -1,7 +1,7 @@
 //! Reads a spilled buffer in host memory, at the address it has on the card, and checks the bytes.
 //!
-//! `cargo run -p vramp-defer --example read_in_place [DEVICE]`: by default DEVICE is `auto`, a card
-//! if there is one, else a small simulated one.
+//! `cargo run -p vramp-defer --example read_in_place [DEVICE]`: by default DEVICE is `sim`, a small
+//! simulated card; `auto` is the card.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let name = std::env::args().nth(1).unwrap_or_else(|| "auto".to_owned());
-    let device = vramp_alloc::open(&name)?.driver;
+    let name = std::env::args().nth(1).unwrap_or_else(|| "sim".to_owned());
+    let device = vramp_alloc::open(&name)?;
     let simulated = device.info().simulated;
     let driver: Arc<dyn Driver> = match simulated {
         true => {

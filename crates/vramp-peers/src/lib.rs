@@ -5,7 +5,7 @@
 //! use vramp_peers::{Config, Preset};
 //!
 //! for preset in Preset::ALL {
-//!     let device = vramp_alloc::open("sim:h200")?.driver;
+//!     let device = vramp_alloc::open("sim:h200")?;
 //!     let allocator = Config::preset(preset).open(device)?;
 //!     let stream = allocator.create_stream()?;
 //!     let block = allocator.malloc(Bytes::mib(64), stream)?;

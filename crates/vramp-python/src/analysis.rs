@@ -1,5 +1,6 @@
 //! Replays and explanations of recordings, as JSON: `vramp._analysis` makes dataclasses of them.
 
+use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -128,6 +129,31 @@ fn limit(text: &str, memory: Bytes) -> Result<Limit, Failure> {
 /// Runs `work` detached from the interpreter.
 fn run(py: Python<'_>, work: impl FnOnce() -> Outcomes + Send) -> PyResult<String> {
     py.detach(work).map_err(|failure| refuse(py, failure.class, &failure.text))
+}
+
+/// Runs the program `vramp` with arguments, the first of which is its name. Returns the exit code.
+#[pyfunction]
+pub fn program(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| vramp_cli::main(arguments))
+}
+
+/// Runs a command of the program `vramp`, and returns what it writes to standard output.
+#[pyfunction]
+pub fn command(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<String> {
+    run(py, || {
+        let mut printed = Vec::new();
+        vramp_cli::command(arguments, &mut printed).map_err(|error| {
+            let class = match error.downcast_ref::<ReadError>() {
+                Some(ReadError::Open { .. } | ReadError::Io { .. }) => "FileError",
+                Some(_) => "TraceError",
+                None if error.is::<vramp_cli::InvalidArguments>() => "OptionError",
+                None if error.is::<std::io::Error>() => "FileError",
+                None => "VrampError",
+            };
+            Failure::new(class, format!("{error:#}"))
+        })?;
+        String::from_utf8(printed).map_err(|error| Failure::new("InternalError", error))
+    })
 }
 
 /// Replays a recording on allocators.

@@ -15,7 +15,7 @@ mod _native {
     #[pymodule_export]
     use crate::allocation::Allocation;
     #[pymodule_export]
-    use crate::analysis::{advise, explain, replay};
+    use crate::analysis::{advise, command, explain, program, replay};
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]

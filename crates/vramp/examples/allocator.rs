@@ -1,7 +1,7 @@
 //! Two streams, a use on another stream, a limit, running out of memory, and a snapshot.
 //!
-//! `cargo run -p vramp --example allocator [DEVICE]`: without DEVICE a card if there is one, else
-//! the simulator.
+//! `cargo run -p vramp --example allocator [DEVICE]`: DEVICE is `sim` by default, a simulated
+//! H200; `auto` is the card.
 
 use vramp::device::{DriverError, MemoryInfo, Stream};
 use vramp::history::{HistorySize, Trace};
@@ -14,8 +14,8 @@ fn adopt(allocator: &Allocator) -> Result<StreamId, DriverError> {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let name = std::env::args().nth(1).unwrap_or_else(|| "auto".to_owned());
-    let device = vramp::open(&name)?.driver;
+    let name = std::env::args().nth(1).unwrap_or_else(|| "sim".to_owned());
+    let device = vramp::open(&name)?;
     let MemoryInfo { total, .. } = device.memory_info()?;
     println!("{} with {total}", device.info().name);
 

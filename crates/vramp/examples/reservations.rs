@@ -1,7 +1,8 @@
 //! Memory that is reserved before it is used: a query that takes its share of a card or waits, and a
 //! cache that frees memory for it.
 //!
-//! `cargo run -p vramp --example reservations`
+//! `cargo run -p vramp --example reservations [DEVICE]`: DEVICE is `sim` by default, a simulated
+//! H200; `auto` is the card.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -38,7 +39,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("reserved {} in {}", query.bytes(), query.space());
 
     // What the query allocates on its stream is paid for by its reservation.
-    let device = vramp::open("auto")?.driver;
+    let name = std::env::args().nth(1).unwrap_or_else(|| "sim".to_owned());
+    let device = vramp::open(&name)?;
     let allocator = Arc::new(Allocator::new(device, Config::default())?);
     let stream = allocator.create_stream()?;
     let memory = TrackedAllocator::new(allocator, &space, Policies::default());

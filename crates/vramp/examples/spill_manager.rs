@@ -1,7 +1,8 @@
 //! More data than the card may hold: buffers that are evicted to pinned host memory while no lease
 //! holds them.
 //!
-//! `cargo run -p vramp --example spill_manager`
+//! `cargo run -p vramp --example spill_manager [DEVICE]`: DEVICE is `sim` by default, a simulated
+//! H200; `auto` is the card.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,8 @@ use vramp::{Allocator, Bytes, Config};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A card of which 256 MiB may be used, and 1 GiB of pinned host memory.
-    let device = vramp::open("auto")?.driver;
+    let name = std::env::args().nth(1).unwrap_or_else(|| "sim".to_owned());
+    let device = vramp::open(&name)?;
     let config = Config { limit: Some(Bytes::mib(256)), ..Config::default() };
     let allocator = Arc::new(Allocator::new(Arc::clone(&device), config)?);
     let host = SpaceId::host(0);

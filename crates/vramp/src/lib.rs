@@ -6,7 +6,7 @@
 //! ```
 //! use vramp::{AllocError, Allocator, Bytes, Config};
 //!
-//! let device = vramp::open("sim:h200")?.driver;          // or "auto", "cuda:0"
+//! let device = vramp::open("sim:h200")?;          // or "auto", "cuda:0"
 //! let config = Config { limit: Some(Bytes::gib(1)), ..Config::default() };
 //! let allocator = Allocator::new(device, config)?;
 //! let (compute, copies) = (allocator.create_stream()?, allocator.create_stream()?);

@@ -13,7 +13,7 @@ use vramp_driver::sim::{CardModel, Contents, CostTable, DEVICES_MAX, Simulator, 
 use vramp_driver::{DeviceInfo, Driver};
 use vramp_host::MappedMemory;
 
-use super::{DEFAULT_CARD, Kind, OpenError, Opened, is_cost_file, open};
+use super::{DEFAULT_CARD, Kind, OpenError, is_cost_file, open};
 use vramp_cuda::CudaDriver;
 
 /// Which device to open, and what of a simulated card to replace.
@@ -22,9 +22,9 @@ pub struct DeviceOptions {
     /// Name of the device, as of [`open`].
     pub name: String,
     /// Costs of driver calls. If they describe a card and `name` does not name one, that card is
-    /// simulated. With them, `auto` is the simulator.
+    /// simulated.
     pub costs: Option<CostTable>,
-    /// Memory that tensors can use. With it, `auto` is the simulator.
+    /// Memory that tensors can use, of a simulated card.
     pub usable: Option<Bytes>,
 }
 
@@ -54,7 +54,6 @@ impl Default for DeviceOptions {
 pub struct Device {
     source: Source,
     info: DeviceInfo,
-    fell_back: Option<String>,
 }
 
 #[derive(Clone)]
@@ -201,33 +200,24 @@ impl Device {
             (None, None) => None,
         };
         match (Kind::of(&name)?, given) {
+            (Kind::Simulated, _) => Ok(Device::simulated(customized(&name, costs, usable)?)),
             (Kind::Card(_), Some(what)) => Err(OpenError::NotSimulated { name, what }),
-            (Kind::Simulated, _) => Ok(Device::simulated(customized(&name, costs, usable)?, None)),
-            (Kind::Auto, Some(_)) => Ok(Device::simulated(customized("sim", costs, usable)?, None)),
-            (Kind::Auto | Kind::Card(_), None) => {
-                let Opened { driver, fell_back } = open(&name)?;
-                if driver.info().simulated {
-                    return Ok(Device::simulated(machine("sim")?, fell_back));
-                }
+            (Kind::Card(_), None) => {
+                let driver = open(&name)?;
                 let info = driver.info().clone();
-                Ok(Device { source: Source::Card(driver), info, fell_back })
+                Ok(Device { source: Source::Card(driver), info })
             }
         }
     }
 
-    fn simulated(machine: Machine, fell_back: Option<String>) -> Device {
+    fn simulated(machine: Machine) -> Device {
         let info = machine.clone().open().info().clone();
-        Device { source: Source::Simulated(Box::new(machine)), info, fell_back }
+        Device { source: Source::Simulated(Box::new(machine)), info }
     }
 
     /// Returns the device's name, limits and capabilities.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
-    }
-
-    /// Returns why `auto` chose the simulator; `None` if it did not.
-    pub fn fell_back(&self) -> Option<&str> {
-        self.fell_back.as_deref()
     }
 
     /// Opens the device for one run. With `checked`, a simulator looks for unordered accesses.
@@ -263,7 +253,7 @@ impl Device {
         match &self.source {
             // The card's own pool and its high-water mark belong to one opening.
             Source::Card(driver) => {
-                let driver = open(&driver.info().id)?.driver;
+                let driver = open(&driver.info().id)?;
                 Ok(FreshDevice { driver, simulator: None })
             }
             Source::Simulated(machine) => {

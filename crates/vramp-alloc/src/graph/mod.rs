@@ -4,7 +4,7 @@
 //! use vramp_alloc::graph::{ArenaConfig, DeviceCopy};
 //! use vramp_alloc::{Allocator, Bytes, Config};
 //!
-//! let device = vramp_alloc::open("sim:h200")?.driver;
+//! let device = vramp_alloc::open("sim:h200")?;
 //! let allocator = Allocator::new(device.clone(), Config::default())?;
 //! let stream = allocator.create_stream()?;
 //! let queue = allocator.stream(stream).expect("it is open");

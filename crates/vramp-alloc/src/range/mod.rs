@@ -14,7 +14,7 @@
 //! ```
 //! use vramp_alloc::{Allocator, Bytes, Config};
 //!
-//! let device = vramp_alloc::open("sim:h200")?.driver;
+//! let device = vramp_alloc::open("sim:h200")?;
 //! let allocator = Allocator::new(device.clone(), Config::default())?;
 //! let stream = allocator.create_stream()?;
 //! let range = allocator.stable_range(Bytes::mib(256), Bytes::mib(32))?;

@@ -13,7 +13,7 @@
 //! use vramp_alloc::sharing::Exchange;
 //! use vramp_alloc::{Allocator, Bytes, Config};
 //!
-//! # let device = vramp_alloc::open("sim:h200")?.driver;
+//! # let device = vramp_alloc::open("sim:h200")?;
 //! let allocator = Allocator::new(device, Config::default())?;
 //! let stream = allocator.create_stream()?;
 //! let block = allocator.malloc(Bytes::mib(64), stream)?;

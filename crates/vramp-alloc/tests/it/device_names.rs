@@ -8,7 +8,7 @@ use vramp_core::Bytes;
 
 fn ids(name: &str) -> Vec<String> {
     let opened = open_all(name).expect("the name is valid");
-    opened.iter().map(|opened| opened.driver.info().id.clone()).collect()
+    opened.iter().map(|opened| opened.info().id.clone()).collect()
 }
 
 #[test]
@@ -25,13 +25,13 @@ fn a_count_behind_a_card_names_a_machine() {
 fn an_ordinal_names_one_device_whose_id_is_a_name() {
     for name in ["sim:h200x2:1", "sim:a100-80gx8:7"] {
         assert_eq!(ids(name), [name]);
-        assert_eq!(open(name).expect("a device").driver.info().id, name);
-        assert_eq!(open_mapped(name).expect("a device").driver.info().id, name);
+        assert_eq!(open(name).expect("a device").info().id, name);
+        assert_eq!(open_mapped(name).expect("a device").info().id, name);
         let device = Device::open(name).expect("a device");
         assert_eq!(device.info().id, name);
         assert_eq!(device.fresh(false).expect("a device").driver.info().id, name);
     }
-    assert_eq!(open("sim:h200x2").expect("a device").driver.info().id, "sim:h200x2:0");
+    assert_eq!(open("sim:h200x2").expect("a device").info().id, "sim:h200x2:0");
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn devices_of_one_call_share_addresses_and_those_of_two_do_not() {
         driver.set_access(range, peers).map(|()| range)
     };
     let opened = open_all_mapped("sim:h200x2").expect("a machine");
-    let [first, second] = [&opened[0], &opened[1]].map(|opened| &*opened.driver);
+    let [first, second] = [&opened[0], &opened[1]].map(|opened| &**opened);
     let ours = mapped(first, &[1]).expect("memory");
     let theirs = mapped(second, &[]).expect("memory");
     assert!(first.owns(ours) && second.owns(theirs) && !first.owns(theirs));
@@ -73,14 +73,14 @@ fn devices_of_one_call_share_addresses_and_those_of_two_do_not() {
     second.fill(stream, ours, 9).expect("access was granted");
     second.synchronize_stream(stream).expect("the fill is legal");
     let others = open_all("sim:h200x2").expect("a machine");
-    assert!(others.iter().all(|opened| !opened.driver.owns(ours)));
+    assert!(others.iter().all(|opened| !opened.owns(ours)));
 }
 
 #[test]
 fn devices_are_opened_by_ordinal_in_the_order_asked_for() {
     let ids = |name: &str, ordinals: &[u32]| -> Vec<String> {
         let opened = open_ordinals_mapped(name, ordinals).expect("the machine has them");
-        opened.iter().map(|opened| opened.driver.info().id.clone()).collect()
+        opened.iter().map(|opened| opened.info().id.clone()).collect()
     };
     assert_eq!(ids("sim:h200x4", &[3, 1]), ["sim:h200x4:3", "sim:h200x4:1"]);
     assert_eq!(ids("sim:h200x4:3", &[3]), ["sim:h200x4:3"]);

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
+use vramp::device::Driver;
 use vramp::device::meter::Metered;
-use vramp::device::{Driver, Opened};
 use vramp::sharing::{Exchange, range_of};
 use vramp::{Allocation, Allocator, Bytes, Config, StreamId};
 use vramp_core::AddrRange;
@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// The device cannot be opened.
-pub fn open(device: &str) -> Result<Opened> {
+pub fn open(device: &str) -> Result<Arc<dyn Driver>> {
     Ok(vramp::device::open_mapped(device)?)
 }
 
@@ -53,7 +53,7 @@ struct Side {
 
 impl Side {
     fn open(device: &str) -> Result<Side> {
-        let driver = Arc::new(Metered::new(open(device)?.driver));
+        let driver = Arc::new(Metered::new(open(device)?));
         let shared: Arc<dyn Driver> = driver.clone();
         let allocator = Allocator::new(shared, Config::default())?;
         let stream = allocator.create_stream()?;

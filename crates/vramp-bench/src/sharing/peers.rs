@@ -32,7 +32,7 @@ pub struct PeerReport {
 pub fn peers(device: &str, mapped: Bytes, copied: Bytes) -> Result<PeerReport> {
     let opened = vramp::device::open_all(device)?;
     ensure!(opened.len() > 1, "{device} has one device: two are needed");
-    let [one, two] = [0, 1].map(|n| Arc::clone(&opened[n].driver));
+    let [one, two] = [0, 1].map(|n| Arc::clone(&opened[n]));
     ensure!(one.info().peers.contains(&two.info().ordinal), "the two devices have no link");
     let open = |driver: &Arc<dyn Driver>| -> Result<(Allocator, vramp::StreamId)> {
         let allocator = Allocator::new(Arc::clone(driver), Config::default())?;

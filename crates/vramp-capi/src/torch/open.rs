@@ -14,7 +14,6 @@ use super::settings::Settings;
 use super::{DEVICES, TORCH, Torch};
 use crate::abi::vramp_allocator_t;
 use crate::abi::vramp_status_t;
-use crate::device::{Device, has_card};
 use crate::environment::variable;
 use crate::handles;
 use crate::session::{Session, check_events};
@@ -72,22 +71,18 @@ impl Torch {
 
     #[cold]
     fn open(&self, device: usize) -> Result<&Arc<Session>> {
-        self.open_named(device, None)
-    }
-
-    /// Opens the allocator of a device, on the device `name` if that is not `None`.
-    fn open_named(&self, device: usize, name: Option<&str>) -> Result<&Arc<Session>> {
         let mut options = self.options();
         if let Some(session) = self.devices[device].get() {
             return Ok(session);
         }
         let options = &mut options[device];
         let settings = self.read_settings()?;
-        let opened = match name {
-            Some(name) => Device::open(name)?,
-            None => settings.device(device)?,
-        };
-        let session = Session::open_on(opened, &settings.options, options.fraction, variable)?;
+        let session = Session::open_on(
+            settings.device(device)?,
+            &settings.options,
+            options.fraction,
+            variable,
+        )?;
         if options.events > 0 {
             session.record_history(options.events)?;
         }
@@ -209,12 +204,9 @@ pub extern "C" fn vramp_torch_enable_peer(device: c_int, owner: c_int) -> vramp_
 }
 
 /// Returns the handle of a device's allocator, for callers in this process that are not PyTorch.
-/// Where no device is named and the machine has no card, it is simulated: PyTorch cannot use it then.
 pub(crate) fn shared_allocator(device: c_int) -> Result<vramp_allocator_t> {
     if TORCH.opened_on(device)?.is_none() {
-        let is_named = TORCH.read_settings()?.is_device_named();
-        let name = (!is_named && !has_card()).then_some("sim");
-        TORCH.open_named(device as usize, name)?;
+        TORCH.open(device as usize)?;
     }
     TORCH.handle(device)
 }

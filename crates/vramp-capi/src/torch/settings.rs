@@ -129,11 +129,6 @@ impl Settings {
         Ok(Settings { device, options, graph_pins, ipc })
     }
 
-    /// Returns true if the environment names a device.
-    pub fn is_device_named(&self) -> bool {
-        !self.device.is_empty()
-    }
-
     /// Opens PyTorch's device `ordinal`.
     pub fn device(&self, ordinal: usize) -> Result<Device> {
         Ok(Device::numbered(&self.device, ordinal)?)

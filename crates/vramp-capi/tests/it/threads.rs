@@ -223,7 +223,7 @@ fn answers(allocator: &Allocator, stream: StreamId, own: Option<vramp_alloc::All
 
 #[test]
 fn a_child_forked_beside_busy_threads_gets_errors_and_drops_without_a_wait() {
-    let driver = vramp_alloc::open("sim:h200").unwrap().driver;
+    let driver = vramp_alloc::open("sim:h200").unwrap();
     let allocator = Allocator::new(driver, Config::default()).unwrap();
     let stream = allocator.create_stream().unwrap();
     let recording = allocator.record_history(HistorySize::default(), None);
@@ -289,7 +289,7 @@ impl Wrapper for KeepsStreams {
 #[test]
 fn a_stream_that_the_driver_did_not_destroy_is_forgotten_and_can_be_forgotten_again() {
     let refuses = Arc::new(AtomicBool::new(true));
-    let device = vramp_alloc::open("sim:h200").unwrap().driver;
+    let device = vramp_alloc::open("sim:h200").unwrap();
     let device = KeepsStreams { device, refuses: Arc::clone(&refuses) };
     let allocator = testing::open_on(Arc::new(Wrapped(device)), Config::default()).unwrap();
     let stream = testing::create_stream(allocator).unwrap();

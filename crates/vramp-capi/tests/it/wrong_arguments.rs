@@ -153,9 +153,19 @@ fn null_results_are_refused_before_anything_happens() {
 #[test]
 fn null_texts_mean_the_defaults() {
     let mut allocator = vramp_allocator_t::default();
-    // SAFETY: the result outlives the call.
-    assert_eq!(unsafe { vramp_open(null(), null(), &mut allocator) }, VRAMP_OK);
+    // SAFETY: the text has a zero at its end, and the result outlives the call.
+    let options = unsafe { vramp_open(c"sim".as_ptr(), null(), &mut allocator) };
+    assert_eq!(options, VRAMP_OK);
     assert_eq!(vramp_close(allocator), VRAMP_OK);
+    // SAFETY: the result outlives the call.
+    match unsafe { vramp_open(null(), null(), &mut allocator) } {
+        // On a card, or where VRAMP_DEVICE names a device.
+        VRAMP_OK => assert_eq!(vramp_close(allocator), VRAMP_OK),
+        refused => {
+            assert_eq!(refused, VRAMP_ERROR_DEVICE);
+            assert!(last_error().contains("set VRAMP_DEVICE=sim"), "{}", last_error());
+        }
+    }
 }
 
 #[test]

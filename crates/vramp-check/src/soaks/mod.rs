@@ -28,7 +28,7 @@ impl Ground {
     fn open(device: &str, simulated: Bytes) -> Outcome<Ground> {
         let driver = match device {
             "sim" => None,
-            name => Some(vramp::open(name)?.driver).filter(|driver| !driver.info().simulated),
+            name => Some(vramp::open(name)?).filter(|driver| !driver.info().simulated),
         };
         Ok(match driver {
             Some(driver) => Ground { driver, simulator: None },

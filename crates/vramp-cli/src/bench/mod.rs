@@ -18,7 +18,7 @@ use vramp_driver::DeviceInfo;
 use vramp_host::IoChoice;
 
 use crate::allocators::presets;
-use crate::device::{self, DeviceArgs};
+use crate::device::DeviceArgs;
 use tables::Column;
 
 /// Measures what the arguments name.
@@ -247,7 +247,7 @@ impl<'a> Output<'a> {
         Output::on(&common.device, duration, common.json, out)
     }
 
-    /// Opens the device and says so if it is simulated instead of a card.
+    /// Opens the device.
     fn on(
         device: &DeviceArgs,
         duration: Duration,
@@ -255,7 +255,6 @@ impl<'a> Output<'a> {
         out: &'a mut dyn Write,
     ) -> Result<Output<'a>> {
         let bench = Bench::on(device.open()?, duration);
-        device::announce(bench.device());
         Ok(Output { bench, json, out })
     }
 

@@ -19,17 +19,17 @@ use super::{table, total};
 use crate::allocators::presets;
 use crate::analysis::Devices;
 use crate::args::Replay;
-use crate::device::{self, Device};
+use crate::device::{self, Device, Replaying};
 use crate::exit::OutOfMemory;
 use crate::json;
 use crate::reading::Reading;
 use crate::text::{self, Text};
 
 pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
-    let device = args.device.open()?;
+    let replaying = args.device.open_for_recordings()?;
+    let device = &replaying.device;
     let runs = runs(args)?;
     let (mut unfaithful, mut failed) = (Vec::new(), false);
-    device::announce(&device);
     let text = Text::of_stdout();
     for Run { config, variables } in runs.iter().filter(|_| !args.json) {
         for &name in variables {
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
         writeln!(out, "The setting {key} has no effect on the model.")?;
     }
     for path in &args.traces {
-        let ended = replay_recording(args, &device, &runs, path, (&text, out))?;
+        let ended = replay_recording(args, &replaying, &runs, path, (&text, out))?;
         unfaithful.extend(ended.unfaithful);
         failed |= ended.failed;
     }
@@ -81,7 +81,7 @@ struct Ended {
 /// Replays each device of a recording and prints the results.
 fn replay_recording(
     args: &Replay,
-    device: &Device,
+    replaying: &Replaying,
     runs: &[Run],
     path: &Path,
     (text, out): (&Text, &mut dyn Write),
@@ -91,7 +91,7 @@ fn replay_recording(
     let jobs = jobs(path, &args.reading)?;
     let read_s = begun.elapsed().as_secs_f64();
     let devices = Devices::of(jobs.len());
-    let cards = recorded_cards(device, &jobs)?;
+    let cards = recorded_cards(replaying, &jobs)?;
     let (mut of_all, mut left_out) = (Vec::new(), 0);
     for ((workload, recorded), device) in jobs.iter().zip(&cards) {
         let is_missing = recorded.past.is_missing();
@@ -138,9 +138,10 @@ fn replay_recording(
 }
 
 /// Returns the card that each job ran on, if it follows from the memory that was usable when a request
-/// failed, and `device` is simulated only because there is no card. The devices of a recording are taken
+/// failed, and the device stands in for a card that is not there. The devices of a recording are taken
 /// for cards of one kind: where a device shows none, the first card that another one shows counts.
-fn recorded_cards(device: &Device, jobs: &[(Workload, Recorded)]) -> Result<Vec<Device>> {
+fn recorded_cards(replaying: &Replaying, jobs: &[(Workload, Recorded)]) -> Result<Vec<Device>> {
+    let device = &replaying.device;
     let card = |recorded: &Recorded| {
         let usable = recorded.oom.as_ref().and_then(RecordedOom::usable);
         usable.and_then(CardModel::infer)
@@ -150,7 +151,7 @@ fn recorded_cards(device: &Device, jobs: &[(Workload, Recorded)]) -> Result<Vec<
     let cards = jobs.iter().map(|(_, recorded)| {
         let Some(card) = card(recorded).or(first) else { return Ok(device.clone()) };
         let name = format!("sim:{}", card.id);
-        if device.fell_back().is_none() || name == device.info().id {
+        if !replaying.stands_in || name == device.info().id {
             return Ok(device.clone());
         }
         let simulated = Device::open(&name)?;

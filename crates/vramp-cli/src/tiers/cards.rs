@@ -21,8 +21,6 @@ pub(super) struct Cards {
     pub(super) visible: usize,
     /// True for a simulated card.
     pub(super) simulated: bool,
-    /// Why `auto` chose the simulator; `None` if it did not.
-    pub(super) fell_back: Option<String>,
 }
 
 impl Cards {
@@ -34,7 +32,7 @@ impl Cards {
                 Err(_) => return Err(OpenError::Name { name: name.to_owned() }.into()),
             },
             None if name == "cuda" || name == "auto" => None,
-            _ => return Cards::simulated(name, None),
+            _ => return Cards::simulated(name),
         };
         match (vramp_cuda::devices(), wanted) {
             (Ok(devices), None) if !devices.is_empty() => Ok(Cards::of(devices, topology)),
@@ -48,20 +46,12 @@ impl Cards {
                 }
                 Ok(Cards { visible, ..Cards::of(devices, topology) })
             }
-            (Ok(_), None) => Cards::none(name, vramp_cuda::OpenError::NoDevice),
-            (Err(error), _) => Cards::none(name, error),
+            (Ok(_), None) => Err(OpenError::from(vramp_cuda::OpenError::NoDevice).into()),
+            (Err(error), _) => Err(OpenError::from(error).into()),
         }
     }
 
-    /// Returns a simulated card for `auto`, and the error for other names.
-    fn none(name: &str, error: vramp_cuda::OpenError) -> Result<Cards> {
-        match name {
-            "auto" => Cards::simulated("sim", Some(error.to_string())),
-            _ => Err(OpenError::from(error).into()),
-        }
-    }
-
-    fn simulated(name: &str, fell_back: Option<String>) -> Result<Cards> {
+    fn simulated(name: &str) -> Result<Cards> {
         let driver = Device::open(name)?.fresh(false)?.driver;
         let info = driver.info();
         Ok(Cards {
@@ -70,7 +60,6 @@ impl Cards {
             places: vec![None],
             visible: 0,
             simulated: true,
-            fell_back,
         })
     }
 
@@ -88,7 +77,6 @@ impl Cards {
             visible: devices.len(),
             names: devices.into_iter().map(|device| device.name).collect(),
             simulated: false,
-            fell_back: None,
         }
     }
 }

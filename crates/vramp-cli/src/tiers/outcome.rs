@@ -11,13 +11,11 @@ use vramp_host::topology::{
 };
 
 use super::cards::Cards;
-use crate::device::simulating;
 
 /// Spaces, links and devices of the machine.
 #[derive(Debug, Serialize)]
 pub(super) struct Outcome {
     pub(super) simulated: bool,
-    pub(super) fell_back: Option<String>,
     /// Says that a card is simulated, for people.
     #[serde(skip)]
     pub(super) notice: Option<String>,
@@ -177,11 +175,7 @@ impl Outcome {
         notes.extend(topology.warnings.iter().map(ToString::to_string));
         Ok(Outcome {
             simulated: cards.simulated,
-            fell_back: cards.fell_back.clone(),
-            notice: match &cards.fell_back {
-                Some(_) => cards.names.first().map(|name| simulating(name)),
-                None => cards.simulated.then(|| "The card is simulated.".to_owned()),
-            },
+            notice: cards.simulated.then(|| "The card is simulated.".to_owned()),
             links: links(topology, &spaces),
             spaces,
             nodes: nodes(topology),

@@ -249,6 +249,20 @@ fn trace(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../examples/traces/{name}.pickle.gz"))
 }
 
+#[cfg(not(feature = "pictures"))]
+#[test]
+fn a_program_without_pictures_says_how_to_get_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let (page, png) = (folder.path().join("a.html"), folder.path().join("a.png"));
+    let mut report = program();
+    report.arg("report").arg(trace("llama_varlen_oom")).arg("-o").arg(&page).arg("--png").arg(&png);
+    let assert = report.assert().failure();
+    let error = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(error.contains("--features pictures"), "{error}");
+    assert!(!png.exists());
+}
+
+#[cfg(feature = "pictures")]
 #[test]
 fn a_report_writes_a_page_and_pictures_without_fonts() {
     let folder = tempfile::tempdir().unwrap();

@@ -28,7 +28,7 @@ fn rows(args: &[&str]) -> Vec<Value> {
 }
 
 fn refused(args: &[&str], words: &str) {
-    let assert = bench(args).assert().failure();
+    let assert = bench(args).env("VRAMP_DEVICE", "sim").assert().failure();
     let error = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
     assert!(error.contains(words), "'{words}' is not in: {error}");
     assert!(!error.contains("panicked"), "{error}");

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
-use vramp_alloc::device::{OpenError, Opened, open_ordinals_mapped};
+use vramp_alloc::device::{OpenError, open_ordinals_mapped};
 use vramp_alloc::{Allocator, Config, CreateError, Driver, DriverError, StreamId};
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::Stream;
@@ -60,7 +60,6 @@ struct Parts {
     disk: Option<Arc<DiskStore>>,
     stream: StreamId,
     queue: Stream,
-    fell_back: Option<String>,
 }
 
 impl Drop for Parts {
@@ -298,11 +297,6 @@ impl Tiers {
         self.parts.queue
     }
 
-    /// Returns why the device is simulated although `auto` was asked for; `None` if it is not.
-    pub fn fell_back(&self) -> Option<&str> {
-        self.parts.fell_back.as_deref()
-    }
-
     /// Returns an empty buffer, as [`SpillManager::buffer`] does.
     ///
     /// # Errors
@@ -396,7 +390,7 @@ impl TiersOptions {
                 }
                 None => return Err(TiersError::OtherGpu { ordinal }),
             };
-            Ok(Card { gpu, allocator, fell_back: None })
+            Ok(Card { gpu, allocator })
         };
         let cards = allocators.into_iter().map(gpu).collect::<Result<Vec<_>, _>>()?;
         self.assemble(config, cards)
@@ -410,8 +404,7 @@ impl TiersOptions {
         let ordinals: Vec<u32> = gpus.iter().map(|gpu| gpu.index).collect();
         let machine = config.device.as_deref().unwrap_or("auto");
         let devices = open_ordinals_mapped(machine, &ordinals)?;
-        let card = |(gpu, device): (&GpuSpaceConfig, Opened)| {
-            let Opened { driver, fell_back } = device;
+        let card = |(gpu, driver): (&GpuSpaceConfig, Arc<dyn Driver>)| {
             let memory = driver.info().limits.memory;
             let (index, asked) = (gpu.index, gpu.capacity);
             if asked > memory {
@@ -420,7 +413,7 @@ impl TiersOptions {
             let limit = self.allocator.limit.map_or(asked, |limit| limit.min(asked));
             let settings = Config { limit: Some(limit), ..self.allocator.clone() };
             let allocator = Arc::new(Allocator::new(driver, settings)?);
-            Ok(Card { gpu: gpu.clone(), allocator, fell_back })
+            Ok(Card { gpu: gpu.clone(), allocator })
         };
         let cards = gpus.iter().zip(devices).map(card).collect::<Result<_, TiersError>>()?;
         self.assemble(config, cards)
@@ -465,7 +458,7 @@ impl TiersOptions {
         let mut disks: BTreeMap<usize, Arc<DiskStore>> = BTreeMap::new();
         let mut all = Vec::new();
         for (nth, card) in cards.into_iter().enumerate() {
-            let Card { gpu, allocator, fell_back } = card;
+            let Card { gpu, allocator } = card;
             let driver = allocator.driver();
             let pool = match pools.entry(nearest(&opened.hosts, &**driver)) {
                 Entry::Occupied(pool) => pool.into_mut(),
@@ -490,17 +483,7 @@ impl TiersOptions {
             let queue = allocator.stream(stream).expect("it was made just now");
             let (gpu, reservations) = (space(gpu.id()), reservations.clone());
             let _peers = others.alone.clone();
-            let parts = Parts {
-                allocator,
-                reservations,
-                _peers,
-                gpu,
-                mover,
-                disk,
-                stream,
-                queue,
-                fell_back,
-            };
+            let parts = Parts { allocator, reservations, _peers, gpu, mover, disk, stream, queue };
             all.push(self.manage(Arc::new(parts), peers, opened.promote_after)?);
         }
         Ok(all)
@@ -531,7 +514,6 @@ impl TiersOptions {
 struct Card {
     gpu: GpuSpaceConfig,
     allocator: Arc<Allocator>,
-    fell_back: Option<String>,
 }
 
 /// Cards whose free memory holds contents of others.

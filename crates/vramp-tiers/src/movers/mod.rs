@@ -5,7 +5,7 @@
 //! use vramp_tiers::movers::{AddrRange, CopyDependency, Mover, MoverConfig};
 //! use vramp_tiers::{Bytes, ReservationManager, SpaceConfig, SpaceId};
 //!
-//! let device = vramp_alloc::open("sim:h200")?.driver;
+//! let device = vramp_alloc::open("sim:h200")?;
 //! let host = SpaceId::host(0);
 //! let manager = ReservationManager::new([(host, SpaceConfig::host(Bytes::gib(1)))])?;
 //! let space = manager.space(host).expect("it was configured");

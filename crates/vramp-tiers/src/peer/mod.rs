@@ -8,7 +8,7 @@
 //! use vramp_tiers::peer::{PeerStore, PeerStoreConfig};
 //! use vramp_tiers::{Bytes, ReservationManager, SpaceConfig, SpaceId};
 //!
-//! let this = vramp_alloc::open("sim:h200x2:0")?.driver;
+//! let this = vramp_alloc::open("sim:h200x2:0")?;
 //! let gpu = SpaceId::gpu(1);
 //! let manager = ReservationManager::new([(gpu, SpaceConfig::gpu(Bytes::gib(128)))])?;
 //! let space = manager.space(gpu).expect("it was configured");

@@ -9,7 +9,7 @@
 //! use vramp_tiers::regions::{PauseOptions, RegionOptions, Regions};
 //! use vramp_tiers::{ReservationManager, SpaceConfig, SpaceId};
 //!
-//! let device = vramp_alloc::open("sim:h200")?.driver;
+//! let device = vramp_alloc::open("sim:h200")?;
 //! let allocator = Allocator::new(device.clone(), Config::default())?;
 //! let host = SpaceId::host(0);
 //! let spaces = ReservationManager::new([(host, SpaceConfig::host(Bytes::gib(1)))])?;
@@ -59,7 +59,7 @@
 //! use vramp_tiers::regions::{Backup, RegionOptions};
 //! use vramp_tiers::{ReservationManager, SpaceConfig, SpaceId};
 //!
-//! # let device = vramp_alloc::open("sim:h200")?.driver;
+//! # let device = vramp_alloc::open("sim:h200")?;
 //! # let allocator = Allocator::new(device.clone(), Config::default())?;
 //! # let host = ReservationManager::new([(SpaceId::host(0), SpaceConfig::host(Bytes::gib(1)))])?;
 //! # let host = host.space(SpaceId::host(0)).expect("it was configured");

@@ -50,7 +50,7 @@ pub fn open_mapped(limit_mib: u64) -> vramp_allocator_t {
     let device = vramp_alloc::device::open_mapped("sim:h200").expect("the simulator opens");
     let limit = Some(Bytes::mib(limit_mib));
     let config = Config { limit, ..Config::default() };
-    let opened = vramp_capi::testing::open_on(device.driver, config);
+    let opened = vramp_capi::testing::open_on(device, config);
     opened.expect("the configuration is valid")
 }
 

@@ -491,7 +491,7 @@ impl Wrapper for Waiting {
 #[test]
 fn a_close_waits_for_a_pause_on_another_thread() {
     let door = Arc::new((Mutex::new(Door::Open), Condvar::new()));
-    let device = vramp_alloc::open("sim:h200").unwrap().driver;
+    let device = vramp_alloc::open("sim:h200").unwrap();
     let device = Waiting { device, door: Arc::clone(&door) };
     let allocator = testing::open_on(Arc::new(Wrapped(device)), Config::default()).unwrap();
     let stream = stream(allocator);

@@ -22,7 +22,7 @@ const LEN: usize = 24 << 20;
 fn first_of_two() -> vramp_allocator_t {
     let mut opened = vramp_alloc::device::open_ordinals_mapped("sim:h200x2", &[0]).unwrap();
     let config = Config { limit: Some(Bytes::mib(64)), ..Config::default() };
-    vramp_capi::testing::open_on(opened.remove(0).driver, config).unwrap()
+    vramp_capi::testing::open_on(opened.remove(0), config).unwrap()
 }
 
 fn open_toml(allocator: vramp_allocator_t, peers: &str) -> vramp_status_t {
