@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Real PyTorch jobs on PyTorch's own allocator, its expandable segments and vramp, side by side.
+"""Real PyTorch jobs on PyTorch's own allocator, its expandable segments, cudaMallocAsync and vramp, side by side.
 
     torch-workloads.py WORKLOADS.py [NAME...] [--runs 3] [--steps N] [--limit 20GiB]
-                       [--limit-over-peak 1.1] [--limit-runs 1] [--allocators native,expandable,vramp]
+                       [--limit-over-peak 1.1] [--limit-runs 1] [--allocators native,expandable,async,vramp]
 
 WORKLOADS.py is any Python file that assigns a dict `W` from names to functions. Each function takes
 the number of steps, or no argument for its own number, and is a generator that yields after each
@@ -24,7 +24,8 @@ import subprocess
 import sys
 import time
 
-ALLOCATORS = ("native", "expandable", "vramp")
+SETTINGS = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
+ALLOCATORS = ("native", *SETTINGS, "vramp")
 UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 GIB = 2**30
 
@@ -139,7 +140,8 @@ def run_one(args):
     # The same statistics for every allocator. With vramp they include what graphs and memory pools hold.
     stats = torch.cuda.memory_stats()
     line |= {
-        "peak_live": stats.get("requested_bytes.all.peak", 0),
+        # cudaMallocAsync's backend counts what it was asked for as allocated.
+        "peak_live": stats.get("requested_bytes.all.peak") or stats.get("allocated_bytes.all.peak", 0),
         "peak_reserved": stats.get("reserved_bytes.all.peak", 0),
         "allocations": stats.get("allocation.all.allocated", 0),
         "retries": stats.get("num_alloc_retries", 0),
@@ -159,8 +161,8 @@ def environment(allocator, limit):
     """Returns the environment of a child process."""
     own = {k: v for k, v in os.environ.items() if k not in ("PYTORCH_ALLOC_CONF", "VRAMP_DEVICE")}
     own.pop("PYTORCH_CUDA_ALLOC_CONF", None)
-    if allocator == "expandable":
-        own["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    if allocator in SETTINGS:
+        own["PYTORCH_CUDA_ALLOC_CONF"] = SETTINGS[allocator]
     if allocator == "vramp" and limit:
         options = [part for part in own.get("VRAMP_CONF", "").split(",") if part.strip()]
         options = [part for part in options if not part.strip().startswith("limit")]
@@ -218,8 +220,8 @@ def summary(name, limit, runs):
                 # Under a limit the native allocator releases memory within steps, so other memory is unknown.
                 # Each run beside its own peak: jobs with several threads have another one in each.
                 beside = median(native, "device_used_beside")
-                held = [(run["device_used"] - beside) / run["peak_live"] for run in good]
-                line["held_over_live"] = round(statistics.median(held), 4)
+                held = [(run["device_used"] - beside) / run["peak_live"] for run in good if run["peak_live"]]
+                line["held_over_live"] = round(statistics.median(held), 4) if held else None
             line["steady_over_native"] = round(line["steady_s"] / median(native, "steady_s"), 4)
             if line["loss"] is not None:
                 line["loss_minus_native"] = line["loss"] - median(native, "loss")

@@ -5,18 +5,25 @@
 
 use std::error::Error;
 
-use vramp_core::{ArenaResetError, Bytes, Inconsistency};
+use vramp_core::{ArenaResetError, Bytes, Inconsistency, ParseBytesError};
+use vramp_cuda::{EntryError, OpenError as CudaOpenError};
 use vramp_driver::{DriverError, ErrorKind};
+use vramp_host::topology::{DirectoryError, TopologyError};
+use vramp_host::{DiskError, HostMemoryError, IoUnavailable, MapError};
+use vramp_ipc::turns::{AcquireError, TurnsError};
 use vramp_ipc::{OpenError, Refusal, ServeError};
 
 use crate::allocator::CloseError;
+use crate::device;
 use crate::error::{
     AllocError, CreateError, FreeError, OutOfMemoryReport, StreamError, Unusable, UseError,
 };
 use crate::graph::{ArenaError, CaptureError, LaunchError};
+use crate::range::HostBackingError;
 use crate::sharing::{
     AccessError, DmaBufError, ExportError, FetchError, ImportError, OpenMemoryError, PinError,
 };
+use crate::sleep::SleepError;
 
 /// What a failure means for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -150,6 +157,31 @@ macro_rules! region_of_pool {
         }
     };
 }
+
+/// Says what errors mean that always mean the same.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! classify {
+    ($($kind:ident: $($error:ty),+;)+) => {
+        $($(impl $crate::kind::Classify for $error {
+            fn kind(&self) -> $crate::kind::Kind {
+                $crate::kind::Kind::$kind
+            }
+        })+)+
+    };
+}
+
+classify! {
+    Device: device::OpenError, CudaOpenError;
+    Driver: EntryError;
+    Option: ParseBytesError, TopologyError;
+    OutOfMemory: MapError, HostMemoryError;
+    // Those of the operating system: programs read and write files beside their memory.
+    File: std::io::Error, DiskError, IoUnavailable, DirectoryError;
+}
+
+#[cfg(feature = "history")]
+classify!(File: vramp_trace::ReadError;);
 
 impl Classify for DriverError {
     fn kind(&self) -> Kind {
@@ -469,6 +501,63 @@ impl Classify for LaunchError {
             LaunchError::Alloc(error) => error.region(),
             LaunchError::Unusable(why) => why.region(),
             _ => None,
+        }
+    }
+}
+
+impl Classify for HostBackingError {
+    fn kind(&self) -> Kind {
+        match self {
+            HostBackingError::NotSupported => Kind::Unsupported,
+            HostBackingError::Length { .. }
+            | HostBackingError::Part { .. }
+            | HostBackingError::NotMapped { .. } => Kind::Range,
+            HostBackingError::NotVacant(_) => Kind::Busy,
+            HostBackingError::Driver(error) => error.kind(),
+            HostBackingError::Unusable(why) => why.kind(),
+        }
+    }
+
+    region_of_pool!();
+}
+
+impl Classify for SleepError {
+    fn kind(&self) -> Kind {
+        match self {
+            SleepError::Unusable(why) => why.kind(),
+            SleepError::Captures { .. } => Kind::Capture,
+            SleepError::Pinned { .. } => Kind::InUse,
+            SleepError::Unfinished => Kind::Busy,
+            SleepError::NotSupported { .. } => Kind::Unsupported,
+            SleepError::Driver(error) => error.kind(),
+        }
+    }
+
+    region_of_pool!();
+}
+
+impl Classify for TurnsError {
+    fn kind(&self) -> Kind {
+        match self {
+            TurnsError::Forked => Kind::Forked,
+            TurnsError::HasHandler => Kind::Busy,
+            TurnsError::Full { .. } | TurnsError::TooManyOpenFiles { .. } => Kind::TooMany,
+            TurnsError::Card { .. }
+            | TurnsError::OtherUser { .. }
+            | TurnsError::Mode { .. }
+            | TurnsError::Remote { .. }
+            | TurnsError::Removed { .. }
+            | TurnsError::System { .. } => Kind::File,
+        }
+    }
+}
+
+impl Classify for AcquireError {
+    fn kind(&self) -> Kind {
+        match self {
+            AcquireError::TimedOut(_) => Kind::Timeout,
+            AcquireError::Refused { .. } => Kind::Busy,
+            AcquireError::Turns(error) => error.kind(),
         }
     }
 }

@@ -102,6 +102,7 @@ pub mod error;
 mod exec;
 pub mod graph;
 mod group;
+mod guard;
 #[cfg(feature = "history")]
 pub mod history;
 pub mod inspect;
@@ -132,6 +133,7 @@ pub use allocator::Allocator;
 pub use config::Config;
 pub use device::{Driver, DriverError, open};
 pub use error::{AllocError, CloseError, CreateError, FreeError};
+pub use guard::AllocationGuard;
 pub use stream_end::{StreamEnd, StreamWork};
 pub use vramp_core::{Bytes, DeviceAddr, StreamId};
 pub use vramp_host::HostReserve;

@@ -3,8 +3,25 @@
 use vramp_alloc::error::{ErrorKind, OutOfMemoryReport};
 use vramp_alloc::kind::{Classify, Kind, Room};
 
-use crate::planner::{EvictError, LeaseRefused};
-use crate::shell::{SpillError, TiersError};
+use crate::planner::{DeferConfigError, EvictError, LeaseRefused};
+use crate::shell::{AdoptFailed, EventsError, SpillError, TiersError};
+
+vramp_alloc::classify!(Option: DeferConfigError;);
+
+impl Classify for AdoptFailed {
+    fn kind(&self) -> Kind {
+        self.error.kind()
+    }
+}
+
+impl Classify for EventsError {
+    fn kind(&self) -> Kind {
+        match self {
+            EventsError::Empty => Kind::Timeout,
+            EventsError::Closed => Kind::Closed,
+        }
+    }
+}
 
 impl Classify for LeaseRefused {
     fn kind(&self) -> Kind {

@@ -12,6 +12,8 @@ use crate::caching_pool::Settings;
 use crate::core::{TorchConfig, TorchConfigError};
 use crate::driver_pool::OrderedPool;
 
+vramp_alloc::classify!(Option: UnknownPreset, EnvError, VariableError, TorchConfigError;);
+
 /// An allocator by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Preset {

@@ -1,25 +1,82 @@
 //! What kind of failure each error of tiers is.
 
+use vramp_alloc::error::OutOfMemoryReport;
 use vramp_alloc::kind::{Classify, Kind, Room};
 use vramp_alloc::sleep::SleepError;
 
 use crate::config::ConfigError;
-use crate::disk::DiskTierError;
+use crate::disk::{DiskConfigError, DiskTierError};
 use crate::host::HostPoolError;
-use crate::ledger::core::{ChargeError, LedgerError};
-use crate::ledger::shell::error::ReserveError;
-use crate::movers::MoveError;
+use crate::ledger::core::{ChargeError, FactorError, LedgerError, SpaceConfigError, StrategyError};
+use crate::ledger::shell::error::{ReserveError, SpaceFull};
+use crate::ledger::shell::reservation::MergeRejected;
+use crate::ledger::shell::streams::StreamPoolError;
+use crate::ledger::shell::tracked::{AttachError, MallocError, TrackedFreeError};
+use crate::movers::{MoveError, MoveFailed};
+use crate::peer::PeerStoreError;
 use crate::regions::RegionError;
 
-impl Classify for ConfigError {
+vramp_alloc::classify! {
+    Option: ConfigError, LedgerError, StrategyError, SpaceConfigError, FactorError, DiskConfigError;
+    TierFull: SpaceFull;
+    Busy: AttachError, MergeRejected;
+}
+
+impl Classify for MallocError {
     fn kind(&self) -> Kind {
-        Kind::Option
+        match self {
+            MallocError::OverReservation(error) => error.kind(),
+            MallocError::SpaceFull(error) => error.kind(),
+            MallocError::OutOfMemory(error) | MallocError::Device(error) => error.kind(),
+        }
+    }
+
+    fn report(&self) -> Option<&OutOfMemoryReport> {
+        match self {
+            MallocError::OutOfMemory(error) => error.report(),
+            _ => None,
+        }
     }
 }
 
-impl Classify for LedgerError {
+impl Classify for TrackedFreeError {
     fn kind(&self) -> Kind {
-        Kind::Option
+        match self {
+            TrackedFreeError::Foreign(_) => Kind::UnknownPointer,
+            TrackedFreeError::UnknownStream { .. } => Kind::UnknownStream,
+            TrackedFreeError::Failed(error) => error.kind(),
+        }
+    }
+}
+
+impl Classify for StreamPoolError {
+    fn kind(&self) -> Kind {
+        match self {
+            StreamPoolError::TimedOut { .. } => Kind::Timeout,
+            StreamPoolError::ShutDown => Kind::Cancelled,
+            StreamPoolError::Empty | StreamPoolError::NoAllocator { .. } => Kind::Option,
+            StreamPoolError::Driver(error) => error.kind(),
+        }
+    }
+}
+
+impl Classify for PeerStoreError {
+    fn kind(&self) -> Kind {
+        match self {
+            PeerStoreError::Config(_) | PeerStoreError::NotAPeer { .. } => Kind::Option,
+            PeerStoreError::Length { .. } => Kind::Range,
+            PeerStoreError::Limit { .. }
+            | PeerStoreError::Space(_)
+            | PeerStoreError::NoMemory { .. }
+            | PeerStoreError::GaveWay { .. } => Kind::TierFull,
+            PeerStoreError::Device { error, .. } => error.kind(),
+        }
+    }
+}
+
+impl Classify for MoveFailed {
+    fn kind(&self) -> Kind {
+        self.error.kind()
     }
 }
 

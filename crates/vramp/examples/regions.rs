@@ -17,7 +17,7 @@ index = 0
 capacity = "4GiB"
 "#;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), vramp::Error> {
     // The card, and 4 GiB of pinned host memory for copies.
     let tiers = Tiers::from_toml(TIERS)?;
     let regions = Regions::new(tiers.mover().clone());

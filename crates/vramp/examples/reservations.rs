@@ -15,13 +15,13 @@ use vramp::tiers::{
 };
 use vramp::{Allocator, Bytes, Config};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), vramp::Error> {
     let card = SpaceId::gpu(0);
     let manager = ReservationManager::new([
         (card, SpaceConfig::gpu(Bytes::gib(8))),
         (SpaceId::host(0), SpaceConfig::host(Bytes::gib(64))),
     ])?;
-    let space = manager.space(card).ok_or("the space was configured above")?;
+    let space = manager.space(card).expect("the space was configured above");
 
     // A cache holds 5 GiB of the card and gives back what others need.
     let cached = Mutex::new(Some(space.charge(Bytes::gib(5))?));
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     match manager.request(Strategy::Specific(card), Bytes::gib(3)).now() {
         Err(ReserveError::NotNow(refusal)) => println!("{refusal}"),
         Err(other) => return Err(other.into()),
-        Ok(_) => return Err("3 GiB fitted beside 6 of 8".into()),
+        Ok(_) => unreachable!("3 GiB fitted beside 6 of 8"),
     }
     memory.free(table, stream)?;
     drop(memory.detach(Scope::Stream(stream)));

@@ -15,7 +15,7 @@ use vramp::tiers::movers::MoverConfig;
 use vramp::tiers::{HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 use vramp::{Allocator, Bytes, Config};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), vramp::Error> {
     // A card of which 256 MiB may be used, and 1 GiB of pinned host memory.
     let name = std::env::args().nth(1).unwrap_or_else(|| "sim".to_owned());
     let device = vramp::open(&name)?;
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let allocator = Arc::new(Allocator::new(Arc::clone(&device), config)?);
     let host = SpaceId::host(0);
     let spaces = ReservationManager::new([(host, SpaceConfig::host(Bytes::gib(1)))])?;
-    let space = spaces.space(host).ok_or("the space was configured above")?;
+    let space = spaces.space(host).expect("the space was configured above");
     let pool = HostPool::new(&space, HostPoolConfig::default(), [Arc::clone(&device)])?;
     let mover = Mover::new(device, &pool, MoverConfig::default())?;
     let parts = SpillParts {
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("no memory for a third buffer while two are leased");
         }
         Err(other) => return Err(other.into()),
-        Ok(_) => return Err("three buffers of 128 MiB fitted into 256 MiB".into()),
+        Ok(_) => unreachable!("three buffers of 128 MiB fitted into 256 MiB"),
     }
     drop(lease);
     drop(manager.lease(&third, stream)?);

@@ -43,6 +43,9 @@
 //! `regions`.
 #![forbid(unsafe_code)]
 
+mod failure;
+
+pub use failure::Error;
 pub use vramp_alloc::*;
 pub use vramp_ipc::turns;
 
