@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +91,47 @@ def test_files_that_are_no_recordings_are_typed_errors(tmp_path: Path) -> None:
     for at in (-1, 1 << 40):
         with pytest.raises(vramp.RangeError):
             vramp.explain(OOM, at=at)
+
+
+def test_a_report_is_written_and_shows_itself(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    report = vramp.report(OOM, page, limits=["l4", 24 * GIB])
+    assert report.path == page and "llama_varlen_oom" in str(report)
+    assert page.read_text().startswith("<!doctype html>")
+    shown = report._repr_html_()
+    assert shown.startswith("<iframe srcdoc=") and "&lt;!doctype html&gt;" in shown
+    own = page.with_name("own.pickle.gz")
+    shutil.copy(OOM, own)
+    with pytest.raises(vramp.VrampError, match="give the output another name"):
+        vramp.report(own, own)
+    with pytest.raises(vramp.FileError, match="nowhere"):
+        vramp.report(OOM, tmp_path / "nowhere" / "page.html")
+
+
+def test_two_runs_are_compared() -> None:
+    (found,) = vramp.diff(TRACES / "gnn.pickle.gz", OOM)
+    assert found.after.peak_live_bytes - found.before.peak_live_bytes == sum(
+        change.after_bytes - change.before_bytes for change in found.categories
+    )
+    text = str(found)
+    assert "peak allocated 15.39 GiB before" in text and "activation" in text
+    with pytest.raises(vramp.OptionError, match="has nothing of device 7"):
+        vramp.diff(OOM, OOM, trace_device=7)
+
+
+def test_the_program_is_that_of_rust(tmp_path: Path) -> None:
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "vramp", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    explained = run("explain", OOM)
+    assert explained.returncode == 0 and "What to do" in explained.stdout
+    assert "\x1b[" not in explained.stdout
+    assert "\x1b[" in run("explain", "--color", "always", OOM).stdout
+    failed = run("replay", "--limit", "10MiB", "--fail-on-oom", TRACES / "gnn.pickle.gz")
+    assert failed.returncode == 3
+    missing = run("explain", tmp_path / "none.pickle")
+    assert missing.returncode == 1 and "none.pickle" in missing.stderr
+    beside = Path(sys.executable).with_name("vramp")
+    version = subprocess.run([beside, "--version"], capture_output=True, text=True, timeout=60)
+    assert version.stdout == f"vramp {vramp.__version__}\n"

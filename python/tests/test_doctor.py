@@ -144,9 +144,10 @@ def test_each_wrong_setting_is_named(variable: str, value: str, words: str) -> N
 
 
 def test_commands_are_explained() -> None:
-    assert "doctor" in _command().stdout
-    unknown = _command("docter")
-    assert (unknown.returncode, "unknown command" in unknown.stderr) == (2, True)
+    shown = _command().stdout
+    assert all(command in shown for command in ("doctor", "run", "explain", "report"))
+    unknown = _command("explian")
+    assert (unknown.returncode, "'explain'" in unknown.stderr) == (2, True)
     assert _command("doctor", "extra").returncode == 2
 
 

@@ -100,8 +100,8 @@ def test_a_limit_is_an_int_a_size_or_a_part_of_the_device(pool: vramp.Pool) -> N
 
 
 def test_wrong_arguments_say_what_is_accepted(pool: vramp.Pool) -> None:
-    with pytest.raises(TypeError, match="number of bytes"):
-        pool.malloc("1MiB")  # type: ignore[arg-type]
+    with pytest.raises(vramp.RangeError, match="use a size such as '8GiB'"):
+        pool.malloc("1 MB of memory")
     with pytest.raises(TypeError, match="number of bytes"):
         pool.malloc(1.5)  # type: ignore[arg-type]
     for wrong in (-1, 1 << 64):
@@ -205,6 +205,14 @@ def test_statistics_have_the_names_of_pytorch(pool: vramp.Pool) -> None:
         assert named["allocation.large_pool.current"] == 1
         assert {"num_ooms", "num_alloc_retries", "segment.all.peak"} <= set(named)
     assert pool.memory_stats()["allocation.all.freed"] == 1
+
+
+def test_sizes_are_numbers_or_texts(pool: vramp.Pool) -> None:
+    with pool.malloc("64MiB") as block:
+        assert block.size == 64 << 20
+    pool.deallocate(pool.allocate("1MiB"))
+    pool.trim("64MiB")
+    assert pool.stats().reserved <= 64 << 20
 
 
 def test_idle_memory_is_trimmed(pool: vramp.Pool) -> None:

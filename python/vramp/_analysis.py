@@ -589,9 +589,8 @@ def report(
 
     Takes about as long as ten replays. Raises as `replay`, and FileError if the page cannot be written.
     """
-    one = isinstance(recordings, (str, os.PathLike))
-    paths = [recordings] if one else list(recordings)
-    arguments = [*paths, "--output", output]
+    paths = [recordings] if isinstance(recordings, (str, os.PathLike)) else list(recordings)
+    arguments: list[_Paths] = [*paths, "--output", output]
     if limits:
         arguments += ["--limit", ",".join(f"{it}B" if isinstance(it, int) else it for it in limits)]
     summary = _command("report", *arguments, trace_device=trace_device)
@@ -602,4 +601,4 @@ def _command(name: str, *arguments: _Paths, trace_device: int | typing.Sequence[
     """Runs a command of the program `vramp` and returns what it prints."""
     devices = _devices(trace_device)
     selected = [] if devices is None else ["--trace-device", ",".join(map(str, devices))]
-    return _native.command(["vramp", name, *selected, *map(os.fspath, arguments)])
+    return _native.command(["vramp", name, *selected, *(os.fspath(argument) for argument in arguments)])

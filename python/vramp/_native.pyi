@@ -42,6 +42,7 @@ __all__ = [
     "Turns",
     "View",
     "advise",
+    "command",
     "explain",
     "library_version",
     "missing_card",
@@ -49,6 +50,7 @@ __all__ = [
     "open_all",
     "opened",
     "pool",
+    "program",
     "record_history",
     "replay",
     "report_unraisable",
@@ -82,14 +84,14 @@ _Stream: TypeAlias = int | Stream | _HasCudaStream | None
 class Pool:
     """A pool of device memory. Threads may share it."""
 
-    def malloc(self, size: SupportsIndex, stream: _Stream = None) -> Allocation:
+    def malloc(self, size: _Size, stream: _Stream = None) -> Allocation:
         """Allocates at least `size` bytes for work on a stream, aligned to 512 bytes.
 
         A cache hit makes no driver call and keeps the interpreter's lock; all else releases it.
         Raises OutOfMemoryError after every remedy failed, ClosedError or DriverError.
         """
 
-    def allocate(self, size: SupportsIndex, stream: _Stream = None) -> int:
+    def allocate(self, size: _Size, stream: _Stream = None) -> int:
         """Allocates as `malloc` does and returns the address, for libraries that keep raw addresses.
 
         It lives until `deallocate`, of this pool or through the C interface.
@@ -147,7 +149,7 @@ class Pool:
 
     @limit.setter
     def limit(self, limit: int | str | None) -> None: ...
-    def trim(self, keep: SupportsIndex | None = None) -> None:
+    def trim(self, keep: _Size | None = None) -> None:
         """Releases idle memory until at most `keep` bytes are reserved, or no more is idle, and unpins all idle memory
         of the host."""
 

@@ -118,7 +118,7 @@ def diff(found: Diff) -> str:
 
 def _changes(title: str, changes: Sequence[Change]) -> list[str]:
     rows = [
-        (change.of.replace("_", " "), size(change.before_bytes), size(change.after_bytes), changed)
+        (change.of, size(change.before_bytes), size(change.after_bytes), changed)
         for change in changes[:_ROWS]
         if (changed := _signed(change.before_bytes, change.after_bytes))
     ]

@@ -158,7 +158,7 @@ fn table(out: &mut dyn Write, text: &Text, found: &Advice) -> Result<()> {
         text.table_without(&["driver time", "peak, no limit"], &head, &rows, mark)
     )?;
     let legend = "An asterisk marks what fits into every limit, tight what fails with 5 % less. Driver time \
-                  is modelled.";
+                  is modelled. cudaMallocAsync takes at least what is said: its model never fragments.";
     writeln!(out, "{}", text.weak(text.wrap(legend, 0)))?;
     for (tried, others, _) in groups.iter().filter(|(_, others, _)| !others.is_empty()) {
         let alike = format!("Alike: {}, {}.", tried.name, others.join(", "));

@@ -124,8 +124,9 @@ pub struct Replay {
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
     /// Allocators, separated by commas or given several times: vramp, vpmm, stream-ordered, torch,
-    /// torch-expandable or all
-    #[arg(long, default_value = "all", value_parser = parse_allocators, value_name = "NAME")]
+    /// torch-expandable or all. By default all, but on a simulated card without stream-ordered, whose
+    /// model never fragments
+    #[arg(long, value_parser = parse_allocators, value_name = "NAME")]
     pub allocator: Vec<Allocators>,
     /// The device
     #[command(flatten)]

@@ -99,13 +99,8 @@ impl Text {
     /// path says more than its beginning.
     pub(crate) fn fit(&self, text: &str, columns: usize) -> String {
         let Some(width) = self.width else { return text.to_owned() };
-        let room = width.saturating_sub(columns).max(16);
-        let len = text.chars().count();
-        if len <= room {
-            return text.to_owned();
-        }
-        let kept: String = text.chars().skip(len - (room - 3)).collect();
-        format!("...{kept}")
+        let room = width.saturating_sub(columns);
+        shortened(text, room)
     }
 
     /// Renders a table whose columns are aligned right, but for those in `left`. Rows are coloured as
@@ -143,7 +138,8 @@ impl Text {
 
 impl Text {
     /// Renders a table as [`Text::table`] does, with the first column aligned left. On a terminal
-    /// that is too narrow, the columns of `optional` are left out, the first first.
+    /// that is too narrow, the columns of `optional` are left out, the first first, and named below the table. If
+    /// that is not enough, names in the first column lose their beginnings.
     pub(crate) fn table_without(
         &self,
         optional: &[&str],
@@ -158,9 +154,33 @@ impl Text {
             let kept_rows: Vec<Vec<String>> = rows.iter().map(|row| only(row, &is_kept)).collect();
             let table = self.table(&kept_head, &kept_rows, &[0], &mark);
             let widest = table.lines().map(console::measure_text_width).max().unwrap_or(0);
+            let excess = widest.saturating_sub(self.width.unwrap_or(widest));
             match optional.get(left_out.len()) {
-                Some(name) if self.width.is_some_and(|width| widest > width) => left_out.push(name),
-                _ => return table,
+                Some(name) if excess > 0 => left_out.push(name),
+                _ => return self.narrowed(excess, &kept_head, kept_rows, &left_out, &mark),
+            }
+        }
+    }
+
+    /// Renders a table whose first column is narrower by `excess`, and says which columns are left out.
+    fn narrowed(
+        &self,
+        excess: usize,
+        head: &[&str],
+        mut rows: Vec<Vec<String>>,
+        left_out: &[&str],
+        mark: impl Fn(usize) -> Mark,
+    ) -> String {
+        let first = rows.iter().map(|row| console::measure_text_width(&row[0])).max().unwrap_or(0);
+        for row in &mut rows {
+            row[0] = shortened(&row[0], first.saturating_sub(excess));
+        }
+        let table = self.table(head, &rows, &[0], mark);
+        match left_out {
+            [] => table,
+            names => {
+                let note = format!("Left out for want of width: {}.", names.join("; "));
+                format!("{table}\n{}", self.weak(note))
             }
         }
     }
@@ -170,6 +190,16 @@ impl Text {
     pub(crate) fn plain() -> Text {
         Text::new(None, false)
     }
+}
+
+/// Returns the end of a text that is longer than `room`, of at least 16 characters.
+fn shortened(text: &str, room: usize) -> String {
+    let (len, room) = (text.chars().count(), room.max(16));
+    if len <= room {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().skip(len - (room - 3)).collect();
+    format!("...{kept}")
 }
 
 fn only<T: Clone>(items: &[T], is_kept: &[bool]) -> Vec<T> {
@@ -198,6 +228,22 @@ mod tests {
         assert_eq!(text.wrap(&long, 2), long);
         assert_eq!(text.fit(&long, 50), long);
         assert_eq!(text.good("fits"), "fits");
+    }
+
+    #[test]
+    fn a_table_fits_by_leaving_columns_out_which_it_names_and_by_shorter_names() {
+        let row = |name: &str| vec![name.to_owned(), "12.00 GiB".to_owned(), "1,234".to_owned()];
+        let rows = [row("a name of no use that is very long"), row("short")];
+        let render = |width| {
+            let text = Text::new(Some(width), false);
+            text.table_without(&["calls"], &["name", "peak", "calls"], &rows, |_| Mark::None)
+        };
+        let all = render(80);
+        assert!(all.contains("1,234") && !all.contains("Left out"), "{all}");
+        let narrow = render(40);
+        assert!(!narrow.contains("1,234") && narrow.contains("Left out for want of width: calls."));
+        assert!(narrow.contains("...") && narrow.contains("very long  12.00 GiB"), "{narrow}");
+        assert!(narrow.lines().all(|line| line.len() <= 40), "{narrow}");
     }
 
     #[test]

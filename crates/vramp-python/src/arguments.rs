@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyInt;
+use pyo3::types::{PyInt, PyString};
+use vramp_alloc::Bytes;
 
 use crate::error::refuse;
 use crate::python;
@@ -25,6 +26,15 @@ pub fn bytes(py: Python<'_>, size: &Bound<'_, PyAny>, what: &str) -> PyResult<u6
     };
     index.extract::<u64>().map_err(|_| {
         refuse(py, "RangeError", &format!("{what} is {index}: use a number from 0 to 2**64 - 1"))
+    })
+}
+
+/// Returns a number of bytes, from an int or a text such as `8GiB`.
+pub fn amount(py: Python<'_>, size: &Bound<'_, PyAny>, what: &str) -> PyResult<u64> {
+    let Ok(text) = size.cast::<PyString>() else { return bytes(py, size, what) };
+    let parsed: Result<Bytes, _> = text.to_cow()?.parse();
+    parsed.map(Bytes::count).map_err(|_| {
+        refuse(py, "RangeError", &format!("{what} is {text:?}: use a size such as '8GiB'"))
     })
 }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use vramp::peers::Config;
 use vramp::peers::torch::TorchConfig;
+use vramp::peers::{Config, Preset};
 use vramp_trace::Workload;
 
 use vramp::device::sim::CardModel;
@@ -28,7 +28,7 @@ use crate::text::{self, Text};
 pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     let replaying = args.device.open_for_recordings()?;
     let device = &replaying.device;
-    let runs = runs(args)?;
+    let runs = runs(args, device)?;
     let (mut unfaithful, mut failed) = (Vec::new(), false);
     let text = Text::of_stdout();
     for Run { config, variables } in runs.iter().filter(|_| !args.json) {
@@ -220,8 +220,14 @@ struct Run {
 
 /// Returns one configuration for each allocator. The only place that reads the variables of VPMM and
 /// of PyTorch. Arguments take precedence, and so do recorded settings.
-fn runs(args: &Replay) -> Result<Vec<Run>> {
-    let chosen = presets(&args.allocator).into_iter();
+fn runs(args: &Replay, device: &Device) -> Result<Vec<Run>> {
+    let mut chosen = presets(&args.allocator);
+    if chosen.is_empty() {
+        chosen = Preset::ALL.to_vec();
+        // The modelled driver's pool never fragments, so its memory says nothing.
+        chosen.retain(|&preset| preset != Preset::StreamOrdered || !device.info().simulated);
+    }
+    let chosen = chosen.into_iter();
     if args.fidelity && !chosen.clone().all(|preset| preset.is_torch()) {
         bail!("--fidelity checks the models of PyTorch's allocator: add --allocator torch");
     }

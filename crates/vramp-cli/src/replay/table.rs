@@ -65,29 +65,18 @@ fn section(
     writeln!(out)
 }
 
-/// Returns what the replay does and does not model.
+/// Returns the legend of the tables, in one line.
 pub(crate) fn assumptions(device: &DeviceInfo, audited: bool) -> String {
-    let on = if device.simulated {
-        format!(
-            "Simulated: {} ({}). The modelled driver pool never fragments; a real one reserved 1 \
-             to 42 % more on three jobs.",
-            device.id, device.driver
-        )
-    } else {
-        format!("Measured on {} ({}).", device.id, device.name)
+    let on = match device.simulated {
+        true => format!("times modelled for {}", device.id),
+        false => format!("times measured on {} ({})", device.id, device.name),
     };
-    let time = device.time_note();
-    let but = if device.simulated { ", stream-ordered left out" } else { "" };
     let audit = match (audited, device.simulated) {
         (false, _) => "",
         (true, true) => " Every request was followed by an audit; no unordered access was found.",
         (true, false) => " Every request was followed by an audit.",
     };
-    format!(
-        "An asterisk marks the least memory{but}. Needed: the peak allocated, with a request that \
-         failed. Sizes, streams and the order of requests are replayed; \
-         kernels are not. {time} {on}{audit}"
-    )
+    format!("* least memory; overhead: reserved over needed; {on}. See docs/explain.md.{audit}")
 }
 
 fn headline(workload: &Workload, recorded: &Recorded, devices: Devices) -> String {
@@ -123,7 +112,7 @@ fn rows(text: &Text, workload: &Workload, recorded: &Recorded, outcomes: &[Outco
     let mut head = vec![
         "allocator",
         "peak reserved",
-        "overhead (reserved/needed)",
+        "overhead",
         "driver calls",
         &time,
         "worst malloc",
@@ -164,7 +153,7 @@ fn rows(text: &Text, workload: &Workload, recorded: &Recorded, outcomes: &[Outco
             },
             Count(outcome.driver_calls).to_string(),
             format!("{:.1} ms", outcome.driver_ms),
-            micros(outcome.worst_malloc_us),
+            millis(outcome.worst_malloc_us),
             Bytes::new(outcome.moved_bytes).to_string(),
         ];
         if any_failed {
@@ -276,8 +265,9 @@ pub(super) fn ratio(reserved: Bytes, live: Bytes) -> String {
     format!("{:.3}", reserved.count() as f64 / live.count() as f64)
 }
 
-pub(super) fn micros(us: f64) -> String {
-    if us < 1000.0 { format!("{us:.1} us") } else { format!("{:.2} ms", us / 1000.0) }
+/// Returns a time in one unit for all rows, so that the longest number is the longest time.
+pub(super) fn millis(us: f64) -> String {
+    format!("{:.2} ms", us / 1000.0)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use vramp::peers::Preset;
 use vramp_analysis::number::{Count, plural};
 use vramp_analysis::replay::{Outcome, Total};
 
-use super::table::{OPTIONAL, micros, ratio};
+use super::table::{OPTIONAL, millis, ratio};
 use crate::analysis::SUM_OF_PEAKS;
 use crate::text::{self, Mark, Text};
 
@@ -86,7 +86,7 @@ fn rows(text: &Text, totals: &[Total], outcome: &Outcome) -> String {
             },
             Count(total.driver_calls).to_string(),
             format!("{:.1} ms", total.driver_ms),
-            micros(total.worst_malloc_us),
+            millis(total.worst_malloc_us),
             Bytes::new(total.moved_bytes).to_string(),
         ];
         if any_failed {

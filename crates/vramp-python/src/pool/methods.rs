@@ -11,7 +11,7 @@ use vramp_capi::process::{NotClosed, Session};
 
 use super::{Pool, named};
 use crate::allocation::Allocation;
-use crate::arguments::{bytes, event_count, path_text};
+use crate::arguments::{amount, bytes, event_count, path_text};
 use crate::error::{not_pickled, raise, refuse, result};
 use crate::ipc::{Exported, Imported};
 use crate::measure::Measure;
@@ -50,7 +50,7 @@ impl Pool {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Allocation> {
         let py = slf.py();
-        let size = bytes(py, size, "size")?;
+        let size = amount(py, size, "size")?;
         let stream = stream_in(slf, stream)?;
         let block = slf.get().place(py, size, stream.name)?;
         Ok(Allocation::new(slf, block, size, stream))
@@ -64,7 +64,7 @@ impl Pool {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let py = slf.py();
-        let size = bytes(py, size, "size")?;
+        let size = amount(py, size, "size")?;
         Ok(slf.get().place(py, size, stream_in(slf, stream)?.name)?.addr)
     }
 
@@ -166,7 +166,7 @@ impl Pool {
     /// Releases idle memory.
     #[pyo3(signature = (keep = None))]
     fn trim(&self, py: Python<'_>, keep: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let keep = keep.map_or(Ok(0), |keep| bytes(py, keep, "keep"))?;
+        let keep = keep.map_or(Ok(0), |keep| amount(py, keep, "keep"))?;
         self.call(py, |session| session.trim(keep))
     }
 

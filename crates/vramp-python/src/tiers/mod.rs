@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyDict, PyTuple};
 use vramp_capi::process::{Failure, PinnedMemory, check_fork};
 use vramp_core::Bytes;
 use vramp_defer::{Access, SpillConfig, TiersOptions};
@@ -50,7 +50,7 @@ pub use shared::Core;
 pub use view::View;
 pub use waiting::take_leases;
 
-use crate::arguments::bytes;
+use crate::arguments::amount;
 use crate::calls::synchronize;
 use crate::error::{not_pickled, raise, refuse, result};
 use crate::pool::Pool;
@@ -72,16 +72,6 @@ pub struct Tiers {
     core: Arc<Core>,
     /// Dropped after the core, which keeps its allocator.
     pool: Py<Pool>,
-}
-
-/// Returns a number of bytes, from an int or a text such as `8GiB`.
-pub fn amount(py: Python<'_>, size: &Bound<'_, PyAny>, what: &str) -> PyResult<Bytes> {
-    match size.cast::<PyString>() {
-        Ok(text) => text.to_cow()?.parse().map_err(|_| {
-            refuse(py, "RangeError", &format!("{what} is {text:?}: use a size such as '8GiB'"))
-        }),
-        Err(_) => Ok(Bytes::new(bytes(py, size, what)?)),
-    }
 }
 
 /// Returns a duration from seconds. `None` for ever.
@@ -209,7 +199,7 @@ impl Tiers {
         let (objects, disk_limit) = match (store, disk_limit) {
             (None, limit) => (None, limit),
             (Some(store), Some(limit)) => {
-                (Some(store::tier(store, amount(py, limit, "disk_limit")?)?), None)
+                (Some(store::tier(store, Bytes::new(amount(py, limit, "disk_limit")?))?), None)
             }
             (Some(_), None) => {
                 let text = "a store needs disk_limit, the most bytes in it: pass that too";
@@ -228,7 +218,7 @@ impl Tiers {
             spill.patience = seconds(py, patience)?.unwrap_or(Duration::MAX);
         }
         if let Some(piece) = piece {
-            spill.piece = amount(py, piece, "piece")?;
+            spill.piece = Bytes::new(amount(py, piece, "piece")?);
         }
         let patience = spill.patience;
         let others = pool.get().call(py, |session| Ok(session.others(&config)))?;
@@ -267,7 +257,7 @@ impl Tiers {
         readable: bool,
     ) -> PyResult<Buffer> {
         let py = slf.py();
-        let len = amount(py, nbytes, "nbytes")?;
+        let len = Bytes::new(amount(py, nbytes, "nbytes")?);
         let buffer = slf.get().call(py, |open| {
             let buffer = open.tiers.buffer(len)?;
             if readable {
@@ -324,7 +314,7 @@ impl Tiers {
 
     /// Evicts buffers.
     fn evict(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>) -> PyResult<u64> {
-        let bytes = amount(py, nbytes, "nbytes")?;
+        let bytes = Bytes::new(amount(py, nbytes, "nbytes")?);
         let spilled = self.call(py, |open| Ok::<_, Failure>(open.tiers.manager().spill(bytes)))?;
         Ok(spilled.freed.count())
     }

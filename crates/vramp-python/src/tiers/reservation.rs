@@ -3,11 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
+use vramp_alloc::Bytes;
 use vramp_capi::process::Failure;
 use vramp_tiers::{Deadline, Owner, Strategy};
 
 use super::shared::{Member, Membership, end};
-use super::{Tiers, amount, seconds, tier_of};
+use super::{Tiers, seconds, tier_of};
+use crate::arguments::amount;
 use crate::error::{raise, refuse};
 
 /// Memory of a tier that is kept free for its owner. It ends by `release`, at the end of a `with` block,
@@ -48,7 +50,7 @@ impl Reservation {
         owner: Option<u64>,
     ) -> PyResult<Reservation> {
         let py = tiers.py();
-        let (bytes, wanted) = (amount(py, nbytes, "nbytes")?, tier_of(tier)?);
+        let (bytes, wanted) = (Bytes::new(amount(py, nbytes, "nbytes")?), tier_of(tier)?);
         let wait = timeout.map_or(Ok(None), |timeout| seconds(py, timeout))?;
         let core = tiers.get().core();
         let reserved = py.detach(|| {
