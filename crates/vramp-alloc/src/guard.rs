@@ -68,7 +68,7 @@ impl AllocationGuard {
         &self.allocator
     }
 
-    /// Returns the block, which nobody frees any more: [`Allocator::free`] does.
+    /// Returns the block, which no drop frees any more: [`Allocator::free`] does.
     #[must_use = "the block leaks until the allocator is closed"]
     pub fn leak(mut self) -> Allocation {
         self.block.take().expect("a guard has its block until it ends")

@@ -28,7 +28,7 @@ pub struct DeviceArgs {
 pub(crate) struct Replaying {
     /// The device.
     pub device: Device,
-    /// True for a simulated card that nobody named, because the machine has none. A recording may then choose
+    /// True for a simulated card that no argument named, because the machine has none. A recording may then choose
     /// another.
     pub stands_in: bool,
 }

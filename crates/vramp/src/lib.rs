@@ -32,7 +32,9 @@
 //! | react to a shortage, or watch every request | [`observe`] | |
 //! | record events, write snapshots for PyTorch's viewers, read recordings | `history`, `trace` | `history` |
 //! | compare with PyTorch's allocator, the driver's pool, VPMM | `peers` | `peers` |
+//! | share memory with processes, cards and networks | [`sharing`] | |
 //! | reserve memory of cards, hosts and disks before using it | `tiers` | `tiers` |
+//! | take memory off the card by tag, and bring it back where it was | `tiers::regions` | `tiers` |
 //! | keep more data than fits on the card | `defer` | `defer` |
 //! | take turns at a card with other processes | [`turns`] | |
 //!
