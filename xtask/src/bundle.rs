@@ -18,7 +18,7 @@ const WITH_EXAMPLES: [&str; 3] = ["vramp-check", "vramp-defer", "vramp-capi"];
 /// The examples of theirs that `run.sh` runs.
 const EXAMPLES: [&str; 4] = ["facts", "larger_than_the_card", "overhead", "read_in_place"];
 /// What runs on the Python package, or beside it, by its path in the project and in the folder.
-const PYTHON: [&str; 9] = [
+const PYTHON: [&str; 10] = [
     "bench/check-arrays.py",
     "bench/check-programs.py",
     "bench/check-torch.py",
@@ -26,6 +26,7 @@ const PYTHON: [&str; 9] = [
     "bench/sleep-device.py",
     "bench/sleep-llama.py",
     "bench/torch-programs",
+    "bench/torch-pair.py",
     "bench/torch-workloads.py",
     "python/tests_card",
 ];

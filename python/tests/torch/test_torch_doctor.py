@@ -43,7 +43,7 @@ def test_a_wrong_setting_is_named(variable, value, line):
     assert line in text
 
 
-def test_hidden_cards_are_no_failure():
+def test_hidden_cards_leave_the_simulator_which_is_said():
     code, text = doctor(CUDA_VISIBLE_DEVICES="")
-    assert code == 0, text
+    assert code == 3, text
     assert "CUDA_VISIBLE_DEVICES= hides every card" in text

@@ -108,18 +108,18 @@ def test_so_it_is_on_the_pluggable_route(mode):
 
 
 def test_a_pause_within_a_capture_is_an_error_and_the_graph_is_good():
-    with vramp.region("weights"):
+    with vramp.region("attacked"):
         weights = filled(8 * MIB, 1)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         first = block(4 * MIB)
         first.copy_(weights[: 4 * MIB], non_blocking=True)
         with pytest.raises(vramp.RegionError, match="stream.* captures a graph"):
-            vramp.pause("weights")
+            vramp.pause("attacked")
         second = block(4 * MIB)
-    assert phases("weights") == ["awake"]
-    vramp.pause("weights")
-    vramp.resume("weights")
+    assert phases("attacked") == ["awake"]
+    vramp.pause("attacked")
+    vramp.resume("attacked")
     graph.replay()
     torch.cuda.synchronize()
     assert holds(weights, 1)
@@ -256,36 +256,36 @@ def test_tensors_of_regions_are_counted_while_they_sleep_on_both_routes():
 
 def test_a_request_of_a_memory_pool_in_a_sleeping_region_is_no_out_of_memory_error():
     pool = torch.cuda.MemPool()
-    with vramp.region("pooled"), torch.cuda.use_mem_pool(pool):
+    with vramp.region("attacked pool"), torch.cuda.use_mem_pool(pool):
         inside = filled(40 * MIB, 5)
-    vramp.pause("pooled")
+    vramp.pause("attacked pool")
     counted = torch.cuda.memory_stats()["num_ooms"]
-    with vramp.region("pooled"):
+    with vramp.region("attacked pool"):
         for scope in (torch.cuda.use_mem_pool(pool), torch.cuda.stream(torch.cuda.Stream())):
-            with scope, pytest.raises(RuntimeError, match='region "pooled" sleeps: resume') as caught:
+            with scope, pytest.raises(RuntimeError, match='region "attacked pool" sleeps: resume') as caught:
                 block(400 * MIB)
             assert not isinstance(caught.value, torch.OutOfMemoryError)
     assert torch.cuda.memory_stats()["num_ooms"] == counted
-    vramp.resume("pooled")
+    vramp.resume("attacked pool")
     assert holds(inside, 5)
     del inside, pool
 
 
 def test_a_cached_block_of_a_sleeping_segment_is_given_to_no_one():
     pool = torch.cuda.MemPool()
-    with vramp.region("pooled"), torch.cuda.use_mem_pool(pool):
+    with vramp.region("attacked pool"), torch.cuda.use_mem_pool(pool):
         kept, freed = filled(40 * MIB, 5), block(40 * MIB)
     del freed
     before = allocated()
-    vramp.pause("pooled")
+    vramp.pause("attacked pool")
     with torch.cuda.use_mem_pool(pool):
-        with pytest.raises(RuntimeError, match='region "pooled".* sleeps') as caught:
+        with pytest.raises(RuntimeError, match='region "attacked pool".* sleeps') as caught:
             block(40 * MIB)
         assert not isinstance(caught.value, torch.OutOfMemoryError)
         assert allocated() == before
         # No cached block has room for it, and this thread is in no region.
         other = filled(60 * MIB, 6)
-    vramp.resume("pooled")
+    vramp.resume("attacked pool")
     with torch.cuda.use_mem_pool(pool):
         again = filled(40 * MIB, 7)
     assert holds(kept, 5) and holds(other, 6) and holds(again, 7)
@@ -323,7 +323,7 @@ def test_checkpoints_of_a_pool_are_restored_after_its_region_slept():
 
 @pytest.mark.skipif(ON_CARD, reason="the fake runtime counts what is waited for")
 def test_a_pause_waits_for_work_on_streams_that_only_use_memory():
-    with vramp.region("weights"):
+    with vramp.region("attacked"):
         weights = block(8 * MIB)
     graph, made = capture(lambda: block(MIB))
     copies, replays = torch.cuda.Stream(), torch.cuda.Stream()
@@ -334,24 +334,24 @@ def test_a_pause_waits_for_work_on_streams_that_only_use_memory():
         with torch.cuda.stream(replays):
             graph.replay()
         assert not copies.query() and not replays.query()
-        vramp.pause("weights")
+        vramp.pause("attacked")
         assert copies.query() and replays.query()
-    vramp.resume("weights")
+    vramp.resume("attacked")
     assert holds(weights, 4)
     del graph, made
 
 
 def test_memory_that_side_streams_used_sleeps_and_is_reused_afterwards():
-    with vramp.region("weights"):
+    with vramp.region("attacked"):
         kept, freed = filled(8 * MIB, 1), block(8 * MIB)
     side = torch.cuda.Stream()
     with busy(side):
         freed.record_stream(side)
         del freed
-        vramp.pause("weights")
+        vramp.pause("attacked")
         kept.record_stream(side)
-    vramp.resume("weights")
-    with vramp.region("weights"):
+    vramp.resume("attacked")
+    with vramp.region("attacked"):
         again = filled(8 * MIB, 2)
     assert holds(kept, 1) and holds(again, 2)
 

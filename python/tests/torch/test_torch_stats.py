@@ -1,6 +1,10 @@
 """torch.cuda's statistics: what they count and that they agree with the snapshot."""
 
+import json
+import pathlib
 import random
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -45,10 +49,10 @@ def expected_stats():
 
 def check_agreement(base=None):
     """Current values are those of the snapshot; since `base` they changed by what came and went."""
+    # Before the statistics: a snapshot takes back what caches of small blocks keep, which is of the large pool then.
+    expected = expected_stats()
     stats = torch.cuda.memory_stats()
-    differing = {
-        key: (stats[key], value) for key, value in expected_stats().items() if stats[key] != value
-    }
+    differing = {key: (stats[key], value) for key, value in expected.items() if stats[key] != value}
     assert not differing, f"statistic, and its value by the snapshot: {differing}"
     for name in ARRAYS:
         for pool in ("all", "small_pool", "large_pool"):
@@ -283,6 +287,93 @@ def test_memory_freed_by_other_threads_is_counted_once():
     assert stat("allocation.all.allocated") - start["allocation.all.allocated"] == 8 * 400
 
 
+def test_a_peak_is_one_of_tensors_and_memory_pools_together():
+    torch.cuda.reset_peak_memory_stats()
+    low = {name: stat(f"{name}.all.current") for name in ("allocated_bytes", "active_bytes", "requested_bytes", "allocation")}
+    pool = torch.cuda.MemPool()
+
+    def peaks():
+        return {name: stat(f"{name}.all.peak") - low[name] for name in low}
+
+    first = block(40 * MIB)
+    with torch.cuda.use_mem_pool(pool):
+        inside = block(20 * MIB)
+    most = dict.fromkeys(("allocated_bytes", "active_bytes", "requested_bytes"), 60 * MIB)
+    assert peaks() == most | {"allocation": 2}
+    # What each of them has later is less, though the sum of their own peaks is more.
+    del first
+    with torch.cuda.use_mem_pool(pool):
+        more = block(24 * MIB)
+    assert peaks() == most | {"allocation": 2}
+    second = block(18 * MIB)
+    most = dict.fromkeys(most, 62 * MIB)
+    assert peaks() == most | {"allocation": 3}
+    del second, inside
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == allocated()
+    third = block(3 * MIB)
+    del third
+    assert torch.cuda.max_memory_allocated() == allocated() + 3 * MIB
+    del more, pool
+
+
+def test_threads_that_take_turns_leave_the_exact_peak():
+    torch.cuda.reset_peak_memory_stats()
+    low = allocated()
+    kept = [block(100 * MIB)]
+
+    def in_a_thread(work):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    def peak():
+        return torch.cuda.max_memory_allocated() - low
+
+    in_a_thread(lambda: block(60 * MIB))
+    assert peak() == 160 * MIB
+    # A thread frees what another one allocated, before and after the other one has ended.
+    in_a_thread(lambda: (kept.clear(), kept.append(block(130 * MIB))))
+    assert peak() == 160 * MIB
+    kept.append(block(31 * MIB))
+    assert peak() == 161 * MIB
+    torch.cuda.reset_peak_memory_stats()
+    in_a_thread(kept.clear)
+    assert (allocated(), peak()) == (low, 161 * MIB)
+
+
+def test_the_peak_of_threads_is_at_least_what_each_of_them_saw():
+    torch.cuda.reset_peak_memory_stats()
+    start, barrier, seen = allocated(), threading.Barrier(4), []
+
+    def work(seed):
+        draw = random.Random(seed)
+        kept = [block(64 * MIB)]
+        barrier.wait()
+        for _ in range(500):
+            if draw.random() < 0.5 and len(kept) > 1:
+                kept.pop()
+            else:
+                kept.append(block(draw.randrange(1, 4 * MIB)))
+        barrier.wait()
+        last = block(100 * MIB)
+        barrier.wait()
+        seen.append(allocated())
+        barrier.wait()
+        del last
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    peak = torch.cuda.max_memory_allocated()
+    assert len(seen) == 4
+    # All held their last block at once, and no more than that before.
+    assert max(seen) <= peak <= max(seen) + (max(seen) - start) // 128
+    check_agreement()
+
+
 def test_a_thousand_threads_leave_nothing_behind():
     reserved = torch.cuda.memory_reserved()
     for _ in range(100):
@@ -335,3 +426,12 @@ def test_the_largest_request_of_a_card_leaves_nothing_behind():
     del kept
     tidy()
     assert torch.cuda.memory_reserved() == reserved
+
+
+def test_the_script_of_pairs_prints_both_times_and_their_ratio():
+    script = pathlib.Path(__file__).resolve().parents[3] / "bench" / "torch-pair.py"
+    command = [sys.executable, str(script), "--rounds", "1", "--pairs", "100", "--sizes", "512,4194304", "--threads", "1,2"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [(line["size"], line["threads"]) for line in found] == [(512, 1), (512, 2), (4 * MIB, 1), (4 * MIB, 2)]
+    assert all(line["native_ns"] > 0 < line["vramp_to_native"] for line in found)

@@ -55,15 +55,14 @@ struct Shared {
     }
   }
 
-  void report_to_profiler(const Device& device, void* address, int64_t size,
-                          int64_t allocated) const {
+  void report_to_profiler(const Device& device, void* address, int64_t size) const {
     if (C10_LIKELY(!c10::memoryProfilingEnabled())) {
       return;
     }
     uint64_t reserved = 0;
     (void)vramp.reserved(device.index, &reserved);
-    c10::reportMemoryUsageToProfiler(address, size, static_cast<size_t>(allocated), reserved,
-                                     device.cuda());
+    auto allocated = static_cast<size_t>(device.statistics.allocated_bytes());
+    c10::reportMemoryUsageToProfiler(address, size, allocated, reserved, device.cuda());
   }
 
   CUDAAllocator* const native;
