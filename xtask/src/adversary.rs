@@ -9,7 +9,7 @@ use crate::shell;
 
 /// The file that CI holds the default allocator's counts to.
 const BOUNDS: &str = "bench/adversary-bounds.toml";
-const PAGE: &str = "docs/benchmarks.md";
+const PAGE: &str = "docs/background/adversary.md";
 /// The table lies between these lines of the page.
 const BEGIN: &str = "<!-- cargo xtask adversary -->";
 const END: &str = "<!-- end of cargo xtask adversary -->";

@@ -70,7 +70,9 @@ pub fn run(root: &Path) -> Result<()> {
     steps.run("torch headers", "compile alone: `cargo xtask torch --headers`", || {
         torch::headers(root, &[torch::TESTED.to_owned()])
     })?;
-    steps.run("site", "mend the links: `cargo xtask site`", || site::run(root))?;
+    steps.run("site", "mend the links: `cargo xtask site`", || {
+        site::run(root, &built.program("vramp")?.file, false)
+    })?;
     steps.run(
         "page",
         "open the pages alone: `cargo xtask page`; they are in `target/page`",

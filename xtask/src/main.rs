@@ -126,7 +126,11 @@ enum Task {
     /// Checks licences, advisories and duplicates of the dependencies; needs cargo-deny.
     Deny,
     /// Builds the documentation as one site into `target/site`, and checks its links.
-    Site,
+    Site {
+        /// The documentation of the crates too, which takes minutes.
+        #[arg(long)]
+        rustdoc: bool,
+    },
     /// Opens pages of `vramp report` in a headless Chromium and uses them.
     Page {
         /// Instead, measure how this page opens and zooms.
@@ -227,7 +231,9 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Deny => shell::run(
             std::process::Command::new("cargo").current_dir(root).args(["deny", "check"]),
         ),
-        Task::Site => site::run(root),
+        Task::Site { rustdoc } => {
+            page::build(root).and_then(|program| site::run(root, &program, *rustdoc))
+        }
         Task::Page { measure: None } => {
             page::build(root).and_then(|program| page::run(root, &program, page::Scope::Whole))
         }

@@ -64,3 +64,16 @@ pub use vramp_trace as trace;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The programs of the guides are tests too.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/tiers.md")]
+    struct Reservations;
+    #[doc = include_str!("../../../docs/deferrable.md")]
+    struct DeferrableBuffers;
+    #[doc = include_str!("../../../docs/sleep.md")]
+    struct Regions;
+    #[doc = include_str!("../../../docs/tutorials/more-than-the-card.md")]
+    struct MoreThanTheCard;
+}

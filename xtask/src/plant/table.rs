@@ -1,4 +1,4 @@
-//! The planted bugs. Each breaks one promise of `docs/life-cycles.md`.
+//! The planted bugs. Each breaks one promise of `docs/background/life-cycles.md`.
 
 /// A change of one place that breaks a promise.
 pub struct Plant {

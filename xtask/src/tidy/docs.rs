@@ -8,7 +8,7 @@ use super::Finding;
 use crate::tree::Tree;
 
 /// Pages whose tables name tests and functions.
-const PAGES_WITH_TESTS: [&str; 2] = ["docs/peer-tests.md", "docs/rmmep-1.md"];
+const PAGES_WITH_TESTS: [&str; 2] = ["docs/background/peer-tests.md", "docs/rmmep-1.md"];
 
 /// Every test that the table of peer tests, or of RMMEP-1, names is a function somewhere.
 pub fn peer_tests_exist(tree: &Tree) -> Vec<Finding> {
@@ -78,6 +78,25 @@ fn functions<'a>(tree: &'a Tree, end: &'a str, keyword: &'a str) -> impl Iterato
     })
 }
 
+/// The Rust programs of every page of `docs` are tests of some crate.
+pub fn rust_pages_are_tested(tree: &Tree) -> Vec<Finding> {
+    let pages = tree.ending(".md").filter(|(path, _)| path.starts_with("docs/"));
+    let with_programs = pages.filter(|(_, page)| page.lines().any(|line| line == "```rust"));
+    let tested = |path: &str| {
+        let included = format!("include_str!(\"../../../{path}\")");
+        tree.ending(".rs").any(|(_, text)| text.contains(&included))
+    };
+    let untested = with_programs.filter(|(path, _)| !tested(path));
+    let finding = |(path, _)| {
+        Finding::new(
+            path,
+            None,
+            "no crate includes this page in its documentation tests".to_owned(),
+        )
+    };
+    untested.map(finding).collect()
+}
+
 /// Every relative link of a page leads to a file or folder of the tree.
 pub fn links_resolve(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -145,6 +164,20 @@ mod tests {
         };
         assert_eq!(found("short", GLOSSARY_ROWS), 0);
         assert_eq!(found(&long, GLOSSARY_ROWS + 1), 2);
+    }
+
+    #[test]
+    fn a_page_whose_programs_no_test_runs_is_found() {
+        let page = "text\n```rust\nlet a = 1;\n```\n";
+        let included = "#[doc = include_str!(\"../../../docs/a.md\")]";
+        let tree = Tree::of(&[
+            ("docs/a.md", page),
+            ("docs/b.md", page),
+            ("crates/x/src/lib.rs", included),
+        ]);
+        let found = rust_pages_are_tested(&tree);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].to_string().contains("docs/b.md"));
     }
 
     #[test]

@@ -99,6 +99,7 @@ pub fn run(root: &Path) -> Result<()> {
     findings.extend(docs::peer_tests_exist(&tree));
     findings.extend(docs::front_pages_are_short(&tree));
     findings.extend(docs::links_resolve(&tree));
+    findings.extend(docs::rust_pages_are_tested(&tree));
     findings
         .extend(header::difference(root)?.map(|message| Finding::new(header::PATH, None, message)));
     for (path, message) in charts::differences(root)? {

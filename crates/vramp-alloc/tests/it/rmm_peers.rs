@@ -1,5 +1,5 @@
 //! Counterparts of RMM's tests of its pools, its generic matrix and its adaptors, by the promise
-//! that each of them makes. `docs/peer-tests.md` says which is whose.
+//! that each of them makes. `docs/background/peer-tests.md` says which is whose.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,5 +1,5 @@
 //! Counterparts of PyTorch's tests of its allocator and statistics, by the promise that each of
-//! them makes. `docs/peer-tests.md` says which is whose.
+//! them makes. `docs/background/peer-tests.md` says which is whose.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,5 @@
 //! Counterparts of PyTorch's tests of snapshots and histories, by the promise that each of them
-//! makes. `docs/peer-tests.md` says which is whose.
+//! makes. `docs/background/peer-tests.md` says which is whose.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! The tests that OpenVM's VPMM has, each under a name of ours; `docs/peer-tests.md` maps them.
+//! The tests that OpenVM's VPMM has, each under a name of ours; `docs/background/peer-tests.md` maps them.
 
 use crate::common::{Cost, NOTHING, PAGE, Rig, pages, range};
 use vramp_alloc::{Bytes, Config};

@@ -161,21 +161,33 @@ fn contents_go_to_a_store_that_is_written_in_c() {
 }
 
 #[test]
-fn the_programs_of_the_guide_compile_and_run() {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let guide =
-        std::fs::read_to_string(own.join("../../docs/c-interface.md")).expect("it is there");
-    let programs = guide.split("```c\n").filter(|block| block.starts_with("#include"));
-    let programs: Vec<&str> = programs.filter_map(|block| block.split("```").next()).collect();
-    assert_eq!(programs.len(), 2);
-    for program in programs {
-        // The machine of the tests may have a card.
-        let program = program.replace("\"auto\"", "\"sim:h200\"");
-        let folder = tempfile::tempdir().expect("a folder can be made");
-        let source = folder.path().join("guide.c");
-        std::fs::write(&source, program).expect("the folder is ours");
-        let source = source.to_str().expect("a plain path");
-        assert_eq!(Program::compile("cc", source, "-std=c89").run("", &[]), "");
+fn the_programs_of_the_guides_compile_and_run() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    for (page, language, count) in [
+        ("c-interface.md", "c", 2),
+        ("tiers.md", "c", 1),
+        ("tutorials/allocator-in-cpp.md", "cpp", 1),
+    ] {
+        let text = std::fs::read_to_string(docs.join(page)).expect("it is there");
+        let fence = format!("```{language}\n");
+        let blocks = text.split(&fence).filter_map(|block| block.split("```").next());
+        let programs: Vec<&str> = blocks.filter(|block| block.contains("int main(")).collect();
+        assert_eq!(programs.len(), count, "{page}");
+        for program in programs {
+            // The machine of the tests may have a card.
+            let program = program.replace("\"auto\"", "\"sim:h200\"");
+            let folder = tempfile::tempdir().expect("a folder can be made");
+            let source = folder.path().join(format!("guide.{language}"));
+            std::fs::write(&source, program).expect("the folder is ours");
+            let source = source.to_str().expect("a plain path");
+            match language {
+                "c" => assert_eq!(Program::compile("cc", source, "-std=c89").run("", &[]), ""),
+                _ => {
+                    let printed = Program::compile("c++", source, "-std=c++11").run("", &[]);
+                    assert!(text.contains(&printed), "the page shows other lines than {printed}");
+                }
+            }
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! Random programs of objects that begin and end: streams, blocks, pools, arenas, captures, graphs,
-//! leases, ranges, callbacks. `docs/life-cycles.md` is the table that they are drawn from.
+//! leases, ranges, callbacks. `docs/background/life-cycles.md` is the table that they are drawn from.
 //!
 //! 1. A seed gives a program: operations, drawn from what exists (`draw.rs`).
 //! 2. `world.rs` performs each one on a subject (`subject.rs`: an interface of the allocator), as a

@@ -10,7 +10,7 @@ use crate::pool::regions::Kind;
 use crate::pool::streams::IDLE;
 use crate::pool::view::View;
 
-/// Bytes by state. See `docs/states.md` for what each state means.
+/// Bytes by state. See `docs/background/states.md` for what each state means.
 ///
 /// Two sums hold, and the audit checks them:
 /// `addresses = holes + retired + hosted + quarantined_addresses + mapped` and

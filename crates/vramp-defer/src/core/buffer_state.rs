@@ -269,7 +269,7 @@ impl Piece {
     }
 }
 
-/// State of a piece, as `docs/states.md` draws it.
+/// State of a piece, as `docs/background/states.md` draws it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PieceState {
     /// No contents: it is neither copied out nor restored.

@@ -2,7 +2,7 @@
 //! depends on what, and which calls are to be refused.
 //!
 //! The rules that the user keeps are those of the allocator's documentation and of
-//! `docs/life-cycles.md`. An operation that would break one is changed so that it keeps it (work
+//! `docs/background/life-cycles.md`. An operation that would break one is changed so that it keeps it (work
 //! is ordered after earlier work, uses are recorded), or does nothing.
 
 mod blocks;
