@@ -261,6 +261,7 @@ fn serving(waiters: u64, share: Duration) -> Result<Vec<Row>> {
         candidates: [GPU].into_iter().collect(),
         bytes: Bytes::mib(1),
         kept: Bytes::ZERO,
+        held: Bytes::ZERO,
         place: None,
         priority: Priority::default(),
         owner: Owner(owner),

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::buffer_state::{ContentPlace, PieceMove};
-use super::{Access, BufferId, DeferCounters, Deferrables, HolderKey, SpillTier};
+use super::{Access, BufferId, DeferCounters, Deferrables, HolderKey, RangeId, SpillTier};
 use vramp_core::Bytes;
 
 /// Bytes of contents by state. `empty + resident + spilled + restoring` is `total`.
@@ -172,6 +172,14 @@ impl Deferrables {
     /// Returns the memory of the pool that these buffers need, resident or not. O(buffers).
     pub fn needed_by(&self, buffers: &[(BufferId, Access)]) -> Bytes {
         self.ranges_of(buffers).into_iter().map(|range| self.ranges[range].needs()).sum()
+    }
+
+    /// Returns the memory of the pool that leases of some holders keep on the card. O(their buffers).
+    pub fn kept_by(&self, holders: &[HolderKey]) -> Bytes {
+        let leases = self.leases_of(holders).filter(|lease| lease.has_room());
+        let ranges = leases.flat_map(|lease| self.ranges_of(&lease.buffers));
+        let ranges: BTreeSet<RangeId> = ranges.collect();
+        ranges.into_iter().map(|range| self.ranges[range].needs()).sum()
     }
 
     /// Returns the occupied memory that nothing keeps on the card.

@@ -71,7 +71,7 @@ impl Search {
 }
 
 impl Deferrables {
-    fn leases_of(&self, holders: &[HolderKey]) -> impl Iterator<Item = &Lease> {
+    pub(super) fn leases_of(&self, holders: &[HolderKey]) -> impl Iterator<Item = &Lease> {
         let of = |key| self.wait_queue.holders.get(key).map(|holder| &holder.leases);
         let leases = holders.iter().filter_map(of).flatten();
         leases.map(|lease: &BufferLeaseId| &self.leases[lease])

@@ -53,13 +53,13 @@ pub(super) struct Hooks<'a> {
     pub on_grant: &'a mut dyn FnMut(&Deferrables, BufferLeaseId),
 }
 
-/// The requests that wait: in the planner's queue, or with a claim in the queue of the card's space.
+/// The requests that wait: in the planner's queue, or in the queue of the card's space.
 #[derive(Default)]
 pub(super) struct Waiting {
     /// Their slots, and when tasks are to be woken.
     pub slots: Waiters<Ticket, Outcome>,
-    /// Those with a claim that have no deadline, and the holders that they have to do without.
-    pub endless_claims: BTreeMap<Ticket, SmallVec<[HolderKey; 2]>>,
+    /// Those in the space's queue that have no deadline, and the holders that they have to do without.
+    pub endless: BTreeMap<Ticket, SmallVec<[HolderKey; 2]>>,
     /// Buffers that they may read in place while all that is spilled of them is mapped.
     in_place: BTreeMap<Ticket, SmallVec<[BufferId; 2]>>,
     /// No request may wait.
@@ -82,7 +82,7 @@ impl Waiting {
 
     pub fn complete(&mut self, ticket: Ticket, outcome: Outcome) {
         self.in_place.remove(&ticket);
-        self.endless_claims.remove(&ticket);
+        self.endless.remove(&ticket);
         self.slots.complete(ticket, outcome);
     }
 
@@ -115,7 +115,7 @@ impl Waiting {
         }
         core.dequeue(ticket);
         self.in_place.remove(&ticket);
-        self.endless_claims.remove(&ticket);
+        self.endless.remove(&ticket);
         None
     }
 
@@ -128,7 +128,8 @@ impl Waiting {
         }
     }
 
-    /// Ends the waits whose deadlines have passed, the earliest first. One with a claim takes its next step.
+    /// Ends the waits whose deadlines have passed, the earliest first. One in the
+    /// space's queue takes its next step.
     pub fn expire(&mut self, core: &mut Deferrables, now: Instant) {
         let Waiting { slots, in_place, .. } = self;
         slots.expire(now, |ticket| {

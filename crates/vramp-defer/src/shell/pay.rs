@@ -3,12 +3,12 @@
 //! 1. A granted lease pays for memory that is to be mapped: first with a reservation that pays for
 //!    it, then from the space, within its limit and in the order of its queue. What is missing is
 //!    spilled meanwhile. The lease is held, so its own buffers stay.
-//! 2. If that fails the lease is cancelled. Its request claims the missing bytes in the space's queue like a
-//!    reservation ([`Shared::claim`]) and holds nothing: neither buffers, nor a charge, nor
+//! 2. If that fails the lease is cancelled. Its request reserves the missing bytes in the space's queue like any
+//!    other ([`QueuedRequest`](super::queued_request::QueuedRequest)) and holds nothing: neither buffers, nor a charge, nor
 //!    a place in front of other leases. So what an older request waits for can leave.
-//! 3. The queue serves the claim, and the request asks for its lease anew, at the place among the leases that
+//! 3. The queue serves it, and the request asks for its lease anew, at the place among the leases that
 //!    it had before. If a lease is in the way the bytes go back. If it lacks bytes again, because some of its
-//!    buffers left, it claims all of them at the place in the space's queue that it had before.
+//!    buffers left, it reserves all of them at the place in the space's queue that it had before.
 //!
 //! A request that lacks budget keeps no other from its buffers. It cannot: others may hold the missing bytes as
 //! reservations, and which thread has to lease before it ends one of those is not known.
@@ -32,8 +32,11 @@
 //!
 //! A waiter of the space whose bytes cannot be spilled, because leases keep them, would starve while
 //! threads lease the same resident buffers again and again. So while there is one, a request of an
-//! owner without leases claims no bytes, but a turn to [keep](vramp_tiers::RequestBuilder::keeping) those that its
+//! owner without leases reserves no bytes there, but waits for a turn to [keep](vramp_tiers::RequestBuilder::keeping) those that its
 //! buffers need: it overtakes the waiter only where as many are free, and as far as reservations do.
+//!
+//! A request there says how many bytes other leases of its owner keep meanwhile. So a waiter of the space that needs those
+//! does not keep the owner from a lease that it may have to have before it ends the others.
 //!
 //! Leases without a deadline for which memory can never become free.
 //!
@@ -52,11 +55,11 @@
 //! of leases. What others hold in the spaces of the host, the disk and the card's budget counts as
 //! memory that comes back.
 //!
-//! Growth, from 10 to 100,000 claims: one enters and ends in O(log claims), and a claim that ended leaves
-//! nothing, here and in the space's queue. A look of the watching thread is O(log leases) for each claim without a
+//! Growth, from 10 to 100,000 requests that lack budget: one enters and ends here in O(log requests), and leaves
+//! nothing. A look of the watching thread is O(log leases) for each one without a
 //! deadline, and O(copies) once if one of them is stuck; one for each attempt without a deadline that failed. In a
 //! full space a release serves those that fit now, and a lease that ends wakes as many waiters as its bytes are
-//! for. A holder that is slow or never ends keeps its bytes: claims with a deadline end then, the others wait.
+//! for. A holder that is slow or never ends keeps its bytes: requests with a deadline end then, the others wait.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -70,20 +73,20 @@ use super::spill_error::SpillError;
 use super::state::{Shared, State};
 use crate::planner::{Access, BufferId, BufferLeaseId, HolderKey, Ticket};
 use vramp_core::Bytes;
-use vramp_tiers::reserve::{Charge, Enqueued, ReservationId, ReserveError, WaiterId};
+use vramp_tiers::reserve::{Charge, ReservationId, ReserveError, WaiterId};
 use vramp_tiers::spill::Spilling;
-use vramp_tiers::{Deadline, MemorySpace, Reservation};
+use vramp_tiers::{MemorySpace, Reservation};
 
-/// What pays for one request: a reservation, and bytes that a claim was served with.
+/// What pays for one request: a reservation, and bytes from the space's queue.
 #[derive(Default)]
 pub(super) struct Payer {
     /// Reservation given by the caller. Otherwise those attached to the thread or the stream pay.
     pub reservation: Option<Arc<Reservation>>,
     /// Bytes from the space's queue.
-    pub claimed: Option<Charge>,
-    /// Bytes that the last attempt lacked, the claimed ones included.
+    pub reserved: Option<Charge>,
+    /// Bytes that the last attempt lacked, the reserved ones included.
     pub lacks: Bytes,
-    /// Place of its claims in the space's queue, from the first on.
+    /// Place in the space's queue, from the first wait there on.
     pub place: Option<WaiterId>,
 }
 
@@ -99,7 +102,7 @@ impl Shared {
         payer: &mut Payer,
     ) -> Result<(), SpillError> {
         // What is not needed goes back, after the lock is free.
-        let mut claimed = payer.claimed.take();
+        let mut reserved = payer.reserved.take();
         let Some(space) = &self.budget else { return Ok(()) };
         let need = self.lock().account.need(lease);
         if need.is_zero() {
@@ -112,10 +115,10 @@ impl Shared {
             charges.push(charge);
         }
         payer.lacks = left;
-        if let Some(claimed) = &mut claimed {
-            let now = left.min(claimed.bytes());
+        if let Some(reserved) = &mut reserved {
+            let now = left.min(reserved.bytes());
             left -= now;
-            charges.push(claimed.split(now));
+            charges.push(reserved.split(now));
         }
         if !left.is_zero() {
             // Not while holding the lock: callbacks of the space may call the manager.
@@ -159,22 +162,6 @@ impl Shared {
             }
         });
         reserved.map(Reservation::into_charge).map_err(no_budget)
-    }
-
-    /// Enters the space's queue for `bytes`, for a lease that keeps `kept` idle bytes. Nothing is held
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// The bytes never fit, the deadline passed, or the space's manager was shut down.
-    pub(super) fn claim(
-        space: &MemorySpace,
-        bytes: Bytes,
-        kept: Bytes,
-        place: Option<WaiterId>,
-        deadline: Deadline,
-    ) -> Result<Enqueued, SpillError> {
-        let request = space.request(bytes).keeping(kept).at(place).deadline(deadline);
-        request.enqueue().map_err(no_budget)
     }
 
     /// Returns the memory of buffers if a request for them has to go behind the waiters of the space: one of
@@ -291,8 +278,8 @@ impl Shared {
 
     /// Wakes requests in the queue of the card's space: to spill again if host or disk have more room
     /// than before, and to be refused if the manager is at rest.
-    pub(super) fn watch_claims(&self) {
-        if !self.has_starving_waiters() && self.lock().waiting.endless_claims.is_empty() {
+    pub(super) fn watch_reserving(&self) {
+        if !self.has_starving_waiters() && self.lock().waiting.endless.is_empty() {
             return;
         }
         let room = self.room_below();
@@ -305,8 +292,9 @@ impl Shared {
             return;
         }
         let mut state = self.lock();
-        let claims = state.waiting.endless_claims.iter();
-        let stuck = claims.filter(|(_, holders)| state.is_idle(holders)).map(|(&ticket, _)| ticket);
+        let endless = state.waiting.endless.iter();
+        let stuck =
+            endless.filter(|(_, holders)| state.is_idle(holders)).map(|(&ticket, _)| ticket);
         let stuck: Vec<Ticket> = stuck.collect();
         if !stuck.is_empty() && !self.others_hold_memory(&state) {
             stuck.into_iter().for_each(|it| state.waiting.complete(it, Outcome::TriedAgain));

@@ -1,10 +1,10 @@
 //! A lease request: tried, queued, granted, and restored, by a thread or a task.
 //!
 //! 1. Buffers that should be promoted are leased at once, if that takes no waiting.
-//! 2. Where an older request of the card's space would starve, the request first claims a turn there.
+//! 2. Where an older request of the card's space would starve, the request first waits for a turn there.
 //! 3. It is granted, or waits in the queue of leases.
 //! 4. The granted lease is restored: the request's work. If something is full, the lease ends, and the
-//!    request goes back to step 3, or claims the bytes that it lacked in the queue of the card's space.
+//!    request goes back to step 3, or reserves the bytes that it lacked, in the queue of the card's space.
 //!
 //! Wherever it waits it has one slot, by which its wait is cancelled and a task is woken. Its ticket, which is its
 //! place among the leases, stays the same to the end.
@@ -68,7 +68,7 @@ pub(super) struct QueuedRequest {
     /// Where the outcome comes while it waits.
     slot: Option<Arc<LeaseSlot>>,
     /// Its request in the space's queue, while it waits for that.
-    claim: Option<Box<QueuedReservation>>,
+    reserving: Option<Box<QueuedReservation>>,
     granted: Option<GrantedLease>,
     payer: Payer,
     wait: Option<Wait>,
@@ -86,7 +86,7 @@ enum Stage {
     /// About to request the lease.
     Ready,
     /// In the queue of the card's space.
-    Claiming,
+    Reserving,
     /// In the queue of leases.
     Queued,
     /// It has its lease, which is to be restored.
@@ -130,7 +130,7 @@ impl QueuedRequest {
             stage: Stage::New,
             ticket: None,
             slot: None,
-            claim: None,
+            reserving: None,
             granted: None,
             payer: Payer::default(),
             wait: None,
@@ -154,11 +154,11 @@ impl QueuedRequest {
                         None => self.shared.keeps_from_starving(&self.buffers, &self.holders()),
                     };
                     if let Some(kept) = kept {
-                        self.claim(Bytes::ZERO, kept)?;
+                        self.reserve(Bytes::ZERO, kept)?;
                     }
                 }
                 Stage::Ready => self.submit()?,
-                Stage::Claiming => match self.step_claim(waker)? {
+                Stage::Reserving => match self.step_reserving(waker)? {
                     Step::Ready(()) => {}
                     Step::Work => return Ok(Step::Work),
                     Step::Pending(until) => return Ok(Step::Pending(until)),
@@ -190,23 +190,26 @@ impl QueuedRequest {
         let error = self.refuse_if_stuck(error)?;
         match error {
             SpillError::NoBudget { .. } if !self.deadline.has_passed() => {
-                self.claim(self.payer.lacks, Bytes::ZERO)
+                self.reserve(self.payer.lacks, Bytes::ZERO)
             }
             error => self.retry_after(error),
         }
     }
 
-    /// Claims bytes in the queue of the card's space, or a turn to keep some.
+    /// Reserves bytes in the queue of the card's space, or waits there for a turn to keep some.
     ///
     /// # Errors
     /// The bytes never fit, the deadline passed, the space's manager was shut down, or no request may wait.
-    fn claim(&mut self, bytes: Bytes, kept: Bytes) -> Result<(), SpillError> {
+    fn reserve(&mut self, bytes: Bytes, kept: Bytes) -> Result<(), SpillError> {
         let shared = Arc::clone(&self.shared);
         let Some(space) = &shared.budget else { return Ok(()) };
-        let queued = match Shared::claim(space, bytes, kept, self.payer.place, self.deadline)? {
+        let held = shared.lock().core.kept_by(&self.holders());
+        let request = space.request(bytes).keeping(kept).holding(held);
+        let request = request.at(self.payer.place).deadline(self.deadline);
+        let queued = match request.enqueue().map_err(no_budget)? {
             Enqueued::Waiting(queued) => queued,
             Enqueued::Served(reservation) => {
-                self.payer.claimed = Some(reservation.into_charge());
+                self.payer.reserved = Some(reservation.into_charge());
                 self.stage = Stage::Ready;
                 return Ok(());
             }
@@ -219,9 +222,9 @@ impl QueuedRequest {
         let ticket = *self.ticket.get_or_insert_with(|| state.core.ticket());
         self.slot = Some(state.waiting.add(ticket, SmallVec::new(), None));
         if self.deadline.instant().is_none() {
-            state.waiting.endless_claims.insert(ticket, self.holders());
+            state.waiting.endless.insert(ticket, self.holders());
         }
-        (self.claim, self.stage) = (Some(queued), Stage::Claiming);
+        (self.reserving, self.stage) = (Some(queued), Stage::Reserving);
         Ok(())
     }
 
@@ -229,15 +232,15 @@ impl QueuedRequest {
     ///
     /// # Errors
     /// The deadline passed, the wait was cancelled, or the space's manager was shut down.
-    fn step_claim(&mut self, waker: &Waker) -> Result<Step<()>, SpillError> {
-        let slot = self.slot.as_ref().expect("a request that claims has a slot");
+    fn step_reserving(&mut self, waker: &Waker) -> Result<Step<()>, SpillError> {
+        let slot = self.slot.as_ref().expect("a request that reserves has a slot");
         if let Some(outcome) = slot.poll(waker) {
-            self.claim = None;
+            self.reserving = None;
             return self.accept(outcome).map(Step::Ready);
         }
-        let claim = self.claim.as_mut().expect("a request that claims has a claim");
-        let ticket = self.ticket.expect("a request that claims has a ticket");
-        match claim.step(waker) {
+        let reserving = self.reserving.as_mut().expect("a request that reserves is queued there");
+        let ticket = self.ticket.expect("a request that reserves has a ticket");
+        match reserving.step(waker) {
             Step::Work => Ok(Step::Work),
             Step::Pending(until) if self.is_task => {
                 self.shared.lock().waiting.slots.set_deadline(ticket, until);
@@ -245,14 +248,14 @@ impl QueuedRequest {
             }
             Step::Pending(until) => Ok(Step::Pending(until)),
             Step::Ready(reserved) => {
-                (self.claim, self.stage) = (None, Stage::Ready);
+                (self.reserving, self.stage) = (None, Stage::Ready);
                 if let Some(Outcome::Cancelled) = self.leave() {
                     return Err(SpillError::Cancelled);
                 }
                 let reserved = reserved.map_err(no_budget);
                 let reserved =
                     reserved.map_err(|error| error.after(self.shared.disk_gate.failure()))?;
-                self.payer.claimed = Some(reserved.into_charge());
+                self.payer.reserved = Some(reserved.into_charge());
                 Ok(Step::Ready(()))
             }
         }
@@ -363,9 +366,9 @@ impl QueuedRequest {
         if state.waiting.is_cancelled {
             return Err(SpillError::Cancelled);
         }
-        if let Some(claimed) = self.payer.claimed.take() {
+        if let Some(reserved) = self.payer.reserved.take() {
             // A waiting request holds no bytes.
-            state.to_drop.push(Box::new(claimed));
+            state.to_drop.push(Box::new(reserved));
         }
         let ticket = state.core.enqueue(&self.request(), allowed, self.ticket)?;
         let until = self.deadline.instant().filter(|_| self.is_task);
@@ -527,7 +530,7 @@ impl Waits for QueuedRequest {
     /// Restores the lease, or spills for the request's turn in the space's queue.
     fn work(&mut self) {
         if self.stage != Stage::Granted {
-            self.claim.iter_mut().for_each(|claim| claim.work());
+            self.reserving.iter_mut().for_each(|reserving| reserving.work());
             return;
         }
         let ended = match self.restore() {

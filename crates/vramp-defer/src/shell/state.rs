@@ -355,7 +355,7 @@ impl State {
         !self.waiting.slots.is_empty()
             && (self.core.lacks_memory()
                 || self.waiting.slots.has_deadlines()
-                || !self.waiting.endless_claims.is_empty()
+                || !self.waiting.endless.is_empty()
                 || !self.deferred_ends.is_empty())
     }
 
@@ -526,7 +526,7 @@ impl State {
         let [streams, uses] = self.events.counts();
         vec![
             ("slots of waiters", self.waiting.slots.len()),
-            ("claims without a deadline", self.waiting.endless_claims.len()),
+            ("endless waits for the budget", self.waiting.endless.len()),
             ("copies of pieces", self.copies.len()),
             ("address ranges", self.homes.len()),
             ("streams with work", streams),

@@ -70,7 +70,7 @@ impl Shared {
 
     /// Serves waiters by what changed outside the manager.
     fn look_again(&self) {
-        self.watch_claims();
+        self.watch_reserving();
         let mut guard = self.lock();
         guard.stats.looks += 1;
         // Work that cannot be queried counts as in flight.

@@ -341,7 +341,7 @@ fn a_request_that_lacks_budget_keeps_its_place_among_the_leases_and_no_other_fro
 }
 
 #[test]
-fn claims_cost_as_much_beside_a_thousand_as_beside_ten_and_leave_nothing() {
+fn requests_for_budget_cost_as_much_beside_a_thousand_as_beside_ten_and_leave_nothing() {
     let steps = [10, 1_000].map(|count| {
         let (rig, buffer, reserved) = kept_out();
         let wanted = [(&buffer, Access::Shared)];
@@ -380,7 +380,7 @@ fn claims_cost_as_much_beside_a_thousand_as_beside_ten_and_leave_nothing() {
 }
 
 #[test]
-fn a_request_that_lacks_more_than_it_claimed_goes_before_those_that_came_since() {
+fn a_request_that_lacks_more_than_it_reserved_goes_before_those_that_came_since() {
     let rig = shared_budget();
     let [small, large] = [(8, 1), (16, 2)].map(|(len, byte)| rig.filled(MIB(len), byte));
     large.spill().unwrap();
@@ -390,7 +390,7 @@ fn a_request_that_lacks_more_than_it_claimed_goes_before_those_that_came_since()
     let mut waits = Task::new(rig.manager.request(&both).stream(rig.stream));
     assert!(waits.poll().is_none());
     let younger = queued(&rig, 40);
-    // The small one is evicted for the claim, and the lease needs it too: it claims more.
+    // The small one is evicted for the request, and the lease needs it too: it lacks more.
     drop(held);
     while (rig.spaces.waiting(), space(&rig).total()) != (2, MIB(40)) {
         assert!(waits.poll().is_none());
@@ -404,5 +404,35 @@ fn a_request_that_lacks_more_than_it_claimed_goes_before_those_that_came_since()
     drop(younger.join().unwrap().unwrap());
     rig.expect(&small, 1);
     rig.expect(&large, 2);
+    rig.check();
+}
+
+#[test]
+fn an_owner_is_not_kept_behind_a_reservation_that_waits_for_its_lease() {
+    let rig = shared_budget();
+    let [large, small] = [(48, 1), (2, 2)].map(|(len, byte)| rig.filled(MIB(len), byte));
+    small.spill().unwrap();
+    let outer = large.lease(Access::Shared, rig.stream).unwrap();
+    let reserving = queued(&rig, 32);
+    let attempts = u64::from(vramp_tiers::reserve::RetryPolicy::default().max_retries);
+    while rig.manager.stats().spills <= attempts {
+        vramp_testing::moment();
+    }
+    // More often than the bound of overtaking.
+    for _ in 0..Overtaking::default().count + 8 {
+        drop(small.lease(Access::Shared, rig.stream).unwrap());
+        while small.is_resident() {
+            // The reservation may be having it evicted.
+            let _ = small.spill();
+        }
+    }
+    assert_eq!(rig.spaces.waiting(), 1, "the reservation waits on");
+    // Without a lease there is no reason to pass.
+    let wanted = [(&small, Access::Shared)];
+    let mut other = Task::new(rig.manager.request(&wanted).stream(rig.stream));
+    assert!(other.poll().is_none());
+    drop(outer);
+    drop(reserving.join().unwrap().unwrap());
+    drop(other.wait().unwrap());
     rig.check();
 }

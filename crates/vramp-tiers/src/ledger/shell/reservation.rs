@@ -156,6 +156,7 @@ impl Reservation {
             candidates: [self.space].into_iter().collect(),
             bytes,
             kept: Bytes::ZERO,
+            held: Bytes::ZERO,
             place: None,
             priority: self.priority,
             owner: record.owner,

@@ -21,7 +21,7 @@
 //! 3. [`SpillRounds::end_round`] says whether another round follows after a pause.
 //! 4. [`SpillRounds::restart`] begins anew when spillers have more to free.
 
-use super::wait_queue::Claim;
+use super::wait_queue::{Claim, fitting};
 use super::{UnknownWaiter, WaitQueue, WaiterId};
 use crate::ledger::core::{Bound, Candidates, Ledger, SpaceId};
 use vramp_core::Bytes;
@@ -65,7 +65,8 @@ impl WaitQueue {
     }
 
     /// Claims what a new waiter lacks in the first of `candidates` that has a spiller. Returns
-    /// false if none has one: then no memory will be spilled for the waiter. No step begins.
+    /// false if none has one, or if the waiter lacks nothing and only the order keeps it: then no memory will be
+    /// spilled for it. No step begins.
     pub fn claim_first_spillable(
         &mut self,
         ledger: &Ledger,
@@ -73,7 +74,9 @@ impl WaitQueue {
         candidates: &Candidates,
         has_spiller: impl Fn(SpaceId) -> bool,
     ) -> bool {
-        let Some(&space) = candidates.iter().find(|&&space| has_spiller(space)) else {
+        let request = self.waiters.get(&waiter).map(|waiter| &waiter.request);
+        let lacks = request.is_some_and(|request| fitting(ledger, request, |_| true).is_none());
+        let Some(&space) = candidates.iter().find(|&&space| lacks && has_spiller(space)) else {
             return false;
         };
         let claimed = self.claim_deficit(ledger, space, waiter).is_ok();

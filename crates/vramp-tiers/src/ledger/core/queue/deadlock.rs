@@ -8,14 +8,15 @@
 //! A waiter with a claim counts as served: memory is being spilled for it.
 //!
 //! The order alone can block waiters too: a waiter that was overtaken up to its bound keeps out
-//! the owners whose memory it waits for. Then one of them has to be served out of order.
+//! the owners whose memory it waits for. Then one of them has to be served out of order. Here what an owner keeps
+//! outside reservations counts as well ([`Request::held`]): the leases of the owner of a request. No owner has to
+//! give up for those, since another thread may end them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
-use super::wait_queue::Allowances;
-use super::wait_queue::fitting;
+use super::wait_queue::{Allowances, Waiter, fitting};
 use super::{Request, WaitQueue, WaiterId};
 use crate::ledger::core::{Candidates, Ledger, Owner, ReservationId, ReservationRecord, SpaceId};
 use vramp_core::Bytes;
@@ -109,14 +110,21 @@ impl WaitQueue {
                 *taken.entry(record.space).or_default() += record.charged();
             }
         }
+        let held_by = |request: &Request| if ordered { request.held } else { Bytes::ZERO };
+        for Waiter { request, .. } in self.waiters.values() {
+            for space in &request.candidates {
+                *taken.entry(*space).or_default() += held_by(request);
+            }
+        }
         let mut stuck: BTreeSet<WaiterId> = self.waiters.keys().copied().collect();
         loop {
             let mut allowances = Allowances::default();
             let mut served = Vec::new();
             for rank in self.order.iter().filter(|rank| stuck.contains(&rank.id)) {
                 let waiter = &self.waiters[&rank.id];
-                if self.claims.contains_key(&rank.id) {
-                    // Memory is being spilled for it.
+                let claim = self.claims.get(&rank.id);
+                if claim.is_some_and(|claim| claim.in_step || !ordered) {
+                    // Memory is being spilled for it. To serve one out of order, a pause is no reason to wait.
                     served.push(rank.id);
                     continue;
                 }
@@ -137,9 +145,11 @@ impl WaitQueue {
             }
             for id in served {
                 stuck.remove(&id);
-                let owner = self.waiters[&id].request.owner;
-                waiting.remove(&owner);
-                for (space, bytes) in held.remove(&owner).unwrap_or_default() {
+                let request = &self.waiters[&id].request;
+                waiting.remove(&request.owner);
+                let outside = request.candidates.iter().map(|&space| (space, held_by(request)));
+                let of_owner = held.remove(&request.owner).unwrap_or_default();
+                for (space, bytes) in of_owner.into_iter().chain(outside) {
                     let taken = taken.entry(space).or_default();
                     *taken = taken.saturating_sub(bytes);
                 }

@@ -23,6 +23,9 @@ pub struct Request {
     /// Bytes that are charged already, and that the request keeps from waiters which would have them spilled.
     /// They need no room, unless the request overtakes waiters.
     pub kept: Bytes,
+    /// Bytes of its candidates that the owner keeps outside reservations until it is served: waiters that need
+    /// them wait for this request.
+    pub held: Bytes,
     /// Priority in the queue.
     pub priority: Priority,
     /// The place that the caller had in the queue before. Without one, or while it is taken, the end.

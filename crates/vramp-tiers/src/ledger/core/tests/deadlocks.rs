@@ -23,6 +23,39 @@ fn two_who_hold_half_and_want_more_are_a_deadlock_and_the_youngest_gives_up() {
 }
 
 #[test]
+fn what_an_owner_keeps_outside_reservations_lets_it_pass_and_makes_no_owner_give_up() {
+    for passes in [false, true] {
+        let overtaking = Overtaking { count: 0, bytes: b(0) };
+        let mut queue = WaitQueue::new(QueueConfig { overtaking, promote_after: None });
+        let mut ledger = ledger();
+        ledger.charge_unreserved(GPU, b(60), Tag::NONE).unwrap();
+        let large = wait(&mut queue, &mut ledger, ask(&[GPU], 50, 1));
+        let [keeps, other] = [(60, 40), (0, 1)].map(|(held, bytes)| {
+            let held = if passes { b(held) } else { Bytes::ZERO };
+            wait(&mut queue, &mut ledger, Request { held, ..ask(&[GPU], bytes, bytes) })
+        });
+        assert!(
+            !queue.claim_first_spillable(&ledger, keeps, &[GPU].into_iter().collect(), |_| true)
+        );
+        let Some(deadlock) = queue.deadlock(&ledger) else {
+            assert!(!passes, "the large one waits for the owner that waits behind it");
+            continue;
+        };
+        assert_eq!(deadlock.stuck, [large, keeps, other]);
+        assert_eq!(deadlock.resolution, Resolution::GrantOutOfOrder(keeps));
+        assert_eq!(who(&queue.grant_out_of_order(&mut ledger, keeps).unwrap()), [keeps]);
+        assert_eq!(queue.deadlock(&ledger), None, "it can end now");
+    }
+    // Two that keep more than there is are no deadlock here: other threads may end what they keep.
+    let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
+    ledger.charge_unreserved(GPU, b(100), Tag::NONE).unwrap();
+    for owner in [1, 2] {
+        wait(&mut queue, &mut ledger, Request { held: b(50), ..ask(&[GPU], 60, owner) });
+    }
+    assert_eq!(queue.deadlock(&ledger), None);
+}
+
+#[test]
 fn the_lowest_priority_gives_up_whatever_its_age() {
     let (mut ledger, mut queue) = (ledger(), WaitQueue::default());
     for owner in 1..=3 {

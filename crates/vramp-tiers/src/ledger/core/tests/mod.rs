@@ -63,6 +63,7 @@ fn ask(spaces: &[SpaceId], bytes: u64, owner: u64) -> Request {
         candidates: spaces.into(),
         bytes: b(bytes),
         kept: Bytes::ZERO,
+        held: Bytes::ZERO,
         place: None,
         priority: Priority(0),
         owner: Owner(owner),

@@ -182,6 +182,9 @@ impl Waits for QueuedReservation {
             self.attempts.end();
         }
         let retry_pause = self.attempts.try_candidates();
+        if !self.request.held.is_zero() {
+            self.shared.check_deadlock_late();
+        }
         let check_delay = self
             .shared
             .deadlock_check_delay()

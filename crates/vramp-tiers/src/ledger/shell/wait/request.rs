@@ -26,6 +26,7 @@ pub struct RequestBuilder<'a> {
     candidates: Result<Candidates, StrategyError>,
     bytes: Bytes,
     kept: Bytes,
+    held: Bytes,
     place: Option<WaiterId>,
     priority: Priority,
     owner: Option<Owner>,
@@ -59,6 +60,7 @@ impl<'a> RequestBuilder<'a> {
             candidates,
             bytes,
             kept: Bytes::ZERO,
+            held: Bytes::ZERO,
             place: None,
             priority: Priority::default(),
             owner: None,
@@ -96,6 +98,14 @@ impl<'a> RequestBuilder<'a> {
     /// count for the bound of overtaking. None by default.
     pub fn keeping(mut self, bytes: Bytes) -> RequestBuilder<'a> {
         self.kept = bytes;
+        self
+    }
+
+    /// Says that the caller keeps `bytes` of the space outside reservations until the request is served. If a waiter
+    /// needs them and was overtaken up to its bound, the request is served before it: otherwise both would wait
+    /// for each other. None by default.
+    pub fn holding(mut self, bytes: Bytes) -> RequestBuilder<'a> {
+        self.held = bytes;
         self
     }
 
@@ -225,6 +235,7 @@ impl<'a> RequestBuilder<'a> {
             candidates,
             bytes: self.bytes,
             kept: self.kept,
+            held: self.held,
             place: self.place,
             priority: self.priority,
             owner: self.owner.unwrap_or(Owner(0)),
@@ -274,7 +285,9 @@ impl<'a> RequestBuilder<'a> {
                     // A waiter with a claim is in no deadlock before spilling has failed.
                     let spills = self.spilling != Spilling::Never
                         && state.claim_first_spillable(waiter, &request.candidates);
-                    let deadlock_checked = !spills && self.shared.check_deadlock_now(state);
+                    let checked = !spills && self.shared.check_deadlock_now(state);
+                    // A waiter that needs what its owner holds may be spilled for now, and not later.
+                    let deadlock_checked = checked && self.held.is_zero();
                     let limits = WaitLimits { deadline: self.deadline, spilling: self.spilling };
                     let entry = QueueEntry { waiter, slot, deadlock_checked };
                     let queued = QueuedReservation::new(self.shared, request, entry, limits);
