@@ -2,7 +2,7 @@
 
 SOURCE is the folder that MkDocs reads. Each file that LIST names becomes a page with highlighted code. The
 pages `reference/cli.md`, `reference/python.md` and `reference/c.md` get the commands of PROGRAM, the Python API
-by its sources, and the C header.
+by its sources, and the C header. What pages show of PROGRAM is compared with it: options, and printed lines.
 """
 
 from __future__ import annotations
@@ -83,17 +83,69 @@ def commands(program: str) -> str:
 
 def command_page(program: str, path: list[str], level: int) -> list[str]:
     shown = run([program, *path, "--help"])
-    parts = ["#" * level + " " + " ".join(["vramp", *path]), "", "```text", shown.rstrip(), "```", ""]
-    listed = re.search(r"^Commands:\n((?:  .*\n|\n)+?)(?=^\S|\Z)", shown + "\n", re.MULTILINE)
-    for name in re.findall(r"^  (\w[\w-]*)", listed.group(1), re.MULTILINE) if listed else []:
+    text = "\n".join(map(wrapped, shown.rstrip().splitlines()))
+    parts = ["#" * level + " " + " ".join(["vramp", *path]), "", "```text", text, "```", ""]
+    for name in listed(shown):
         if name != "help":
             parts += command_page(program, [*path, name], level + 1)
     return parts
 
 
+def wrapped(line: str) -> str:
+    """A line of a help text, broken where its description begins."""
+    begin = re.match(r" *(?:\S+ {2,})?", line)
+    indent = " " * (begin.end() if begin else 0)
+    return textwrap.fill(line, 96, subsequent_indent=indent, break_on_hyphens=False)
+
+
 def run(command: list[str]) -> str:
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env={"COLUMNS": "100", "NO_COLOR": "1"})
     return shown.stdout
+
+
+# Commands of the Python package, which PROGRAM does not have.
+PYTHON_COMMANDS = {"run", "doctor"}
+# Commands on recordings of the checkout, whose output pages show.
+SHOWN = re.compile(r"^vramp (?:explain|advise|replay) examples/\S+(?: --limit \S+)?")
+
+
+def check_commands(source: Path, program: str) -> list[str]:
+    """What pages say of the program and is not so: commands, options, and lines that it prints."""
+    wrong = []
+    known = {name: run([program, name, "--help"]) for name in listed(run([program, "--help"])) if name != "help"}
+    printed: dict[str, str] = {}
+    for page in sorted(source.rglob("*.md")):
+        if "project" in page.parts:
+            continue  # the changelog tells of other versions
+        output = None
+        for language, code in re.findall(r"^ *```(\w*)\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
+            if language == "text" and output is not None:
+                for part in re.split(r"\.\.\.|\n", code):
+                    if " ".join(part.split()) not in output:
+                        wrong.append(f"{page.name}: the program does not print {part.strip()!r}")
+            if language not in ("sh", "text"):
+                output = None
+            for line in code.splitlines() if language == "sh" else []:
+                command = re.match(r"(?:python -m )?vramp (\w+)(.*)", line.split("#")[0].strip())
+                shown = SHOWN.match(line)
+                if shown and shown[0] not in printed:
+                    printed[shown[0]] = " ".join(run([program, *shown[0].split()[1:]]).split())
+                output = printed[shown[0]] if shown else None
+                if command is None or command[1] in PYTHON_COMMANDS:
+                    continue
+                if command[1] not in known:
+                    wrong.append(f"{page.name}: there is no command {command[1]}")
+                    continue
+                for option in re.findall(r"--[a-z][\w-]*", command[2]):
+                    if option not in known[command[1]] and command[1] != "bench":
+                        wrong.append(f"{page.name}: vramp {command[1]} has no option {option}")
+    return wrong
+
+
+def listed(shown: str) -> list[str]:
+    """The commands that a help text lists."""
+    found = re.search(r"^Commands:\n((?:  .*\n|\n)+?)(?=^\S|\Z)", shown + "\n", re.MULTILINE)
+    return re.findall(r"^  (\w[\w-]*)", found[1], re.MULTILINE) if found else []
 
 
 def prose(text: str) -> str:
@@ -222,6 +274,11 @@ def function(node: ast.FunctionDef, name: str) -> str:
     return f"```python\n{signature}\n```\n\n{prose(ast.get_docstring(node) or '')}\n"
 
 
+def row(name: str, kind: str, text: str) -> str:
+    """A row of a table, in which a bar would end the cell."""
+    return f"| `{name}` | `{kind.replace(' | ', ' or ')}` | {text.replace('|', 'or')} |"
+
+
 def class_entry(node: ast.ClassDef, name: str) -> str:
     bases = [ast.unparse(base) for base in node.bases]
     shown = f"class {name.rsplit('.', 1)[-1]}({', '.join(bases)})" if bases else f"class {name.rsplit('.', 1)[-1]}"
@@ -233,20 +290,21 @@ def class_entry(node: ast.ClassDef, name: str) -> str:
             if "property" in decorators:
                 kind = ast.unparse(member.returns) if member.returns else ""
                 text = prose(ast.get_docstring(member) or "").replace("\n", " ")
-                values.append(f"| `{member.name}` | `{kind}` | {text} |".replace("|", "\\|", 0))
+                values.append(row(member.name, kind, text))
             elif not any(decorator.endswith(".setter") for decorator in decorators):
                 parts.append(f"#### `{member.name}`\n\n{function(member, member.name)}")
         elif isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name) and member.target.id[0] != "_":
-            values.append(f"| `{member.target.id}` | `{ast.unparse(member.annotation)}` | |")
+            values.append(row(member.target.id, ast.unparse(member.annotation), ""))
     if values:
-        rows = "\n".join(re.sub(r"`([^`]*)`", lambda code: "`" + code[1].replace("|", "\\|") + "`", v) for v in values)
-        parts.insert(1, f"| value | type | |\n|---|---|---|\n{rows}\n")
+        parts.insert(1, "| value | type | |\n|---|---|---|\n" + "\n".join(values) + "\n")
     return "\n".join(parts)
 
 
 def main() -> None:
-    source, listed, program = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    source_pages(source, listed.read_text().split())
+    source, sources, program = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    source_pages(source, sources.read_text().split())
+    if wrong := check_commands(source, program):
+        raise SystemExit("\n".join(wrong))
     fill(source, "reference/cli.md", commands(program))
     fill(source, "reference/python.md", python_api(Path("python/vramp")))
     fill(source, "reference/c.md", header(Path("crates/vramp-capi/include/vramp.h").read_text()))

@@ -160,18 +160,24 @@ fn contents_go_to_a_store_that_is_written_in_c() {
     assert_eq!(left, 0, "objects are removed");
 }
 
+/// Returns the code on a page of `docs` in one language, and whether each piece is a whole program.
+fn code_of(page: &str, language: &str) -> Vec<(String, bool)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page);
+    let text = std::fs::read_to_string(path).expect("the page is there");
+    let fence = format!("\n```{language}\n");
+    let blocks = text.split(&fence).skip(1).filter_map(|block| block.split("```").next());
+    blocks.map(|block| (block.to_owned(), block.contains("int main("))).collect()
+}
+
 #[test]
 fn the_programs_of_the_guides_compile_and_run() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     for (page, language, count) in [
         ("c-interface.md", "c", 2),
         ("tiers.md", "c", 1),
         ("tutorials/allocator-in-cpp.md", "cpp", 1),
     ] {
-        let text = std::fs::read_to_string(docs.join(page)).expect("it is there");
-        let fence = format!("```{language}\n");
-        let blocks = text.split(&fence).filter_map(|block| block.split("```").next());
-        let programs: Vec<&str> = blocks.filter(|block| block.contains("int main(")).collect();
+        let programs = code_of(page, language).into_iter().filter(|(_, is_program)| *is_program);
+        let programs: Vec<String> = programs.map(|(code, _)| code).collect();
         assert_eq!(programs.len(), count, "{page}");
         for program in programs {
             // The machine of the tests may have a card.
@@ -180,15 +186,40 @@ fn the_programs_of_the_guides_compile_and_run() {
             let source = folder.path().join(format!("guide.{language}"));
             std::fs::write(&source, program).expect("the folder is ours");
             let source = source.to_str().expect("a plain path");
-            match language {
-                "c" => assert_eq!(Program::compile("cc", source, "-std=c89").run("", &[]), ""),
-                _ => {
-                    let printed = Program::compile("c++", source, "-std=c++11").run("", &[]);
-                    assert!(text.contains(&printed), "the page shows other lines than {printed}");
-                }
+            if language == "c" {
+                assert_eq!(Program::compile("cc", source, "-std=c89").run("", &[]), "");
+                continue;
             }
+            let printed = Program::compile("c++", source, "-std=c++11").run("", &[]);
+            let shown = code_of(page, "text");
+            assert!(shown.iter().any(|(text, _)| text.contains(&printed)), "not shown: {printed}");
         }
     }
+}
+
+#[test]
+fn the_fragments_of_the_guides_compile() {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let names = std::fs::read_to_string(own.join("tests/c/fragment.hpp")).expect("it is there");
+    let pages = ["c-interface.md", "sleep.md", "deferrable.md", "tutorials/allocator-in-cpp.md"];
+    let code = pages.iter().flat_map(|page| [code_of(page, "c"), code_of(page, "cpp")].concat());
+    let fragments = code.filter(|(_, is_program)| !is_program);
+    let mut count = 0;
+    for (fragment, _) in fragments {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let source = folder.path().join("fragment.cpp");
+        std::fs::write(&source, format!("{names}{{\n{fragment}}}\n}}\n")).expect("it is ours");
+        let output = Command::new("c++")
+            .args(["-std=c++17", "-fsyntax-only"])
+            .arg(format!("-I{}", own.join("include").display()))
+            .arg(&source)
+            .output()
+            .expect("a C++ compiler is installed");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{fragment}\n{errors}");
+        count += 1;
+    }
+    assert_eq!(count, 9);
 }
 
 #[test]
