@@ -585,49 +585,6 @@ fn a_graph_of_an_allocator_that_was_dropped_during_a_capture_is_refused() {
     assert!(matches!(refused, LaunchError::Unusable(Unusable::Closed)), "{refused}");
 }
 
-/// What the pool and the simulator keep of streams, and what a miss with a trim looks at.
-fn kept_and_looked_at(rig: &Rig) -> ([usize; 2], u64) {
-    let looked_at = || rig.allocator.stats().expect("no call fails").looked_at;
-    let before = looked_at();
-    let block = rig.malloc(300);
-    rig.free(block);
-    rig.sim.advance(1);
-    rig.allocator.trim(Bytes::ZERO).expect("no call fails");
-    let pool = rig.allocator.pool_state();
-    let known = pool.map_or(0, |pool| pool.streams().count());
-    ([known, rig.sim.live().streams], looked_at() - before)
-}
-
-#[test]
-fn streams_that_end_leave_nothing_and_cost_later_requests_nothing() {
-    for preset in Preset::ALL {
-        let rig = Rig::new(preset);
-        let live = |count: u32, used: bool| {
-            for _ in 0..count {
-                let stream = rig.allocator.create_stream().expect("a stream can be made");
-                if used {
-                    for size in [Bytes::kib(100), Bytes::mib(3)] {
-                        let block = rig.allocator.malloc(size, stream).expect("there is memory");
-                        rig.allocator.free(block, stream).expect("it is the allocator's");
-                    }
-                }
-                rig.allocator.destroy_stream(stream).expect("it is open");
-            }
-        };
-        live(200, true);
-        let before = kept_and_looked_at(&rig);
-        live(vramp_testing::cases(400), true);
-        live(vramp_testing::cases(5_000), false);
-        let after = kept_and_looked_at(&rig);
-        assert_eq!(after.0, before.0, "{}", preset.name());
-        assert!(after.1 <= before.1 + 8, "{}: {before:?} {after:?}", preset.name());
-        let late = rig.allocator.create_stream().expect("a stream can be made");
-        let block = rig.malloc_on(1, late);
-        rig.free_on(block, late);
-        rig.close();
-    }
-}
-
 #[test]
 fn ended_streams_leave_no_events() {
     for preset in Preset::ALL {
@@ -645,31 +602,6 @@ fn ended_streams_leave_no_events() {
         assert!(most <= 150, "{}: {most} events", preset.name());
         let streams = rig.sim.live().streams;
         assert!(streams <= 2, "{}: {streams} streams", preset.name());
-    }
-}
-
-#[test]
-fn threads_that_free_on_a_stream_meet_its_end() {
-    for preset in Preset::ALL {
-        let rig = Arc::new(rig(preset));
-        for _ in 0..20 {
-            let gone = rig.allocator.create_stream().unwrap();
-            let blocks: Vec<_> =
-                (0..40).map(|_| rig.allocator.malloc(Bytes::kib(8), gone).unwrap()).collect();
-            let free = {
-                let rig = Arc::clone(&rig);
-                std::thread::spawn(move || {
-                    for block in blocks {
-                        rig.allocator.free(block, gone).unwrap();
-                    }
-                })
-            };
-            rig.allocator.destroy_stream(gone).unwrap();
-            free.join().unwrap();
-            rig.allocator.audit().unwrap();
-        }
-        assert_eq!(rig.allocator.live(), Bytes::ZERO);
-        assert_sound(&rig.sim, preset.name());
     }
 }
 

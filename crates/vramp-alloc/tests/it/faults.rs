@@ -4,13 +4,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::Rig;
-use crate::common::random::Random;
 use vramp_alloc::{Allocation, Bytes, StreamId};
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator, SimulatorBuilder};
 use vramp_peers::Preset;
 use vramp_trace::{ReadLimits, Request, Workload, read_trace};
+
+use crate::common::{Random, Rig};
 
 const STEPS: u64 = 2000;
 

@@ -1,13 +1,14 @@
 //! What others test of captured graphs, each as a test of ours: PyTorch's private pools, cubecl's
 //! captures and CUDA graphs, numr's arena. Replays are compared with the eager run byte by byte.
 
-use crate::common;
-use crate::common::graph_rig::{GraphRig, LONG_NS, range};
-use crate::common::random::Random;
 use vramp_alloc::graph::{ArenaConfig, CapturedGraph, LaunchError};
 use vramp_alloc::{AllocError, Allocation, Bytes, Config, StreamId};
 use vramp_driver::Call;
 use vramp_driver::sim::{Contents, Simulator};
+
+use crate::common;
+use crate::common::Random;
+use crate::common::graph_rig::{GraphRig, LONG_NS, range};
 
 const MIB: Bytes = Bytes::mib(1);
 

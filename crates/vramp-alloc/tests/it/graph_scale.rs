@@ -1,11 +1,12 @@
 //! How captures grow: what planning visits, and what captures cost beside many streams, many graphs and
 //! many arenas. Counted in driver calls and visited blocks.
 
-use crate::common::graph_rig::GraphRig;
-use crate::common::random::Random;
 use vramp_alloc::graph::{CaptureReport, CapturedGraph, GraphArena};
 use vramp_alloc::{Allocation, Bytes, Config, StreamId};
 use vramp_driver::sim::{Contents, Simulator};
+
+use crate::common::Random;
+use crate::common::graph_rig::GraphRig;
 
 const KIB: Bytes = Bytes::kib(1);
 

@@ -1,9 +1,9 @@
 //! What a hit must not do: call the driver, or take heap memory.
 
-use crate::common::Rig;
-use crate::common::random::Random;
 use vramp_alloc::{Allocation, Bytes};
 use vramp_driver::sim::Simulator;
+
+use crate::common::{Random, Rig};
 
 const SIZES: [Bytes; 5] =
     [Bytes::new(512), Bytes::kib(64), Bytes::mib(1), Bytes::mib(4), Bytes::mib(256)];

@@ -5,8 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use crate::common::random::Random;
-use crate::common::{Rig, pages, range};
 use vramp_alloc::config::{ExternalProgress, Progress};
 use vramp_alloc::graph::ArenaConfig;
 use vramp_alloc::{Allocation, Allocator, Bytes, Config, Driver, StreamId};
@@ -14,6 +12,8 @@ use vramp_driver::sim::{Contents, FaultPlan, Kernel, Simulator};
 use vramp_driver::wrapper::{Wrapped, Wrapper};
 use vramp_driver::{Call, DriverResult, Event};
 use vramp_peers::Preset;
+
+use crate::common::{Random, Rig, pages, range};
 
 const MIB: Bytes = Bytes::mib(1);
 
@@ -562,90 +562,6 @@ fn streams_may_end_while_calls_fail() {
         for seed in vramp_testing::seeds(8) {
             println!("{}, seed {seed}", preset.name());
             ends_with_faults(preset, seed);
-        }
-    }
-}
-
-#[test]
-fn threads_may_free_while_others_end_the_streams() {
-    for preset in [Preset::Vramp, Preset::Vpmm, Preset::Torch] {
-        for seed in 0..2 {
-            let rig = Rig::on(
-                Simulator::builder().memory(MIB * 512).contents(Contents::Discarded),
-                Config { limit: Some(MIB * 256), ..preset.config() },
-            );
-            let pool = rig.allocator.create_pool("second").unwrap();
-            let shared = Mutex::new(vec![rig.allocator.create_stream().unwrap()]);
-            std::thread::scope(|scope| {
-                for thread in 0..3 {
-                    let (rig, pool, shared) = (&rig, &pool, &shared);
-                    scope.spawn(move || {
-                        let mut random = Random(seed * 31 + thread);
-                        let mut held: Vec<(Allocation, bool)> = Vec::new();
-                        for _ in 0..1500 {
-                            let stream = *random.pick(&shared.lock().unwrap());
-                            let second = random.below(4) == 0;
-                            let from = if second { pool } else { &rig.allocator };
-                            let size = match random.below(3) {
-                                0 => Bytes::new(1 + random.below(4096)),
-                                1 => Bytes::kib(1 + random.below(512)),
-                                _ => MIB * (1 + random.below(24)),
-                            };
-                            match random.below(10) {
-                                0..5 => {
-                                    held.extend(from.malloc(size, stream).ok().map(|b| (b, second)))
-                                }
-                                5..9 if !held.is_empty() => {
-                                    let at = random.below(held.len() as u64) as usize;
-                                    let (block, second) = held.swap_remove(at);
-                                    let to = if second { pool } else { &rig.allocator };
-                                    if random.below(3) == 0 {
-                                        let _ = to.record_use(&block, stream);
-                                    }
-                                    let home = block.stream();
-                                    let on = if random.below(3) == 0 { stream } else { home };
-                                    to.free(block, on).unwrap();
-                                }
-                                _ => {
-                                    if random.below(2) == 0 {
-                                        let new = rig.allocator.create_stream().unwrap();
-                                        let old = {
-                                            let mut shared = shared.lock().unwrap();
-                                            shared.push(new);
-                                            if shared.len() > 6 {
-                                                Some(shared.remove(0))
-                                            } else {
-                                                None
-                                            }
-                                        };
-                                        if let Some(old) = old {
-                                            rig.allocator.destroy_stream(old).unwrap();
-                                        }
-                                    }
-                                }
-                            }
-                        }
-                        for (block, second) in held {
-                            let to = if second { pool } else { &rig.allocator };
-                            let home = block.stream();
-                            to.free(block, home).unwrap();
-                        }
-                    });
-                }
-            });
-            rig.allocator.audit().unwrap();
-            pool.audit().unwrap();
-            rig.sim.advance(1 << 40);
-            for _ in 0..2 {
-                rig.allocator.trim(Bytes::ZERO).unwrap();
-                pool.trim(Bytes::ZERO).unwrap();
-            }
-            if preset == Preset::Vramp {
-                assert_eq!(rig.census().reserved, Bytes::ZERO, "{}", rig.census());
-                assert_eq!(pool.census().reserved, Bytes::ZERO, "{}", pool.census());
-            }
-            pool.close().unwrap();
-            rig.close();
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::common::random::Random;
+use crate::common::Random;
 use vramp_alloc::device::Driver;
 use vramp_alloc::range::StableRange;
 use vramp_alloc::sharing::{Export, Imported, PinnedRange, range_of};

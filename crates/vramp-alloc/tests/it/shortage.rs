@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::{PAGE, Rig, pages, range};
-use vramp_alloc::error::StreamError;
 use vramp_alloc::observe::Event;
 use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, Driver};
 use vramp_driver::sim::{Kernel, Simulator};
@@ -312,39 +311,6 @@ fn garbage_is_given_back_above_the_threshold() {
         let driver: Arc<dyn Driver> = Arc::new(Simulator::builder().build());
         let error = Allocator::new(driver, config).expect_err("that is no share");
         assert!(error.to_string().contains("between 0 and 1"), "{error}");
-    }
-}
-
-#[test]
-fn streams_may_end_before_their_blocks_are_freed() {
-    for preset in Preset::ALL {
-        let rig = Rig::new(preset);
-        let gone = rig.allocator.create_stream().expect("a stream can be made");
-        let [small, large] = [Bytes::kib(3), pages(9)]
-            .map(|size| rig.allocator.malloc(size, gone).expect("there is memory"));
-        rig.allocator.destroy_stream(gone).expect("it can end");
-        let again = rig.allocator.destroy_stream(gone).expect_err("it ended before");
-        assert!(matches!(again, StreamError::Unknown(_)), "{again}");
-        assert!(rig.allocator.malloc(pages(2), gone).is_err());
-        assert!(rig.allocator.record_use(&large, gone).is_err());
-        if preset == Preset::StreamOrdered {
-            // The driver's pool frees on a stream that lives.
-            rig.allocator.free(small, rig.stream).expect("another stream will do");
-            rig.allocator.free(large, rig.stream).expect("another stream will do");
-            continue;
-        }
-        let freed = rig.allocator.free(large, gone);
-        freed.unwrap_or_else(|error| panic!("{}: {error}", preset.name()));
-        if preset == Preset::Vramp {
-            rig.allocator.free(small, gone).expect("it may be freed on its own stream");
-            rig.sim.advance(1);
-            rig.allocator.trim(Bytes::ZERO).expect("nothing fails");
-            assert_eq!(rig.held(), 0, "{}", rig.census());
-        } else {
-            rig.allocator.free(small, rig.stream).expect("another stream will do");
-        }
-        rig.allocator.audit().expect("the pool is whole");
-        rig.close();
     }
 }
 

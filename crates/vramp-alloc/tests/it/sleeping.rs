@@ -10,11 +10,10 @@ use vramp_core::AddrRange;
 use vramp_driver::sim::{FaultPlan, Kernel, Simulator};
 use vramp_driver::wrapper::{Wrapped, Wrapper};
 use vramp_driver::{Call, CaptureMode, Driver, DriverResult, Event, Stream};
-
-use crate::common::random::Random;
-use crate::common::range;
-use crate::common::range_rig::{MIB, RangeRig};
 use vramp_testing::fail_each_call;
+
+use crate::common::range_rig::{MIB, RangeRig};
+use crate::common::{Random, range};
 
 /// A card of which the allocator may have 512 MiB.
 fn rig() -> RangeRig {

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use crate::common::random::Random;
-use crate::common::{Rig, range};
 use vramp_alloc::{Allocation, Bytes, Config, StreamId};
 use vramp_driver::sim::{Contents, Kernel, Simulator};
 use vramp_driver::{Call, Driver};
 use vramp_peers::Preset;
+
+use crate::common::{Random, Rig, range};
 
 const LONG_NS: u64 = 60_000_000_000;
 

@@ -3,14 +3,14 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::mpsc::channel;
 
-use crate::common::random::Random;
-use crate::common::{PAGE, Rig, pages};
 use vramp_alloc::history::HistorySize;
 use vramp_alloc::stats::StatByPool;
 use vramp_alloc::{Allocation, Bytes};
 use vramp_driver::sim::Simulator;
 use vramp_peers::Preset;
 use vramp_trace::{BlockState, EventKind, ReadLimits, read_trace};
+
+use crate::common::{PAGE, Random, Rig, pages};
 
 #[test]
 fn statistics_have_pytorchs_names_and_meanings() {

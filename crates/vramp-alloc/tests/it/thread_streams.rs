@@ -5,14 +5,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, spawn};
 
-use crate::common::Rig;
-use crate::common::graph_rig::{LONG_NS, range};
-use crate::common::random::Random;
 use vramp_alloc::graph::CaptureMode;
 use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, StreamId};
 use vramp_driver::sim::{FaultPlan, Kernel, LiveObjects, Simulator};
 use vramp_driver::{Call, Driver, ErrorKind, StreamThread};
 use vramp_peers::Preset;
+
+use crate::common::graph_rig::{LONG_NS, range};
+use crate::common::{Random, Rig};
 
 const MIB: Bytes = Bytes::mib(1);
 

@@ -1,19 +1,22 @@
-//! Counterparts of PyTorch's tests of its allocator and statistics, by the promise that each of
-//! them makes. `docs/background/peer-tests.md` says which is whose.
+//! Counterparts of PyTorch's tests of its allocator and statistics, its memory pools, and its snapshots and
+//! histories, by the promise that each of them makes. `docs/background/peer-tests.md` says which is whose.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::common::random::Random;
-use crate::common::{Rig, pages};
+use vramp_alloc::history::HistorySize;
 use vramp_alloc::observe::Event;
 use vramp_alloc::stats::MemoryStats;
-use vramp_alloc::{AllocError, Allocation, Bytes, Config, Driver};
+use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, Driver, FreeError};
 use vramp_core::AddrRange;
-use vramp_driver::HostSlice;
+use vramp_driver::meter::Metered;
 use vramp_driver::sim::{Contents, Simulator};
+use vramp_driver::{Call, HostSlice};
 use vramp_peers::Preset;
 use vramp_peers::torch::TorchConfig;
+use vramp_trace::{BlockState, EventKind, Trace};
+
+use crate::common::{Random, Rig, pages};
 
 const MIB: u64 = 1 << 20;
 
@@ -280,25 +283,6 @@ fn running_out_is_an_error_with_and_without_a_split_size() {
 }
 
 #[test]
-fn observers_are_told_of_each_request_that_failed() {
-    for preset in Preset::ALL {
-        let rig = on_card(64, preset.config());
-        let requested = Arc::new(Mutex::new(Vec::new()));
-        let sink = Arc::clone(&requested);
-        rig.allocator.observe(move |event| {
-            if let Event::OutOfMemory(report) = event {
-                sink.lock().expect("whole").push(report.shortage.requested);
-            }
-        });
-        for mib in [100, 200] {
-            assert!(rig.allocator.malloc(Bytes::mib(mib), rig.stream).is_err());
-        }
-        let requested = requested.lock().expect("whole");
-        assert_eq!(*requested, [Bytes::mib(100), Bytes::mib(200)], "{}", preset.name());
-    }
-}
-
-#[test]
 fn observers_are_told_what_the_allocator_takes_and_gives_back() {
     for preset in [Preset::Vramp, Preset::Vpmm, Preset::Torch, Preset::TorchExpandable] {
         let rig = on_card(256, preset.config());
@@ -341,84 +325,6 @@ fn settings_of_rounding_change_what_a_request_takes() {
 }
 
 #[test]
-fn plain_bytes_come_and_go_and_leave_nothing() {
-    for preset in Preset::ALL {
-        let rig = on_card(256, preset.config());
-        for size in [0, 1, 513, MIB + 1, 33 * MIB] {
-            let block = malloc(&rig, Bytes::new(size));
-            assert_eq!(block.requested(), Bytes::new(size));
-            assert!(!block.is_empty() && block.len().count() >= size);
-            rig.free(block);
-            assert_eq!(rig.allocator.live(), Bytes::ZERO);
-        }
-        rig.close();
-    }
-}
-
-#[test]
-fn ten_thousand_random_requests_keep_their_contents() {
-    for (seed, preset) in Preset::ALL.into_iter().enumerate() {
-        let rig = on_card(192, preset.config());
-        let mut random = Random(seed as u64);
-        let mut held: Vec<(Allocation, u8)> = Vec::new();
-        let mut refused = 0;
-        for _ in 0..10_000 {
-            match random.below(1000) {
-                0..520 => {
-                    let power = 1 << random.below(22);
-                    let size = Bytes::new(power + random.below(power));
-                    match rig.allocator.malloc(size, rig.stream) {
-                        Ok(block) => {
-                            let byte = random.below(256) as u8;
-                            fill(&rig, &block, byte);
-                            held.push((block, byte));
-                        }
-                        Err(error) => {
-                            assert!(error.is_out_of_memory(), "{error}");
-                            refused += 1;
-                            held.drain(..held.len() / 2).for_each(|(block, byte)| {
-                                assert_holds(&rig, &block, byte);
-                                rig.free(block);
-                            });
-                        }
-                    }
-                }
-                520..990 if !held.is_empty() => {
-                    let index = random.below(held.len() as u64) as usize;
-                    let (block, byte) = held.swap_remove(index);
-                    assert_holds(&rig, &block, byte);
-                    rig.allocator.free(block, rig.stream).expect("it is ours");
-                }
-                _ => rig.allocator.empty_cache().expect("nothing fails"),
-            }
-        }
-        println!("{}: {refused} refused", preset.name());
-        for (block, byte) in held {
-            assert_holds(&rig, &block, byte);
-            rig.free(block);
-        }
-        assert_eq!((rig.sim.hazards(), rig.sim.device_loss()), (vec![], None));
-        rig.close();
-    }
-}
-
-#[test]
-fn the_card_itself_tells_what_an_allocator_took() {
-    for preset in [Preset::Vramp, Preset::Vpmm, Preset::Torch, Preset::TorchExpandable] {
-        let rig = on_card(256, preset.config());
-        let free = |rig: &Rig| rig.sim.memory_info().expect("the card answers").free;
-        let before = free(&rig);
-        let block = rig.malloc(30);
-        let reserved = rig.allocator.stats().expect("no call fails").reserved;
-        assert_eq!(before - free(&rig), reserved, "{}", preset.name());
-        rig.free(block);
-        rig.sim.advance(1);
-        rig.allocator.empty_cache().expect("nothing fails");
-        assert_eq!(free(&rig), before);
-    }
-}
-
-#[test]
 fn the_debug_output_lists_every_block() {
     for (preset, behind) in [
         (Preset::Torch, "16.00 MiB free, stream0, segment0, large"),
@@ -445,4 +351,289 @@ fn the_debug_output_lists_every_block() {
     let text = format!("{:?}", rig.allocator);
     assert_eq!(text, format!("blocks of the driver's pool: 1\n{} used, [stream0]\n", block.addr()));
     rig.free(block);
+}
+
+/// What an allocator holds of the card.
+fn reserved(allocator: &Allocator) -> Bytes {
+    allocator.stats().expect("no call fails").reserved
+}
+
+const POOLED: [Preset; 4] = [Preset::Vramp, Preset::Vpmm, Preset::Torch, Preset::TorchExpandable];
+
+#[test]
+fn emptying_one_pools_cache_leaves_the_others() {
+    for preset in POOLED {
+        let rig = Rig::new(preset);
+        let side = rig.allocator.create_pool("side").expect("a pool can be made");
+        for allocator in [&rig.allocator, &side] {
+            let block = allocator.malloc(pages(20), rig.stream).expect("there is memory");
+            allocator.free(block, rig.stream).expect("it is its own");
+        }
+        rig.sim.advance(1);
+        let held = reserved(&side);
+        assert!(held >= pages(20), "{}", preset.name());
+        rig.allocator.empty_cache().expect("nothing fails");
+        assert_eq!((reserved(&rig.allocator), reserved(&side)), (Bytes::ZERO, held));
+        side.empty_cache().expect("nothing fails");
+        assert_eq!(reserved(&side), Bytes::ZERO, "{}", preset.name());
+    }
+}
+
+#[test]
+fn emptying_the_cache_keeps_what_a_live_block_of_the_pool_needs() {
+    for preset in POOLED {
+        let rig = Rig::new(preset);
+        let side = rig.allocator.create_pool("side").expect("a pool can be made");
+        let [kept, gone] = [(); 2].map(|()| side.malloc(pages(30), rig.stream).expect("room"));
+        side.free(gone, rig.stream).expect("it is its own");
+        rig.sim.advance(1);
+        side.empty_cache().expect("nothing fails");
+        assert_eq!(reserved(&side), pages(30), "{}", preset.name());
+        side.free(kept, rig.stream).expect("it is its own");
+    }
+}
+
+#[test]
+fn a_pool_may_stand_on_a_device_of_the_users_own() {
+    let sim = Arc::new(Simulator::builder().build());
+    let own = Arc::new(Metered::new(Arc::clone(&sim) as Arc<dyn Driver>));
+    let driver: Arc<dyn Driver> = Arc::clone(&own) as Arc<dyn Driver>;
+    let allocator = Allocator::new(driver, Preset::Torch.config()).expect("it can be made");
+    let side = allocator.create_pool("side").expect("a pool can be made");
+    let stream = side.create_stream().expect("a stream can be made");
+    let block = side.malloc(pages(20), stream).expect("there is memory");
+    assert_eq!(own.snapshot().of(Call::AllocMemory).calls, 1);
+    side.free(block, stream).expect("it is its own");
+    side.close().expect("nothing is in the way");
+    assert_eq!(own.snapshot().of(Call::FreeMemory).calls, 1);
+}
+
+#[test]
+fn a_block_that_outlives_its_pool_is_refused_and_breaks_nothing() {
+    for preset in Preset::ALL {
+        let rig = Rig::new(preset);
+        let side = rig.allocator.create_pool("side").expect("a pool can be made");
+        let orphan = side.malloc(pages(4), rig.stream).expect("there is memory");
+        side.close().expect("nothing is in the way");
+        assert!(rig.allocator.record_use(&orphan, rig.stream).is_err());
+        let error = rig.allocator.free(orphan, rig.stream).expect_err("its pool is gone");
+        assert!(matches!(error, FreeError::Foreign(_)), "{}: {error}", preset.name());
+        let block = rig.malloc(4);
+        rig.free(block);
+        rig.close();
+    }
+}
+
+/// A main allocator that takes what a side pool has idle before a request fails.
+fn with_side_pool(preset: Preset) -> (Arc<Simulator>, Allocator, Arc<Allocator>) {
+    let sim = Arc::new(Simulator::builder().memory(Bytes::mib(128)).build());
+    let driver: Arc<dyn Driver> = Arc::clone(&sim) as Arc<dyn Driver>;
+    let main = Allocator::new(driver, preset.config()).expect("it can be made");
+    let side = Arc::new(main.create_pool("side").expect("a pool can be made"));
+    let lender = Arc::downgrade(&side);
+    main.on_shortage(move |_| {
+        let Some(side) = lender.upgrade() else { return false };
+        let before = reserved(&side);
+        side.empty_cache().is_ok() && reserved(&side) < before
+    });
+    (sim, main, side)
+}
+
+#[test]
+fn a_pool_lends_its_idle_memory_before_the_main_one_runs_out() {
+    for preset in POOLED {
+        let (sim, main, side) = with_side_pool(preset);
+        let stream = main.create_stream().expect("a stream can be made");
+        let kept = side.malloc(Bytes::mib(40), stream).expect("there is memory");
+        let block = side.malloc(Bytes::mib(60), stream).expect("there is memory");
+        assert!(main.malloc(Bytes::mib(80), stream).is_err(), "the side pool uses it");
+        side.free(block, stream).expect("it is its own");
+        sim.advance(1);
+        let block = main.malloc(Bytes::mib(80), stream).expect("the side pool gives it");
+        assert_eq!(reserved(&side), Bytes::mib(40), "{}", preset.name());
+        main.free(block, stream).expect("it is its own");
+        side.free(kept, stream).expect("it is its own");
+    }
+}
+
+#[test]
+fn a_pool_that_is_gone_is_not_asked_when_memory_runs_out() {
+    for preset in POOLED {
+        let (_, main, side) = with_side_pool(preset);
+        let stream = main.create_stream().expect("a stream can be made");
+        drop(side);
+        let error = main.malloc(Bytes::mib(200), stream).expect_err("the card is smaller");
+        let AllocError::OutOfMemory(report) = error else { panic!("{error}") };
+        assert_eq!(report.siblings, [], "{}", preset.name());
+        let block = main.malloc(Bytes::mib(100), stream).expect("there is memory");
+        main.free(block, stream).expect("it is its own");
+    }
+}
+
+#[test]
+fn pools_made_by_many_threads_are_told_apart() {
+    let rig = Rig::new(Preset::Vramp);
+    let pools: Vec<Allocator> = std::thread::scope(|scope| {
+        let make = |n| {
+            let allocator = &rig.allocator;
+            scope.spawn(move || allocator.create_pool(&format!("pool {n}")))
+        };
+        let threads: Vec<_> = (0..8).map(make).collect();
+        let made = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+        made.map(|pool| pool.expect("a pool can be made")).collect()
+    });
+    let blocks = pools.iter().map(|pool| pool.malloc(pages(1), rig.stream).expect("room"));
+    let blocks: Vec<_> = blocks.collect();
+    for (n, block) in blocks.into_iter().enumerate() {
+        assert_eq!(pools[n].name(), format!("pool {n}"));
+        let error = pools[(n + 1) % 8].free(block, rig.stream).expect_err("it is another's");
+        let FreeError::Foreign(block) = error else { panic!("{error}") };
+        pools[n].free(block, rig.stream).expect("it is its own");
+    }
+}
+
+#[test]
+fn a_pool_of_a_pool_is_isolated_from_both() {
+    for preset in POOLED {
+        let rig = Rig::new(preset);
+        let outer = rig.allocator.create_pool("outer").expect("a pool can be made");
+        let inner = outer.create_pool("inner").expect("a pool can be made");
+        let block = inner.malloc(pages(20), rig.stream).expect("there is memory");
+        let addr = block.addr();
+        assert_eq!((reserved(&rig.allocator), reserved(&outer)), (Bytes::ZERO, Bytes::ZERO));
+        outer.close().expect("nothing is in the way");
+        inner.free(block, rig.stream).expect("it is its own");
+        let again = inner.malloc(pages(20), rig.stream).expect("it is cached");
+        assert_eq!(again.addr(), addr, "{}", preset.name());
+        inner.free(again, rig.stream).expect("it is its own");
+        inner.close().expect("nothing is in the way");
+        rig.close();
+    }
+}
+
+/// A stack that says where in a made program it was taken.
+fn stacks(place: &Arc<Mutex<&'static str>>) -> vramp_alloc::history::StackSource {
+    let place = Arc::clone(place);
+    Arc::new(move || {
+        let name = *place.lock().expect("whole");
+        vec![(name.to_owned(), "model.py".to_owned(), 7)]
+    })
+}
+
+fn innermost(trace: &Trace, event: &vramp_trace::Event) -> Option<String> {
+    let frames: Vec<_> = trace.stacks.frames(event.stack?).collect();
+    frames.first().map(|frame| frame.name.to_owned())
+}
+
+#[test]
+fn a_snapshot_shows_each_segment_and_block_of_pytorchs_allocator() {
+    for preset in [Preset::Torch, Preset::TorchExpandable] {
+        let rig = Rig::new(preset);
+        let other = rig.allocator.create_stream().expect("a stream can be made");
+        let small = malloc(&rig, Bytes::new(700));
+        let [large, used_elsewhere, gone] = [3, 5, 4].map(|count| rig.malloc(count));
+        rig.allocator.record_use(&used_elsewhere, other).expect("both are known");
+        let pending = used_elsewhere.addr();
+        rig.free(used_elsewhere);
+        rig.free(gone);
+        let trace = rig.allocator.snapshot(None);
+        let total: Bytes = trace.segments.iter().map(|segment| segment.total_size).sum();
+        assert_eq!(total, rig.allocator.stats().expect("no call fails").reserved);
+        for segment in &trace.segments {
+            let sum: Bytes = segment.blocks.iter().map(|block| block.size).sum();
+            assert_eq!(sum, segment.total_size);
+            assert_eq!(segment.blocks[0].address, segment.address);
+            assert_eq!(segment.is_expandable, preset == Preset::TorchExpandable);
+        }
+        let find = |addr| {
+            let segments = trace.segments.iter();
+            let blocks =
+                segments.flat_map(|s| s.blocks.iter().map(|b| (s.segment_type.clone(), b)));
+            blocks.into_iter().find(|(_, block)| block.address == addr).expect("it is shown")
+        };
+        let (pool, shown) = find(small.addr());
+        assert_eq!((pool.as_str(), shown.state), ("small", BlockState::Active));
+        assert_eq!(shown.requested_size, Some(Bytes::new(700)));
+        let (pool, shown) = find(large.addr());
+        assert_eq!(
+            (pool.as_str(), shown.state, shown.size),
+            ("large", BlockState::Active, pages(3))
+        );
+        assert_eq!(find(pending).1.state, BlockState::PendingFree);
+        let mut file = Vec::new();
+        trace.write_snapshot(&mut file).expect("memory takes it");
+        rig.free(small);
+        rig.free(large);
+    }
+}
+
+#[test]
+fn a_free_has_a_stack_of_its_own_and_so_has_what_the_card_gave() {
+    for preset in [Preset::Vramp, Preset::Torch, Preset::TorchExpandable] {
+        let rig = Rig::new(preset);
+        let place = Arc::new(Mutex::new("forward"));
+        let recording = rig.allocator.record_history(HistorySize::default(), Some(stacks(&place)));
+        let block = rig.malloc(20);
+        *place.lock().expect("whole") = "backward";
+        rig.free(block);
+        rig.sim.advance(1);
+        *place.lock().expect("whole") = "empty_cache";
+        rig.allocator.empty_cache().expect("nothing fails");
+        let trace = rig.allocator.snapshot(Some(&recording));
+        let by = |kind| {
+            let found = trace.events.iter().find(|event| event.kind == kind);
+            found.and_then(|event| innermost(&trace, event))
+        };
+        assert_eq!(by(EventKind::Alloc).as_deref(), Some("forward"), "{}", preset.name());
+        assert_eq!(by(EventKind::FreeRequested).as_deref(), Some("backward"));
+        assert_eq!(by(EventKind::SegmentMap).as_deref(), Some("forward"), "{}", preset.name());
+        assert_eq!(by(EventKind::SegmentUnmap).as_deref(), Some("empty_cache"));
+    }
+}
+
+#[test]
+fn a_recording_without_stacks_takes_none_and_ends_when_told() {
+    let rig = Rig::new(Preset::Vramp);
+    let recording = rig
+        .allocator
+        .record_history(HistorySize { events: 4, stacks: 4, ..HistorySize::default() }, None);
+    for count in [1, 2, 3] {
+        let block = rig.malloc(count);
+        rig.free(block);
+    }
+    assert!(rig.allocator.stop_history(&recording));
+    let late = rig.malloc(9);
+    let trace = rig.allocator.snapshot(Some(&recording));
+    assert_eq!(trace.events.len(), 4, "the last ones alone");
+    assert!(trace.events.iter().all(|event| event.stack.is_none() && event.size < late.len()));
+    rig.free(late);
+}
+
+#[test]
+fn an_observer_records_the_actions_that_it_wants() {
+    let rig = Rig::new(Preset::Torch);
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&kept);
+    rig.allocator.observe(move |event| {
+        if let Event::Freed { requested, .. } = event {
+            sink.lock().expect("whole").push(*requested);
+        }
+    });
+    for count in [3, 4] {
+        let block = rig.malloc(count);
+        rig.free(block);
+    }
+    assert_eq!(*kept.lock().expect("whole"), [pages(3), pages(4)]);
+}
+
+#[test]
+fn running_out_is_in_the_history_with_what_was_asked() {
+    for preset in Preset::ALL {
+        let rig = on_card(64, preset.config());
+        let recording = rig.allocator.record_history(HistorySize::default(), None);
+        assert!(rig.allocator.malloc(Bytes::mib(100), rig.stream).is_err());
+        let trace = rig.allocator.snapshot(Some(&recording));
+        let oom = trace.events.iter().find(|event| event.kind == EventKind::Oom);
+        assert_eq!(oom.map(|event| event.size), Some(Bytes::mib(100)), "{}", preset.name());
+    }
 }

@@ -1,10 +1,10 @@
 //! The tests that OpenVM's VPMM has, each under a name of ours; `docs/background/peer-tests.md` maps them.
 
-use crate::common::{Cost, NOTHING, PAGE, Rig, pages, range};
 use vramp_alloc::{Bytes, Config};
-use vramp_driver::Call;
-use vramp_driver::sim::{Kernel, Simulator};
+use vramp_driver::sim::Simulator;
 use vramp_peers::Preset;
+
+use crate::common::{Cost, NOTHING, PAGE, Rig, pages};
 
 #[test]
 fn blocks_freed_out_of_order_coalesce_into_one() {
@@ -31,42 +31,6 @@ fn more_addresses_are_reserved_when_a_span_is_full() {
     assert_eq!(rig.sim.live().reservations, 2);
     blocks.into_iter().for_each(|block| rig.free(block));
     rig.assert_accounts_agree();
-    rig.close();
-}
-
-#[test]
-fn four_threads_mix_small_and_large_requests() {
-    let rig = Rig::vpmm(0);
-    std::thread::scope(|scope| {
-        for thread in 0..4u64 {
-            let rig = &rig;
-            scope.spawn(move || {
-                let stream = rig.allocator.create_stream().expect("a stream");
-                let mut held = std::collections::VecDeque::new();
-                for op in 0..15 {
-                    let size = match op % 3 {
-                        0 => Bytes::kib(((thread + 1) * (op + 1)) % 100 + 1),
-                        _ => pages((thread + 1) * (op + 1) % 4 + 1),
-                    };
-                    let block = rig.allocator.malloc(size, stream).expect("there is memory");
-                    let work = Kernel::new("work").writing(range(&block)).lasting(1_000);
-                    rig.sim.launch(rig.raw(stream), work).expect("the stream takes work");
-                    held.push_back(block);
-                    if op % 2 == 0 {
-                        let oldest = held.pop_front().expect("one was just made");
-                        rig.allocator.free(oldest, stream).expect("it is ours");
-                    }
-                }
-                for block in held {
-                    rig.allocator.free(block, stream).expect("it is ours");
-                }
-            });
-        }
-    });
-    rig.allocator.audit().expect("threads keep every invariant");
-    assert_eq!(rig.sim.calls_of(Call::MallocAsync), 4 * 5, "one request in three is small");
-    assert_eq!(rig.sim.hazards(), []);
-    rig.free(rig.malloc(100));
     rig.close();
 }
 
@@ -334,4 +298,67 @@ fn the_debug_output_has_the_sums_and_every_region_in_ascending_order() {
     rig.free(four);
     rig.free(one);
     rig.close();
+}
+
+/// The layouts after the fourth and the fifth step, and the pages held at the end.
+fn walk(x: u64) -> (String, String, u64) {
+    let rig = Rig::vpmm(x + 11);
+    let ten = rig.malloc(10);
+    let one = rig.malloc(1);
+    let tail = if x > 0 { format!("[-{x}]") } else { String::new() };
+    assert_eq!(rig.layout(Some(&one)), format!("[10][+1]{tail}"), "X = {x}");
+    rig.free(ten);
+    assert_eq!(rig.layout(None), format!("[-10][1]{tail}"), "X = {x}");
+    let four = rig.malloc(4);
+    let fourth = rig.layout(Some(&four));
+    let eleven = rig.malloc(11);
+    let fifth = rig.layout(Some(&eleven));
+    let held = rig.held();
+    for block in [one, four, eleven] {
+        rig.free(block);
+    }
+    rig.assert_accounts_agree();
+    rig.close();
+    (fourth, fifth, held)
+}
+
+#[test]
+fn case_a_has_room_without_defragmentation() {
+    for x in 11..=40 {
+        let (fourth, fifth, held) = walk(x);
+        let rest = if x > 11 { format!("[-{}]", x - 11) } else { String::new() };
+        assert_eq!(fourth, format!("[+4][-6][1][-{x}]"), "X = {x}");
+        assert_eq!(fifth, format!("[4][-6][1][+11]{rest}"), "X = {x}");
+        assert_eq!(held, x + 11, "X = {x}");
+    }
+}
+
+#[test]
+fn case_b_remaps_the_earliest_free_region() {
+    for x in 5..=10 {
+        let (fourth, fifth, held) = walk(x);
+        let rest = if x > 5 { format!("[-{}]", x - 5) } else { String::new() };
+        assert_eq!(fourth, format!("[-10][1][+4][-{}]", x - 4), "X = {x}");
+        assert_eq!(fifth, format!("[*10][1][4][+11]{rest}"), "X = {x}");
+        assert_eq!(held, x + 11, "X = {x}");
+    }
+}
+
+#[test]
+fn case_c_remaps_and_adds_one_page() {
+    let (fourth, fifth, held) = walk(4);
+    assert_eq!(fourth, "[-10][1][+4]");
+    assert_eq!(fifth, "[*10][1][4][+11]");
+    assert_eq!(held, 16);
+}
+
+#[test]
+fn case_d_takes_four_from_the_ten_and_adds_the_shortfall() {
+    for x in 0..=3 {
+        let (fourth, fifth, held) = walk(x);
+        let tail = if x > 0 { format!("[-{x}]") } else { String::new() };
+        assert_eq!(fourth, format!("[+4][-6][1]{tail}"), "X = {x}");
+        assert_eq!(fifth, "[4][*6][1][+11]", "X = {x}");
+        assert_eq!(held, 16, "X = {x}: 5 - X pages are new");
+    }
 }

@@ -296,24 +296,3 @@ fn closing_takes_captures_graphs_and_leases_with_it() {
     assert_eq!(vramp_close(allocator), VRAMP_OK, "{}", last_error());
     assert_eq!(vramp_lease_end(allocator, lease), VRAMP_ERROR_UNKNOWN_ALLOCATOR);
 }
-
-#[test]
-fn threads_capture_launch_and_destroy_beside_each_other() {
-    let allocator = open("");
-    std::thread::scope(|threads| {
-        for _ in 0..4 {
-            threads.spawn(|| {
-                let stream = stream(allocator);
-                let arena = arena(allocator, c"").unwrap();
-                for round in 0..50 {
-                    let graph = graph_of(allocator, stream, arena, 1 + round % 4);
-                    assert_eq!(launch_without_lease(allocator, graph, stream), VRAMP_OK);
-                    assert_eq!(vramp_graph_destroy(allocator, graph), VRAMP_OK);
-                }
-                assert_eq!(vramp_arena_destroy(allocator, arena), VRAMP_OK);
-            });
-        }
-    });
-    assert_eq!(stats(allocator).live, 0);
-    assert_eq!((vramp_audit(allocator), vramp_close(allocator)), (VRAMP_OK, VRAMP_OK));
-}

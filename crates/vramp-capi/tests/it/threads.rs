@@ -2,7 +2,7 @@
 
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use vramp_alloc::error::{AllocError, CreateError, StreamError, Unusable};
@@ -17,54 +17,6 @@ use vramp_driver::{Call, Driver, DriverError, DriverResult, ErrorKind, Stream};
 use crate::common::*;
 
 // --- Many threads on one allocator, and one that closes it during their calls ---
-
-/// A pseudorandom generator with a fixed seed.
-fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move |below| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state % below as u64) as usize
-    }
-}
-
-#[test]
-fn threads_allocate_free_for_each_other_and_lose_nothing() {
-    let allocator = open("");
-    let streams: Vec<_> = (0..4).map(|_| stream(allocator)).collect();
-    let blocks: Vec<AtomicUsize> = (0..64).map(|_| AtomicUsize::new(0)).collect();
-    thread::scope(|scope| {
-        for seed in 0..8u64 {
-            let (streams, blocks) = (&streams, &blocks);
-            scope.spawn(move || {
-                let mut random = numbers(seed + 1);
-                for _ in 0..2000 {
-                    let stream = streams[random(streams.len())];
-                    let size = if random(4) == 0 { random(4 << 20) } else { random(64 << 10) };
-                    let mine = malloc(allocator, size, stream).unwrap();
-                    if random(3) == 0 {
-                        let other = streams[random(streams.len())];
-                        assert_eq!(vramp_record_use(allocator, mine, other), VRAMP_OK);
-                    }
-                    let place = &blocks[random(blocks.len())];
-                    let old = place.swap(mine as usize, Ordering::AcqRel);
-                    if old != 0 {
-                        let stream = streams[random(streams.len())];
-                        assert_eq!(vramp_free(allocator, old as *mut _, stream), VRAMP_OK);
-                    }
-                }
-            });
-        }
-    });
-    assert_eq!(vramp_audit(allocator), VRAMP_OK);
-    for block in blocks.into_iter().map(AtomicUsize::into_inner).filter(|block| *block != 0) {
-        assert_eq!(vramp_free(allocator, block as *mut _, streams[0]), VRAMP_OK);
-    }
-    let stats = stats(allocator);
-    assert_eq!((stats.live, stats.placed, stats.freed), (0, 16_000, 16_000));
-    assert_eq!(vramp_close(allocator), VRAMP_OK);
-}
 
 #[test]
 fn one_of_two_threads_that_free_the_same_block_gets_an_error() {

@@ -143,32 +143,6 @@ fn memory_is_counted_on_the_card_that_it_is_on() {
 }
 
 #[test]
-fn a_copy_across_needs_access_to_both_sides_and_a_peer_copy_does_not() {
-    let [first, second] = machine(Simulator::builder());
-    let [ours, theirs] = [&first, &second].map(|device| memory(device, PAGE, &[]));
-    let stream = first.create_stream().unwrap();
-    first.fill(stream, ours, 5).unwrap();
-    let refused = first.copy(stream, copy(ours, theirs)).expect_err("there is no access");
-    assert_eq!((refused.code, refused.kind), (1, ErrorKind::InvalidUse));
-    assert_eq!(kind(first.copy(stream, copy(theirs, ours))), ErrorKind::InvalidUse);
-    first.copy_peer(stream, copy(ours, theirs), &second).unwrap();
-    first.synchronize_stream(stream).unwrap();
-    assert_eq!(second.peek(theirs).unwrap(), [5; PAGE.count() as usize]);
-    assert_eq!(first.peek(theirs), None);
-    second.set_access(theirs, &[0]).unwrap();
-    first.fill(stream, theirs, 6).unwrap();
-    first.copy(stream, copy(theirs, ours)).unwrap();
-    first.synchronize_stream(stream).unwrap();
-    assert_eq!(first.peek(ours).unwrap()[..3], [6; 3]);
-    second.revoke_access(theirs, &[0]).unwrap();
-    assert_eq!(kind(first.copy(stream, copy(theirs, ours))), ErrorKind::InvalidUse);
-    second.set_access(theirs, &[]).unwrap();
-    assert_eq!(kind(first.copy(stream, copy(theirs, ours))), ErrorKind::InvalidUse);
-    assert_eq!(first.device_loss(), None);
-    assert_eq!(first.hazards(), []);
-}
-
-#[test]
 fn a_peer_copy_needs_two_linked_devices_and_their_own_memory() {
     let devices = Simulator::builder().without_link(0, 2).build_machine(3);
     let [first, second, third] = <[Simulator; 3]>::try_from(devices).unwrap();
@@ -402,60 +376,6 @@ fn fd(exported: ExportedHandle) -> OwnedFd {
         ExportedHandle::PosixFd(fd) => fd,
         ExportedHandle::Fabric(_) => panic!("it is a descriptor"),
     }
-}
-
-#[test]
-fn an_imported_handle_is_the_same_memory_and_outlives_the_exporters() {
-    for device in [mapped_to_host(), in_tables()] {
-        let handle = device.create(PAGE, SHARED).unwrap();
-        let range = map(&device, handle, PAGE);
-        fill(&device, range, 7);
-        let exported = device.export(handle).unwrap();
-        let imported = device.import(&exported, PAGE).unwrap();
-        assert_ne!(imported, handle);
-        assert_eq!((device.live().device_bytes, device.live().handles), (PAGE, 2));
-        let again = map(&device, imported, PAGE);
-        assert_eq!(first_byte(&device, again), 7);
-        fill(&device, again, 8);
-        assert_eq!(first_byte(&device, range), 8);
-        device.unmap(range).unwrap();
-        device.release(handle).unwrap();
-        drop(exported);
-        assert_eq!(first_byte(&device, again), 8);
-        assert_eq!(device.live().device_bytes, PAGE);
-        device.release(imported).unwrap();
-        assert_eq!(device.live().device_bytes, PAGE);
-        device.unmap(again).unwrap();
-        assert_eq!(device.live().device_bytes, Bytes::ZERO);
-        assert_eq!(device.hazards(), []);
-    }
-}
-
-#[test]
-fn a_descriptor_alone_keeps_the_memory_until_it_is_closed() {
-    let host = Arc::new(MappedMemory::new().unwrap());
-    for device in [in_tables(), Simulator::builder().mapped_to(Arc::clone(&host)).build()] {
-        let free = device.memory_info().unwrap().free;
-        let handle = device.create(PAGE, SHARED).unwrap();
-        let range = map(&device, handle, PAGE);
-        fill(&device, range, 3);
-        let exported = device.export(handle).unwrap();
-        device.unmap(range).unwrap();
-        device.release(handle).unwrap();
-        let live = device.live();
-        assert_eq!((live.handles, live.handles_released_but_exported), (0, 1));
-        assert_eq!(device.memory_info().unwrap().free, free - PAGE);
-        let imported = device.import(&exported, PAGE).unwrap();
-        let range = map(&device, imported, PAGE);
-        assert_eq!(first_byte(&device, range), 3);
-        device.unmap(range).unwrap();
-        device.release(imported).unwrap();
-        assert_eq!(device.live().device_bytes, PAGE);
-        drop(exported);
-        assert_eq!(device.memory_info().unwrap().free, free);
-        assert_eq!(device.live().handles_released_but_exported, 0);
-    }
-    assert_eq!(host.pages(), 0);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The simulator keeps each rule of virtual memory.
+//! What the simulator does beside the rules of virtual memory that a card has too, which the suite of conformance
+//! checks on it: what it counts, what it says of a lost device, and how its addresses run out.
 //!
 //! The part of a card's memory that the driver, the context and libraries of a process take.
 //!
@@ -7,7 +8,7 @@
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
 use vramp_driver::sim::{CardModel, Contents, CostSpec, CostTable, FaultPlan, Kernel, Simulator};
 use vramp_driver::{
-    Call, Capabilities, DeviceCopy, Driver, DriverError, ErrorKind, Handle, HostSlice, MemoryInfo,
+    Call, DeviceCopy, Driver, DriverError, ErrorKind, Handle, HostSlice, MemoryInfo,
     MemoryLocation, MemoryProperties, Stream,
 };
 
@@ -45,30 +46,6 @@ const FULL: (i32, ErrorKind) = (2, ErrorKind::OutOfMemory);
 const LOST: (i32, ErrorKind) = (700, ErrorKind::DeviceLost);
 
 #[test]
-fn sizes_that_are_no_whole_pages_are_refused() {
-    let device = small();
-    assert_eq!(kind(device.reserve(Bytes::mib(3), PAGE)), INVALID);
-    assert_eq!(kind(device.reserve(Bytes::ZERO, PAGE)), INVALID);
-    assert_eq!(kind(device.reserve(PAGE, Bytes::mib(6))), INVALID);
-    assert_eq!(kind(device.reserve(PAGE, Bytes::kib(4))), INVALID);
-    assert_eq!(kind(device.create(Bytes::mib(1), MemoryProperties::DEVICE)), INVALID);
-    assert_eq!(kind(device.create(Bytes::ZERO, MemoryProperties::DEVICE)), INVALID);
-    let at = device.reserve(Bytes::mib(4), PAGE).unwrap();
-    let handle = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
-    assert_eq!(kind(device.map(at + Bytes::mib(1), handle)), INVALID);
-}
-
-#[test]
-fn reservations_are_aligned_and_never_overlap() {
-    let device = small();
-    let first = device.reserve(PAGE, PAGE).unwrap();
-    let second = device.reserve(Bytes::mib(8), Bytes::mib(16)).unwrap();
-    assert!(second.number().is_multiple_of(16 << 20));
-    let third = device.reserve(Bytes::mib(14), PAGE).unwrap();
-    assert_eq!(third, first + PAGE);
-}
-
-#[test]
 fn addresses_run_out_and_are_freed() {
     let device = small();
     let all: Vec<_> = (0..8).map(|_| device.reserve(Bytes::mib(8), PAGE).unwrap()).collect();
@@ -89,65 +66,6 @@ fn an_h200_gives_fifteen_reservations_of_8_tib() {
 }
 
 #[test]
-fn only_a_whole_empty_reservation_is_freed() {
-    let device = small();
-    let (range, handle) = memory(&device, Bytes::mib(4));
-    assert_eq!(kind(device.free_addresses(AddrRange::new(range.start, PAGE))), INVALID);
-    assert_eq!(kind(device.free_addresses(range)), INVALID);
-    device.unmap(range).unwrap();
-    device.free_addresses(range).unwrap();
-    assert_eq!(kind(device.free_addresses(range)), INVALID);
-    device.release(handle).unwrap();
-    assert_eq!(device.live(), Default::default());
-}
-
-#[test]
-fn a_handle_maps_only_into_unmapped_addresses_of_one_reservation() {
-    let device = small();
-    let at = device.reserve(Bytes::mib(4), PAGE).unwrap();
-    let next = device.reserve(Bytes::mib(4), PAGE).unwrap();
-    assert_eq!(next, at + Bytes::mib(4));
-    let handle = device.create(Bytes::mib(4), MemoryProperties::DEVICE).unwrap();
-    assert_eq!(kind(device.map(at + PAGE, handle)), INVALID);
-    assert_eq!(kind(device.map(next + Bytes::mib(4), handle)), INVALID);
-    device.map(at, handle).unwrap();
-    assert_eq!(kind(device.map(at, handle)), INVALID);
-    let page = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
-    assert_eq!(kind(device.map(at + PAGE, page)), INVALID);
-    device.map(next, handle).unwrap();
-}
-
-#[test]
-fn mappings_are_unmapped_only_whole_and_may_go_several_at_once() {
-    let device = small();
-    let at = device.reserve(Bytes::mib(8), PAGE).unwrap();
-    for page in [0, 4] {
-        let handle = device.create(Bytes::mib(4), MemoryProperties::DEVICE).unwrap();
-        device.map(at + Bytes::mib(page), handle).unwrap();
-    }
-    assert_eq!(kind(device.unmap(range(at, PAGE))), INVALID);
-    assert_eq!(kind(device.unmap(range(at + PAGE, PAGE))), INVALID);
-    assert_eq!(kind(device.unmap(range(at, Bytes::mib(6)))), INVALID);
-    assert_eq!(kind(device.unmap(range(at, Bytes::ZERO))), INVALID);
-    device.unmap(range(at, Bytes::mib(8))).unwrap();
-    assert_eq!(kind(device.unmap(range(at, Bytes::mib(8)))), INVALID);
-    assert_eq!(device.live().mappings, 0);
-}
-
-#[test]
-fn access_is_set_over_whole_mappings_without_gaps() {
-    let device = small();
-    let at = device.reserve(Bytes::mib(6), PAGE).unwrap();
-    let handle = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
-    device.map(at, handle).unwrap();
-    device.map(at + Bytes::mib(4), handle).unwrap();
-    assert_eq!(kind(device.set_access(range(at, Bytes::mib(6)), &[])), INVALID);
-    device.map(at + PAGE, handle).unwrap();
-    device.set_access(range(at, Bytes::mib(6)), &[]).unwrap();
-    assert_eq!(kind(device.set_access(range(at, Bytes::mib(8)), &[])), INVALID);
-}
-
-#[test]
 fn the_card_is_full_when_its_memory_is_given_out() {
     let device = small();
     let first = device.create(Bytes::mib(10), MemoryProperties::DEVICE).unwrap();
@@ -159,59 +77,6 @@ fn the_card_is_full_when_its_memory_is_given_out() {
     assert_eq!(device.memory_info().unwrap(), before);
     device.release(first).unwrap();
     device.create(Bytes::mib(16), MemoryProperties::DEVICE).unwrap();
-}
-
-#[test]
-fn a_released_handle_lives_until_its_last_mapping_goes() {
-    let device = small();
-    let (range, handle) = memory(&device, Bytes::mib(4));
-    let twin = device.reserve(Bytes::mib(4), PAGE).unwrap();
-    device.map(twin, handle).unwrap();
-    device.release(handle).unwrap();
-    assert_eq!(device.live().handles, 0);
-    assert_eq!(device.live().handles_released_but_mapped, 1);
-    assert_eq!(kind(device.release(handle)), UNKNOWN);
-    assert_eq!(kind(device.map(twin, handle)), UNKNOWN);
-    device.unmap(range).unwrap();
-    assert_eq!(device.memory_info().unwrap().free, Bytes::mib(12));
-    device.unmap(AddrRange::new(twin, Bytes::mib(4))).unwrap();
-    assert_eq!(device.memory_info().unwrap().free, Bytes::mib(16));
-}
-
-#[test]
-fn one_handle_is_seen_through_two_addresses() {
-    let device = small();
-    let (first, handle) = memory(&device, PAGE);
-    let second = range(device.reserve(PAGE, PAGE).unwrap(), PAGE);
-    device.map(second.start, handle).unwrap();
-    device.set_access(second, &[]).unwrap();
-    let stream = device.create_stream().unwrap();
-    device.fill(stream, first, 0xA1).unwrap();
-    device.synchronize_stream(stream).unwrap();
-    assert!(vramp_testing::is_filled(&device.peek(second).unwrap(), 0xA1));
-    device.unmap(first).unwrap();
-    assert!(vramp_testing::is_filled(&device.peek(second).unwrap(), 0xA1));
-    assert_eq!(device.peek(first), None);
-}
-
-#[test]
-fn the_backing_of_an_address_can_be_swapped() {
-    let device = small();
-    let (range, first) = memory(&device, PAGE);
-    let stream = device.create_stream().unwrap();
-    device.fill(stream, range, 1).unwrap();
-    device.synchronize_stream(stream).unwrap();
-    device.unmap(range).unwrap();
-    let second = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
-    device.map(range.start, second).unwrap();
-    device.set_access(range, &[]).unwrap();
-    device.fill(stream, range, 2).unwrap();
-    device.synchronize_stream(stream).unwrap();
-    assert_eq!(device.peek(range).unwrap()[0], 2);
-    device.unmap(range).unwrap();
-    device.map(range.start, first).unwrap();
-    device.set_access(range, &[]).unwrap();
-    assert_eq!(device.peek(range).unwrap()[0], 1);
 }
 
 fn lost_by(touch: impl FnOnce(&Simulator, Stream, AddrRange)) -> String {
@@ -247,16 +112,6 @@ fn touching_a_mapping_without_access_loses_the_device() {
         device.fill(stream, range(at, PAGE), 1).unwrap();
     });
     assert!(explanation.contains("without access"), "{explanation}");
-}
-
-#[test]
-fn a_new_mapping_at_an_accessible_address_has_no_access_of_its_own() {
-    lost_by(|device, stream, page| {
-        device.unmap(page).unwrap();
-        let handle = device.create(PAGE, MemoryProperties::DEVICE).unwrap();
-        device.map(page.start, handle).unwrap();
-        device.fill(stream, page, 1).unwrap();
-    });
 }
 
 #[test]
@@ -365,35 +220,6 @@ fn stale_and_foreign_ids_are_refused() {
     assert_eq!(kind(device.release(Handle::from_number(77))), UNKNOWN);
     assert_eq!(kind(device.malloc_async(Stream::from_number(0), PAGE)), UNKNOWN);
     assert_eq!(kind(device.launch(Stream::from_number(u64::MAX), Kernel::new("k"))), UNKNOWN);
-}
-
-#[test]
-fn what_a_device_cannot_do_is_not_supported() {
-    let none = Capabilities {
-        virtual_memory: false,
-        stream_ordered_pool: false,
-        host_numa: false,
-        pinned_host: false,
-        remap_beside_kernels: false,
-        graphs: false,
-        posix_fd: false,
-        fabric: false,
-        rdma: false,
-        dma_buf: false,
-    };
-    let unsupported = (801, ErrorKind::NotSupported);
-    let device = Simulator::builder().capabilities(none).build();
-    let stream = device.create_stream().unwrap();
-    assert_eq!(kind(device.reserve(PAGE, PAGE)), unsupported);
-    assert_eq!(kind(device.create(PAGE, MemoryProperties::DEVICE)), unsupported);
-    assert_eq!(kind(device.malloc_async(stream, PAGE)), unsupported);
-    assert_eq!(kind(device.alloc_host(PAGE)), unsupported);
-    let no_numa = Capabilities { virtual_memory: true, ..none };
-    let device = Simulator::builder().capabilities(no_numa).build();
-    assert_eq!(
-        kind(device.create(PAGE, MemoryProperties::at(MemoryLocation::HostNuma(0)))),
-        unsupported
-    );
 }
 
 fn info(device: &Simulator) -> MemoryInfo {

@@ -1,10 +1,5 @@
 //! What the tests of the allocator share: an allocator on a simulator, counted in pages.
 
-pub mod graph_rig;
-pub mod random;
-pub mod range_rig;
-pub mod skipping_driver;
-
 use std::sync::Arc;
 
 use vramp_alloc::stats::Census;
@@ -13,6 +8,10 @@ use vramp_core::AddrRange;
 use vramp_driver::sim::{Kernel, LiveObjects, Simulator, SimulatorBuilder};
 use vramp_driver::{Call, Stream};
 use vramp_peers::Preset;
+
+pub mod graph_rig;
+pub mod range_rig;
+pub mod skipping_driver;
 
 pub const PAGE: Bytes = Bytes::mib(2);
 
@@ -158,5 +157,27 @@ impl Rig {
     pub fn close(self) {
         self.allocator.close().expect("nothing is in the way");
         assert_eq!(self.sim.live(), LiveObjects::default());
+    }
+}
+
+/// A splitmix64 generator.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number under `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len() as u64) as usize]
     }
 }
