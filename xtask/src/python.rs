@@ -27,7 +27,7 @@ const C_LIBRARY: (u32, u32) = (2, 28);
 /// the frames of the first: pthread_exit would crash.
 const UNWINDER: &str = "libgcc_s.so.1";
 /// Largest wheel for users.
-const MAX_BYTES: u64 = 6 << 20;
+const MAX_BYTES: u64 = 8_000_000;
 
 /// How a wheel is built.
 #[derive(Clone, Copy)]
