@@ -141,6 +141,32 @@ fn a_deadline_that_races_with_a_grant_loses_nothing() {
 }
 
 #[test]
+fn a_waiter_that_is_to_take_a_step_is_woken_whenever_it_looks() {
+    loom::model(|| {
+        let model = Model::new();
+        let held = model.take();
+        let (id, slot) = model.ask();
+        let due = Instant::now();
+        model.update(|queue| queue.waiters.set_deadline(id, Some(due)));
+        let expires =
+            spawn(&model, move |model| model.update(|queue| queue.waiters.expire(due, |_| None)));
+        let alarm = Arc::new(Bell::default());
+        let waker = Waker::from(Arc::clone(&alarm));
+        // Only the wake-up for the step ends this: nothing is handed over.
+        while model.update(|queue| queue.waiters.has_deadlines()) {
+            assert!(slot.poll(&waker).is_none());
+            if model.update(|queue| queue.waiters.has_deadlines()) {
+                alarm.wait(None);
+            }
+        }
+        assert!(model.give_up(id, &slot).is_none());
+        join([expires]);
+        model.end(held);
+        model.is_at_rest();
+    });
+}
+
+#[test]
 fn a_notification_is_seen_whenever_the_waiter_looks() {
     loom::model(|| {
         let slot = Arc::new(WaitSlot::<Held>::default());

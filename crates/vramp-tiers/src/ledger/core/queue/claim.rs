@@ -65,8 +65,8 @@ impl WaitQueue {
     }
 
     /// Claims what a new waiter lacks in the first of `candidates` that has a spiller. Returns
-    /// false if none has one, or if the waiter lacks nothing and only the order keeps it: then no memory will be
-    /// spilled for it. No step begins.
+    /// false if none has one, or if only the order keeps a waiter whose owner [holds](super::Request::held) bytes:
+    /// then no memory will be spilled for it. No step begins.
     pub fn claim_first_spillable(
         &mut self,
         ledger: &Ledger,
@@ -75,8 +75,11 @@ impl WaitQueue {
         has_spiller: impl Fn(SpaceId) -> bool,
     ) -> bool {
         let request = self.waiters.get(&waiter).map(|waiter| &waiter.request);
-        let lacks = request.is_some_and(|request| fitting(ledger, request, |_| true).is_none());
-        let Some(&space) = candidates.iter().find(|&&space| lacks && has_spiller(space)) else {
+        let only_order = request.is_some_and(|request| {
+            !request.held.is_zero() && fitting(ledger, request, |_| true).is_some()
+        });
+        let space = candidates.iter().find(|&&space| has_spiller(space));
+        let Some(&space) = space.filter(|_| !only_order) else {
             return false;
         };
         let claimed = self.claim_deficit(ledger, space, waiter).is_ok();

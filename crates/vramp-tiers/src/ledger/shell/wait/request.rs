@@ -109,8 +109,8 @@ impl<'a> RequestBuilder<'a> {
         self
     }
 
-    /// Gives the request a place that a request of the caller [had](super::QueuedReservation::place): it goes
-    /// before those that came since. At the end by default.
+    /// Gives the request the place that one of the caller [had](super::QueuedReservation::place) in the same
+    /// queue, and was served without use: it goes before those that came since. At the end by default.
     pub fn at(mut self, place: Option<WaiterId>) -> RequestBuilder<'a> {
         self.place = place;
         self
@@ -286,7 +286,7 @@ impl<'a> RequestBuilder<'a> {
                     let spills = self.spilling != Spilling::Never
                         && state.claim_first_spillable(waiter, &request.candidates);
                     let checked = !spills && self.shared.check_deadlock_now(state);
-                    // A waiter that needs what its owner holds may be spilled for now, and not later.
+                    // A waiter that needs what its owner holds may be spilled for now, and no longer later.
                     let deadlock_checked = checked && self.held.is_zero();
                     let limits = WaitLimits { deadline: self.deadline, spilling: self.spilling };
                     let entry = QueueEntry { waiter, slot, deadlock_checked };
