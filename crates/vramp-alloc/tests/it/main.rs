@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod addresses;
-mod attached_captures;
 mod callbacks;
 mod captures;
 mod common;
@@ -22,7 +21,6 @@ mod hits;
 mod hosted;
 mod hostile;
 mod limits;
-mod plain_pools;
 mod random_sharing;
 mod rmm_peers;
 mod sharing;

@@ -22,7 +22,6 @@
 
 mod captures;
 mod copies;
-mod failure;
 mod graphs;
 mod lost;
 mod memory;
@@ -35,8 +34,7 @@ mod streams;
 
 use std::fmt;
 
-use failure::{Checked, Failure};
-use rig::Rig;
+use rig::{Checked, Failure, Rig};
 
 use vramp_driver::{Capabilities, Driver};
 

@@ -1,11 +1,9 @@
-//! The rig of a case: a device that records what is allocated, to free it at the end.
+//! The rig of a case: a device that records what is allocated, to free it at the end. Why a case failed.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use vramp_core::{AddrRange, Bytes, DeviceAddr};
-
-use super::failure::{Checked, Failure};
 use vramp_driver::{
     CaptureMode, Driver, DriverError, DriverResult, ErrorKind, Event, ExportedHandle, Graph,
     GraphExec, Handle, HostBuffer, HostMemory, HostSlice, MemoryLocation, MemoryProperties, Stream,
@@ -337,4 +335,16 @@ pub(super) fn refused<T>(what: &str, kind: ErrorKind, result: DriverResult<T>) -
 pub(super) fn pattern(seed: u8, len: Bytes) -> Vec<u8> {
     let byte = |i: u64| (i ^ (i >> 8) ^ (i >> 16)) as u8;
     (0..len.count()).map(|i| byte(i).wrapping_mul(31).wrapping_add(seed)).collect()
+}
+
+/// Description of a broken rule.
+#[derive(Debug)]
+pub(super) struct Failure(pub String);
+
+pub(super) type Checked<T = ()> = Result<T, Failure>;
+
+impl From<vramp_driver::DriverError> for Failure {
+    fn from(error: vramp_driver::DriverError) -> Failure {
+        Failure(error.to_string())
+    }
 }

@@ -8,5 +8,4 @@ mod machines;
 mod memory_rules;
 mod random_machines;
 mod random_programs;
-mod stream_ordered_pool;
 mod virtual_time;

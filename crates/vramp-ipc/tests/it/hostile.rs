@@ -12,8 +12,8 @@ use rustix::net::{
 use rustix::process::Signal;
 use vramp_ipc::{Connections, OpenError, OpenOptions, Server, Ticket};
 
-use crate::child::{Child, hear, is_alone, parse, print, role, say};
 use crate::common::*;
+use crate::common::{Child, hear, is_alone, parse, print, role, say};
 
 // --- Peers that break the rules: they lose their connection, and nothing else happens ---
 
@@ -420,7 +420,7 @@ fn an_exporter_that_is_killed_at_any_step_is_gone() {
     for step in ["before", "unreaped", "copied", "opened", "some", "all"] {
         let mut child = Child::start(EXPORTER, step, None);
         let pid = child.pid();
-        let ticket = crate::child::parse(&child.next());
+        let ticket = crate::common::parse(&child.next());
         let sleeper: u32 = child.next().parse().unwrap();
         let importer = connections();
         let is_gone = |error: &OpenError| {

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vramp_ipc::{Connections, FetchError, OpenError, OpenOptions, Server, Side, fetch_descriptor};
 
-use crate::child::{Child, hear, is_alone, parse, print, role, say};
 use crate::common::*;
+use crate::common::{Child, hear, is_alone, parse, print, role, say};
 
 fn limit_files(limit: u64) {
     let maximum = getrlimit(Resource::Nofile).maximum;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 use vramp_ipc::turns::{AcquireError, Answer, Need, Turns, TurnsConfig, TurnsError, TurnsStatus};
 
-use crate::child::{Child, hear, is_alone, role, say};
 use crate::common::*;
+use crate::common::{Child, hear, is_alone, role, say};
 
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(20);

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use super::block::SegmentId;
 use super::block::{Block, Class, State};
 use super::pool::TorchPool;
-use super::segment::SegmentId;
 use vramp_core::Bytes;
 use vramp_core::{PartKind, Stretch, StretchPart};
 

@@ -54,12 +54,12 @@ mod place;
 mod pool;
 mod release;
 mod restore;
-mod segment;
 mod settle;
 mod stats;
 #[cfg(test)]
 mod tests;
 
+pub use block::SegmentId;
 pub use config::{Divisions, TorchConfig};
 pub use layout::TorchStretch;
 pub use parse::TorchConfigError;
@@ -67,7 +67,6 @@ pub use place::{TorchAttempt, TorchStep};
 pub use pool::{TorchBlock, TorchPool};
 pub use release::TorchRelease;
 pub use restore::TorchSegment;
-pub use segment::SegmentId;
 pub use settle::{TorchOp, TorchPlan};
 pub use stats::TorchStats;
 

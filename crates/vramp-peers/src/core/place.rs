@@ -11,11 +11,11 @@
 //!
 //! The end of the ladder is the [`Shortage`].
 
+use super::block::SegmentId;
 use super::block::{Class, Slot, State};
 use super::config::fixed::{SMALL_LIMIT, SMALL_SEGMENT};
 use super::pool::{TorchBlock, TorchPool};
 use super::release::Victims;
-use super::segment::SegmentId;
 use super::settle::{Target, TorchOp, TorchPlan};
 use super::stats::ByClass;
 use vramp_core::Bytes;

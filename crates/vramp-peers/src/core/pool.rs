@@ -5,9 +5,9 @@ use std::collections::{BTreeSet, VecDeque};
 use smallvec::SmallVec;
 
 use super::addresses::DriverAddresses;
+use super::block::SegmentId;
 use super::block::{Block, Blocks, Class, Lists, Slot, State};
 use super::config::TorchConfig;
-use super::segment::SegmentId;
 use super::settle::TorchOp;
 use super::stats::ByClass;
 use super::stats::TorchStats;

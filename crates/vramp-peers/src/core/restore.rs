@@ -4,10 +4,10 @@
 //! allocated later. A replay that predicts them has to begin with the same free blocks, at
 //! addresses in the same order.
 
+use super::block::SegmentId;
 use super::block::{Class, State};
 use super::config::fixed::{BLOCK_ALIGN, SMALL_LIMIT, SMALL_SEGMENT};
 use super::pool::{TorchBlock, TorchPool};
-use super::segment::SegmentId;
 use super::settle::{Target, TorchOp, TorchPlan};
 use super::stats::ByClass;
 use vramp_core::{Bytes, DeviceAddr};

@@ -1,8 +1,8 @@
 //! Driver operations as values, and the only place where performed ones change the pool.
 
+use super::block::SegmentId;
 use super::block::{Block, Class, Slot, State};
 use super::pool::{Segment, TorchPool};
-use super::segment::SegmentId;
 use super::stats::ByClass;
 use vramp_core::Bytes;
 use vramp_core::{PoolAddr, StreamId};

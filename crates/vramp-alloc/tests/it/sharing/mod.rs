@@ -1,7 +1,6 @@
 //! Memory that other cards and processes reach, and registered memory: on simulated cards of one
 //! machine that store bytes, under the race detector.
 
-mod exchange;
 mod exports;
 mod orders;
 mod peers;

@@ -20,9 +20,8 @@ use vramp_capi::tiers::leases::*;
 use vramp_capi::tiers::observing::*;
 use vramp_capi::tiers::*;
 
-use crate::common::sleep::{begin, pause, resume};
-use crate::common::tiers::*;
 use crate::common::*;
+use crate::common::{begin, pause, resume};
 
 // --- Buffers and leases ---
 

@@ -2,7 +2,6 @@
 
 use std::thread;
 
-use crate::common::tiers::*;
 use crate::common::*;
 use vramp_capi::abi::vramp_status_t::*;
 use vramp_capi::graphs::*;

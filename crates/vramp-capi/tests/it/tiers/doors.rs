@@ -13,7 +13,6 @@ use vramp_capi::tiers::buffers::*;
 use vramp_capi::tiers::leases::*;
 use vramp_capi::tiers::*;
 
-use crate::common::tiers::*;
 use crate::common::*;
 
 const LEN: usize = 24 << 20;

@@ -4,4 +4,3 @@ mod buffers;
 mod closing;
 mod doors;
 mod reservations;
-mod wrong_calls;

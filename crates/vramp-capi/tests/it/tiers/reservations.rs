@@ -17,9 +17,8 @@ use vramp_capi::tiers::reservations::*;
 use vramp_capi::tiers::spaces::*;
 use vramp_capi::tiers::*;
 
-use crate::common::sleep::{begin, pause, resume};
-use crate::common::tiers::*;
 use crate::common::*;
+use crate::common::{begin, pause, resume};
 
 // --- Spaces and reservations ---
 

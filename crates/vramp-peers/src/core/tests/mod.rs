@@ -1,6 +1,5 @@
 //! The caching allocator without a device: its rules one by one, then random programs.
 
-mod expandable;
 mod random;
 mod restored;
 mod rules;

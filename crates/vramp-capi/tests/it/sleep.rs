@@ -22,9 +22,8 @@ use vramp_core::AddrRange;
 use vramp_driver::wrapper::{Wrapped, Wrapper};
 use vramp_driver::{Driver, DriverResult};
 
-use crate::common::sleep::*;
-use crate::common::tiers::{MIB, open_mapped, open_with_tiers};
 use crate::common::*;
+use crate::common::{MIB, open_mapped, open_with_tiers};
 
 // --- Regions that leave the card and come back ---
 
