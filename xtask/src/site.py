@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import html
+import json
 import re
 import subprocess
 import sys
@@ -139,6 +140,25 @@ def check_commands(source: Path, program: str) -> list[str]:
                 for option in re.findall(r"--[a-z][\w-]*", command[2]):
                     if option not in known[command[1]] and command[1] != "bench":
                         wrong.append(f"{page.name}: vramp {command[1]} has no option {option}")
+    return wrong
+
+
+def check_replays(source: Path, program: str) -> list[str]:
+    """Rows of the first table of benchmarks that the program computes otherwise."""
+    page = (source / "background/benchmarks-in-detail.md").read_text()
+    table = page[page.index("| trace | peak allocated | recorded") :].split("\n\n")[0].splitlines()
+    names = [name.strip() for name in table[0].split("|")[4:-1]]
+    wrong = []
+    for row in table[2:]:
+        trace, *shown = [cell.strip() for cell in row.split("|")[1:-1]]
+        replay = [program, "replay", f"examples/traces/{trace}.pickle.gz", "--allocator", "all", "--json"]
+        results = map(json.loads, run([*replay, "--device", "sim:h200"]).splitlines())
+        found = {
+            result["allocator"]: f"{result['peak_reserved_bytes'] / 2**30:.2f}"
+            f" ({result['overhead']:.3f}), {result['driver_ms']:.1f} ms"
+            for result in results
+        }
+        wrong += [f"benchmarks: {trace} on {name} is {found[name]}" for name in names if found[name] not in shown]
     return wrong
 
 
@@ -303,7 +323,7 @@ def class_entry(node: ast.ClassDef, name: str) -> str:
 def main() -> None:
     source, sources, program = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     source_pages(source, sources.read_text().split())
-    if wrong := check_commands(source, program):
+    if wrong := check_commands(source, program) + check_replays(source, program):
         raise SystemExit("\n".join(wrong))
     fill(source, "reference/cli.md", commands(program))
     fill(source, "reference/python.md", python_api(Path("python/vramp")))

@@ -6,6 +6,7 @@
 //! from elsewhere.
 
 use std::collections::BTreeSet;
+use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,21 +51,24 @@ pub fn run(root: &Path, program: &Path, rustdoc: bool) -> Result<()> {
     let mut listed = String::new();
     for path in reachable(&tree)? {
         let to = source.join(place(&path, rustdoc));
+        if !path.ends_with(".md") && !is_picture(&path) {
+            writeln!(listed, "{path}")?;
+            continue;
+        }
         fs::create_dir_all(to.parent().context("a file is in a folder")?)?;
         if path.ends_with(".md") {
             let page = tree.text(&path).with_context(|| format!("no page {path}"))?;
             fs::write(&to, tabs(&rewritten(&path, page, rustdoc))?)?;
-        } else if is_picture(&path) {
-            fs::copy(root.join(&path), &to).with_context(|| format!("cannot copy {path}"))?;
         } else {
-            writeln!(listed, "{path}")?;
+            fs::copy(root.join(&path), &to).with_context(|| format!("cannot copy {path}"))?;
         }
     }
     if rustdoc {
-        let doc = ["doc", "--workspace", "--no-deps", "--locked", "--target-dir"];
-        let target = root.join("target/site-rustdoc");
-        shell::run(Command::new("cargo").current_dir(root).args(doc).arg(&target))?;
-        fs::rename(target.join("doc"), source.join("rust"))?;
+        let doc = ["doc", "--workspace", "--no-deps", "--locked", "--quiet"];
+        shell::run(Command::new("cargo").current_dir(root).args(doc))?;
+        let target = env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+        let mut copy = Command::new("cp");
+        shell::run(copy.arg("-r").arg(target.join("doc")).arg(source.join("rust")))?;
     }
     fs::copy(root.join("xtask/src/site.css"), source.join("site.css"))?;
     let list = root.join("target/site-sources.txt");
@@ -214,8 +218,11 @@ fn loaded(text: &str) -> Option<String> {
             }
         }
     }
-    let styles = ["url(http", "url(\"http", "url(//", "url(\"//", "class=\"mermaid\""];
-    styles.iter().find_map(|style| text.find(style).map(|at| begin(&text[at..])))
+    // Pages may show code that names what styles load.
+    let is_page = text.trim_start().starts_with('<');
+    let styles = ["url(http", "url(\"http", "url(//", "url(\"//"];
+    let searched = if is_page { &[" class=\"mermaid\""][..] } else { &styles[..] };
+    searched.iter().find_map(|style| text.find(style).map(|at| begin(&text[at..])))
 }
 
 /// The files that one gets to from the pages at the root and in `docs` by following links.

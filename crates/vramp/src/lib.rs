@@ -74,6 +74,10 @@ mod guides {
     struct DeferrableBuffers;
     #[doc = include_str!("../../../docs/sleep.md")]
     struct Regions;
+    #[doc = include_str!("../../../docs/sharing.md")]
+    struct Sharing;
+    #[doc = include_str!("../../../docs/turns.md")]
+    struct Turns;
     #[doc = include_str!("../../../docs/tutorials/more-than-the-card.md")]
     struct MoreThanTheCard;
 }
