@@ -58,7 +58,10 @@ pub fn run(root: &Path, program: &Path, rustdoc: bool) -> Result<()> {
         fs::create_dir_all(to.parent().context("a file is in a folder")?)?;
         if path.ends_with(".md") {
             let page = tree.text(&path).with_context(|| format!("no page {path}"))?;
-            fs::write(&to, tabs(&rewritten(&path, page, rustdoc))?)?;
+            // A first page has no others of its section to lead to.
+            let alone = path == "docs/index.md" || path == "docs/getting-started.md";
+            let head = if alone { "---\nhide: [navigation]\n---\n" } else { "" };
+            fs::write(&to, head.to_owned() + &tabs(&rewritten(&path, page, rustdoc))?)?;
         } else {
             fs::copy(root.join(&path), &to).with_context(|| format!("cannot copy {path}"))?;
         }

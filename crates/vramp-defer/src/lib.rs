@@ -65,7 +65,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `docs/deferrable.md` has the rules, costs and limits.
+//! `docs/deferrable.md` is the guide; `docs/reference/deferrable.md` has the rules, costs and limits.
 //!
 //! # Map
 //!
