@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Literal
 
-from ._errors import OptionError
+from ._errors import FileError, OptionError
 
 # Part of the machine's memory that is pinned at most if the program names no limit.
 _HOST_PART = 4
@@ -52,7 +52,7 @@ def configuration(
         # It is a limit already. A GPU of a configuration has 90 % of its capacity by default.
         made["gpu"] = [{"index": ordinal, "capacity": device, "limit": 1.0}]
     if disk is not None:
-        limit = shutil.disk_usage(disk).free if disk_limit is None else disk_limit
+        limit = _free(disk) if disk_limit is None else disk_limit
         made["disk"] = [{"index": 0, "directory": os.fspath(disk), "capacity": limit}]
     if peers is not None:
         if not isinstance(peers, Mapping):
@@ -98,3 +98,12 @@ def cuda_memory(memory: object) -> tuple[int, int, int] | None:
         raise OptionError("the array has a mask: adopt its data and its mask each")
     stream = interface.get("stream")
     return int(interface["data"][0]), size * math.prod(shape), 0 if stream in (None, 1) else int(stream)
+
+
+def _free(directory: str | os.PathLike[str]) -> int:
+    """Returns the free bytes of a directory's file system."""
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError as error:
+        text = f"disk={os.fspath(directory)!r} cannot be used: {error.strerror}: make the directory first"
+        raise FileError(text) from error

@@ -37,6 +37,7 @@ pub struct AllocationGuard {
     stream: StreamId,
 }
 
+/// # Allocating blocks that free themselves
 impl Allocator {
     /// Allocates as [`Allocator::malloc`] does. The block frees itself on `stream` when it is dropped.
     ///

@@ -57,6 +57,7 @@ struct Joined {
     prune_at: usize,
 }
 
+/// # Recorded events and snapshots
 impl Allocator {
     /// Records every event from now on in a ring of the last ones; with `stacks`, the call stack of
     /// each.

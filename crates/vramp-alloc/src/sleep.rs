@@ -151,6 +151,7 @@ pub struct Sleep {
     patience: std::time::Duration,
 }
 
+/// # Pools that sleep
 impl Allocator {
     /// Refuses requests from now on, with [`Unusable::Asleep`]; waits on the host for all work that is
     /// queued on the card by this process, also on streams that the group does not know; and returns the

@@ -34,6 +34,7 @@ pub struct ReservedMemory {
     pub looked_at: u64,
 }
 
+/// # Statistics by PyTorch's names
 impl Allocator {
     /// Returns what statistics need besides the live blocks. With the preset `vramp` no driver call, and
     /// O(n) in the freed blocks that wait and in the streams; otherwise as

@@ -86,6 +86,13 @@ const fn interfaces(kind: Kind) -> (vramp_status_t, &'static str) {
 }
 
 impl Failure {
+    /// Adds what an interface offers against it.
+    #[must_use]
+    pub fn hint(mut self, hint: &str) -> Failure {
+        self.0.text.push_str(hint);
+        self
+    }
+
     /// Returns a failure of this kind.
     #[cold]
     pub fn new(kind: Kind, text: impl Into<String>) -> Failure {

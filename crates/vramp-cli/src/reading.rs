@@ -1,7 +1,7 @@
 //! Reading traces as the command line asks for it.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
@@ -38,6 +38,18 @@ impl Reading {
             events: self.max_events.unwrap_or(default.events),
             ..default
         }
+    }
+
+    /// Checks that files can be opened, before anything is said or done about them.
+    ///
+    /// # Errors
+    /// As of [`Reading::read`], for the first file that cannot be opened.
+    pub fn check<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<()> {
+        for path in paths.into_iter().filter(|path| *path != Path::new(STANDARD)) {
+            let opened = std::fs::File::open(path);
+            opened.with_context(|| format!("cannot read the trace '{}'", path.display()))?;
+        }
+        Ok(())
     }
 
     /// Reads the selected devices of a trace, of standard input if the path is `-`.

@@ -15,6 +15,7 @@ use crate::error::Unusable;
 /// With several threads `live_peak` is exact within 1/128 of it. All other counts are exact.
 pub type Stats = Counters;
 
+/// # Statistics and diagnostics
 impl Allocator {
     /// Returns the counts so far. One driver call where the driver's pool is in use.
     pub fn stats(&self) -> Result<Stats, DriverError> {

@@ -15,6 +15,7 @@ use crate::observe::Event;
 use crate::shared::Inner;
 use crate::virtual_pool::HeapCell;
 
+/// # Freeing, and uses on other streams
 impl Allocator {
     /// Records that work queued on `stream` so far uses the allocation: once freed, it is reused
     /// only after that work. No driver call.

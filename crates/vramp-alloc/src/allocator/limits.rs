@@ -7,6 +7,7 @@ use crate::error::{AllocError, Unusable};
 use crate::observe::Event;
 use crate::shared::Inner;
 
+/// # Limits, and returning memory to the card
 impl Allocator {
     /// Returns the most physical memory that this allocator and its pools may reserve together.
     pub fn limit(&self) -> Option<Bytes> {

@@ -43,6 +43,7 @@ impl Missing {
     }
 }
 
+/// # Allocating
 impl Allocator {
     /// Allocates at least `size` bytes for work on `stream`. A request for zero bytes gets an
     /// address of its own too.

@@ -71,6 +71,7 @@ pub struct Allocator {
     config: Config,
 }
 
+/// # Opening and closing
 impl Allocator {
     /// Creates an allocator on a device. Reserves no memory unless the configuration has a prefill.
     ///

@@ -11,6 +11,7 @@ use crate::backend::{Backend, BackendBlock};
 use crate::error::{AllocError, CreateError};
 use crate::virtual_pool::Refusal;
 
+/// # Memory reserved ahead
 impl Allocator {
     pub(super) fn prefill_at_start(&self, prefill: Option<Bytes>) -> Result<(), CreateError> {
         let refused = |prefill, reason: &str| {

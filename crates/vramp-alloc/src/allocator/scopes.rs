@@ -5,6 +5,7 @@ use crate::error::Unusable;
 use crate::scopes::{ScopeId, ScopePeaks};
 use crate::shared::Inner;
 
+/// # Peaks of a part of the program
 impl Allocator {
     /// Begins a scope. No driver call.
     ///

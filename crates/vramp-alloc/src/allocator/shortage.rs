@@ -61,6 +61,7 @@ impl Relief<'_> {
     }
 }
 
+/// # Shortages and observers
 impl Allocator {
     /// Calls `observer` with every event from now on: without a lock, on the thread that caused the
     /// event. The observer may use the allocator; events of its own calls reach no observer. A

@@ -14,6 +14,7 @@ use crate::thread_streams;
 /// Code of the driver for want of memory.
 const OUT_OF_MEMORY: i32 = 2;
 
+/// # Streams
 impl Allocator {
     /// Creates a stream on the device. One driver call.
     ///

@@ -9,6 +9,7 @@ use crate::error::TagUsage;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TagId(pub(super) u16);
 
+/// # Tags
 impl Allocator {
     /// Returns the tag of this name, and creates it if it is new. There are at most 65,535 tags:
     /// the last one serves all further names.

@@ -118,7 +118,12 @@ impl fmt::Display for OutOfMemoryReport {
         )?;
         match self.largest_is {
             Largest::ByRemapping => {
-                write!(f, "\n  the largest block it can build by remapping is {largest}")?
+                write!(f, "\n  the largest block it can build by remapping is {largest}")?;
+                // What was not reserved yet may be created beside it, as far as the card has it.
+                let rest = limit.map(|limit| limit.saturating_sub(*reserved));
+                if let Some(rest) = rest.filter(|rest| !rest.is_zero()) {
+                    write!(f, ", with {rest} more below the limit")?;
+                }
             }
             Largest::FreeBlock => write!(f, "\n  its largest free block is {largest}")?,
             Largest::Unknown => {}
@@ -133,11 +138,17 @@ impl fmt::Display for OutOfMemoryReport {
             }
         }
         match limit {
+            Some(limit) if requested > limit => {
+                write!(f, "\n  what to do: raise the limit, which is smaller than the request")?
+            }
             Some(_) => write!(f, "\n  what to do: raise the limit, or free memory")?,
             None if addresses_used_up => write!(
                 f,
                 "\n  what to do: free memory or stable ranges, or reserve fewer addresses elsewhere"
             )?,
+            None if self.card.is_some_and(|card| *requested > card.total) => {
+                write!(f, "\n  what to do: request less, or use a larger card: this one has less")?
+            }
             None => write!(f, "\n  what to do: free memory, request less, or use a larger card")?,
         }
         for StreamUsage { stream, used, free, waiting } in self.streams.iter().take(LINES_MAX) {

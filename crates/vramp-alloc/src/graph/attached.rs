@@ -104,6 +104,7 @@ pub struct GraphHold {
     report: CaptureReport,
 }
 
+/// # Memory that a graph keeps
 impl Allocator {
     /// Returns the number of the capture that `stream` is part of, unique in the process; `None` if
     /// it is part of none. One driver call, legal during captures.

@@ -236,6 +236,7 @@ pub struct CapturedGraph {
     report: CaptureReport,
 }
 
+/// # CUDA graphs
 impl Allocator {
     /// Creates an arena: reserves its addresses. One driver call at most, and no memory.
     ///

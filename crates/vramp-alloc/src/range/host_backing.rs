@@ -78,6 +78,7 @@ pub enum HostBackingError {
     Unusable(#[from] Unusable),
 }
 
+/// # Host memory at device addresses
 impl Allocator {
     /// Creates `len` bytes of host memory on NUMA node `node`. One driver call.
     ///

@@ -71,6 +71,7 @@ pub struct StableRange {
     uses: Mutex<Vec<Mark>>,
 }
 
+/// # Stable ranges
 impl Allocator {
     /// Reserves `len` addresses, rounded up to whole pages. One driver call at most, and no memory.
     /// New memory for the range is created in handles of length `handle`, so that parts of that

@@ -79,6 +79,7 @@ impl Change {
     }
 }
 
+/// # Access of other cards
 impl Allocator {
     /// Grants the card with this ordinal access to all memory of this allocator and of the pools created
     /// from it, now and later. Idempotent. One driver call for each stretch of mapped addresses, about

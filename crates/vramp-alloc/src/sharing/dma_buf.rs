@@ -54,6 +54,7 @@ pub enum DmaBufError {
     Unusable(#[from] Unusable),
 }
 
+/// # dma-bufs
 impl Allocator {
     /// Pins a range and exports the pages of 4 KiB that it lies in. One driver call.
     ///

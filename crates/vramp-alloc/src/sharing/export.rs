@@ -100,6 +100,7 @@ pub enum ExportError {
     Unusable(#[from] Unusable),
 }
 
+/// # Export to other processes
 impl Allocator {
     /// Exports an allocation: pins its handles, and keeps it beyond a free until the result is dropped.
     /// No driver call. A block may be exported several times.

@@ -64,6 +64,7 @@ pub enum ImportError<E: std::error::Error + 'static = std::convert::Infallible> 
     Unusable(#[from] Unusable),
 }
 
+/// # Import from other processes
 impl Allocator {
     /// Imports memory that [`Export`](super::Export) describes. `fetch` returns the handle of each
     /// number in turn; it is closed before the next is fetched, so one descriptor is open at a time. One

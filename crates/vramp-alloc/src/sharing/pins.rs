@@ -60,6 +60,7 @@ pub fn range_of(allocation: &Allocation) -> AddrRange {
     AddrRange::new(allocation.addr(), allocation.len())
 }
 
+/// # Pinning memory at its addresses
 impl Allocator {
     /// Pins the memory of a range. Pins are counted, so ranges may overlap. No driver call.
     ///

@@ -98,7 +98,7 @@ impl Session {
             regions.reclaim();
         }
         for pool in self.host_pools() {
-            pool.shrink(Bytes::ZERO);
+            pool.trim(Bytes::ZERO);
         }
         Ok(())
     }
@@ -235,7 +235,7 @@ impl Session {
         // Closes its pool, which waits: outside of the locks.
         drop((by_pool, removed));
         for pool in self.host_pools() {
-            pool.shrink(pool.floor());
+            pool.trim(pool.floor());
         }
         Ok(())
     }

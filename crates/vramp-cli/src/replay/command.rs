@@ -26,6 +26,7 @@ use crate::reading::Reading;
 use crate::text::{self, Text};
 
 pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
+    Reading::check(&args.traces)?;
     let replaying = args.device.open_for_recordings()?;
     let device = &replaying.device;
     let runs = runs(args, device)?;

@@ -204,7 +204,7 @@ impl DeferrableBuffer {
         let spilled = shared.spill_buffer(self.owner.id, Some(tier))?;
         if tier == SpillTier::Disk {
             let pool = shared.mover.pool();
-            pool.shrink(pool.floor());
+            pool.trim(pool.floor());
         }
         Ok(spilled)
     }

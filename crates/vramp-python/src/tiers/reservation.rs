@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use vramp_alloc::Bytes;
-use vramp_capi::process::Failure;
+use vramp_capi::process::{Failure, Kind};
 use vramp_tiers::{Deadline, Owner, Strategy};
 
 use super::shared::{Member, Membership, end};
@@ -70,7 +70,12 @@ impl Reservation {
             };
             Ok(Some(reserved?))
         });
-        let Some(reserved) = reserved.map_err(|failure: Failure| raise(py, failure))? else {
+        let reserved = reserved.map_err(|failure: Failure| {
+            let now = failure.kind == Kind::NotNow;
+            let hint = if now { "; with timeout= idle buffers leave for it first" } else { "" };
+            raise(py, failure.hint(hint))
+        });
+        let Some(reserved) = reserved? else {
             return Err(refuse(
                 py,
                 "RangeError",

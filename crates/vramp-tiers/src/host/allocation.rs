@@ -282,7 +282,7 @@ impl HostAllocation {
 
     /// Shortens the allocation to `len` in whole blocks, and returns the rest with its part of the
     /// charge. `None` if there is no rest.
-    pub fn trim(&mut self, len: Bytes) -> Option<HostAllocation> {
+    pub fn split_off(&mut self, len: Bytes) -> Option<HostAllocation> {
         let keep = self.shared.whole(len);
         let mut rest = Some(self.len().saturating_sub(keep)).filter(|rest| !rest.is_zero())?;
         let mut tail = HostAllocation {

@@ -17,7 +17,7 @@ impl HostPool {
     /// Unpins memory that is wholly free until at most `keep` is pinned, and returns the bytes
     /// unpinned. Frees shared blocks without small allocations first. Does not wait for work. Two
     /// driver calls for each device and unpinned memory.
-    pub fn shrink(&self, keep: Bytes) -> Bytes {
+    pub fn trim(&self, keep: Bytes) -> Bytes {
         let mut state = lock(&self.shared.state);
         let charges = self.shared.free_returned(&mut state);
         let idle = state.idle(|_| true);

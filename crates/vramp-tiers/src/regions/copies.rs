@@ -185,7 +185,7 @@ impl Place {
         });
         match read {
             Ok(()) => ahead.bytes = need,
-            Err(_) => drop(ahead.host.trim(ahead.bytes)),
+            Err(_) => drop(ahead.host.split_off(ahead.bytes)),
         }
         if ahead.bytes.is_zero() {
             self.ahead = None;

@@ -12,7 +12,7 @@ use crate::movers::MoveError;
 #[non_exhaustive]
 pub enum RegionError {
     /// There is no region with that tag.
-    #[error("there is no region {tag:?}: there are {known:?}")]
+    #[error("there is no region {tag:?}: {}", listed(known))]
     Unknown {
         /// The tag.
         tag: String,
@@ -154,4 +154,12 @@ pub enum RegionError {
         /// The tag.
         tag: String,
     },
+}
+
+/// Returns which regions there are, in words.
+fn listed(known: &[String]) -> String {
+    match known {
+        [] => "there is none, because nothing was allocated in one yet".to_owned(),
+        known => format!("there are {known:?}"),
+    }
 }

@@ -71,7 +71,7 @@ impl Asleep {
                     host.copy_down(from, kept, len).expect("what is valid lies in the copy");
                     kept += len;
                 }
-                drop(host.trim(kept));
+                drop(host.split_off(kept));
                 *valid = kept;
                 *contents = left.clone();
             }

@@ -73,7 +73,7 @@ fn small_pieces_are_up_to_a_block_long() {
     let too_long = MIB + Bytes::new(1);
     assert!(matches!(pool.allocate_small(too_long), Err(HostPoolError::Config(_))));
     drop((half, other, whole));
-    pool.shrink(Bytes::ZERO);
+    pool.trim(Bytes::ZERO);
     assert_eq!(pool.space().total(), Bytes::ZERO);
     pool.audit().unwrap();
 }
@@ -114,7 +114,7 @@ fn blocks_that_are_read_go_back_after_the_allocation_and_its_readers() {
     let readers = [MIB, MIB * 3].map(|at| four.reader(at, MIB).unwrap());
     assert!(four.reader(MIB * 4, Bytes::new(1)).is_err());
     // The tail, which the second one reads, is an allocation of its own.
-    drop(four.trim(MIB * 2));
+    drop(four.split_off(MIB * 2));
     assert_eq!((pool.space().total(), four.len()), (MIB * 4, MIB * 2));
     drop(four);
     assert_eq!(pool.space().total(), MIB * 4);
@@ -172,8 +172,8 @@ fn an_allocation_grows_at_its_end_and_gives_its_tail_away() {
     blocks.write(MIB * 4, &[9; 16]).unwrap();
     assert!(matches!(blocks.grow(MIB * 6), Err(HostPoolError::Full(_))));
     assert_eq!(blocks.len(), MIB * 5, "a growth that failed changes nothing");
-    assert!(blocks.trim(MIB * 5).is_none());
-    let tail = blocks.trim(Bytes::new(1)).unwrap();
+    assert!(blocks.split_off(MIB * 5).is_none());
+    let tail = blocks.split_off(Bytes::new(1)).unwrap();
     assert_eq!((blocks.len(), tail.len()), (MIB, MIB * 4));
     let mut bytes = [0; 2];
     tail.read(Bytes::ZERO, &mut bytes).unwrap();
@@ -326,7 +326,7 @@ fn a_tail_whose_work_cannot_be_noted_is_never_reused() {
     blocks.record_stream(&device, stream).unwrap();
     let waits = FaultPlan::from_nth_of(Call::SynchronizeStream, 1);
     sim.set_faults(FaultPlan::from_nth_of(Call::Record, 1).and(waits));
-    let tail = blocks.trim(MIB).unwrap();
+    let tail = blocks.split_off(MIB).unwrap();
     sim.set_faults(FaultPlan::none());
     drop((blocks, tail));
     let stats = pool.stats();
@@ -450,7 +450,7 @@ fn small_pieces_share_a_block_and_return_in_stream_order_too() {
     sim.open(gate);
     device.synchronize_stream(stream).unwrap();
     drop((pieces, next));
-    assert_eq!(pool.shrink(Bytes::ZERO), MIB * 4);
+    assert_eq!(pool.trim(Bytes::ZERO), MIB * 4);
     assert_eq!(pool.space().total(), Bytes::ZERO);
     pool.audit().unwrap();
 }
@@ -464,8 +464,8 @@ fn free_memory_is_unpinned_and_memory_in_use_is_not() {
     let many = pool.allocate(MIB * 12).unwrap();
     assert_eq!(sim.live().host_buffers, 4);
     drop(many);
-    assert_eq!(pool.shrink(MIB * 8), MIB * 8, "down to what is to be kept");
-    assert_eq!(pool.shrink(Bytes::ZERO), MIB * 4);
+    assert_eq!(pool.trim(MIB * 8), MIB * 8, "down to what is to be kept");
+    assert_eq!(pool.trim(Bytes::ZERO), MIB * 4);
     assert_eq!((sim.live().host_buffers, pool.stats().pools_unpinned), (1, 3));
     drop(one);
     drop(pool);
@@ -509,7 +509,7 @@ fn memory_that_a_device_cannot_unpin_is_counted_and_unpinned_later() {
     let pool = HostPool::new(&space(Bytes::mib(8)), BLOCKS, devices).unwrap();
     drop(pool.allocate(MIB * 8).unwrap());
     sims[1].set_faults(FaultPlan::nth_of(Call::FreeHost, 1).with_code(304));
-    assert_eq!(pool.shrink(Bytes::ZERO), MIB * 4, "one of two");
+    assert_eq!(pool.trim(Bytes::ZERO), MIB * 4, "one of two");
     let stats = pool.stats();
     assert_eq!((stats.blocks, stats.free_blocks, stats.quarantined_blocks), (4, 0, 4));
     assert_eq!((stats.unpins_failed, stats.pools_unpinned), (1, 1));
@@ -518,7 +518,7 @@ fn memory_that_a_device_cannot_unpin_is_counted_and_unpinned_later() {
     let half = pool.allocate(MIB * 4).unwrap();
     let full = pool.allocate(MIB);
     assert!(matches!(full, Err(HostPoolError::Exhausted { .. })), "it counts: {full:?}");
-    assert_eq!(pool.shrink(Bytes::ZERO), MIB * 4, "no call to the device that has done so");
+    assert_eq!(pool.trim(Bytes::ZERO), MIB * 4, "no call to the device that has done so");
     let stats = pool.stats();
     assert_eq!((stats.blocks, stats.quarantined_blocks, stats.unpins_failed), (4, 0, 1));
     drop((half, pool.allocate(MIB).unwrap()));
@@ -545,7 +545,7 @@ fn a_thousand_allocations_that_ended_leave_nothing() {
     }
     assert!(pool.stats().blocks < 96, "{:?}", pool.stats());
     kept.clear();
-    pool.shrink(Bytes::ZERO);
+    pool.trim(Bytes::ZERO);
     let stats = pool.stats();
     assert_eq!((stats.blocks, stats.pending_blocks), (0, 0));
     assert_eq!((sim.live().host_buffers, pool.space().total()), (0, Bytes::ZERO));
@@ -634,7 +634,7 @@ fn threads_that_allocate_and_free_at_random_share_no_block_and_leave_nothing() {
                         blocks.write(MIB * block, &mark).unwrap();
                     }
                     if random.bool() {
-                        drop(blocks.trim(MIB));
+                        drop(blocks.split_off(MIB));
                     }
                     std::thread::yield_now();
                     for block in 0..blocks.blocks() as u64 {
@@ -643,14 +643,14 @@ fn threads_that_allocate_and_free_at_random_share_no_block_and_leave_nothing() {
                         assert_eq!(back, mark, "two have the same block");
                     }
                     if random.u32(..20) == 0 {
-                        pool.shrink(MIB * 8);
+                        pool.trim(MIB * 8);
                     }
                 }
             });
         }
     });
     pool.audit().unwrap();
-    pool.shrink(Bytes::ZERO);
+    pool.trim(Bytes::ZERO);
     assert_eq!(pool.space().total(), Bytes::ZERO);
     // What the background thread unpins just now counts until it has.
     until(|| {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use pyo3::basic::CompareOp;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 use vramp_capi::process::StreamName;
 use vramp_core::Bytes;
 use vramp_defer::{DeferrableBuffer, SpillError, SpillTier};
@@ -200,6 +200,29 @@ impl Buffer {
         let data = contents(data)?;
         let data = data.as_bytes();
         self.call_leasing(py, |buffer| buffer.write(Bytes::new(offset), data))
+    }
+
+    /// Refuses to be an array: without a lease the memory may leave while a library uses it.
+    #[pyo3(signature = (*_arguments, **_named))]
+    fn array(
+        &self,
+        _arguments: &Bound<'_, PyTuple>,
+        _named: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<()> {
+        Err(PyTypeError::new_err(
+            "a vramp.Buffer has no memory of its own until it is leased: with buffer.lease() as view, and then \
+             view.array(...)",
+        ))
+    }
+
+    /// Refuses to be an array, as NumPy asks for one.
+    #[pyo3(signature = (*arguments, **named))]
+    fn __array__(
+        &self,
+        arguments: &Bound<'_, PyTuple>,
+        named: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<()> {
+        self.array(arguments, named)
     }
 
     /// Refuses to be pickled.
