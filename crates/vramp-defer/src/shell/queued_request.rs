@@ -395,10 +395,12 @@ impl QueuedRequest {
     /// Takes the outcome of a wait over.
     fn accept(&mut self, outcome: Outcome) -> Result<(), SpillError> {
         self.slot = None;
-        let (granted, refused) = match outcome {
-            Outcome::Granted(granted) => (Some(granted), None),
-            Outcome::Refused(refused) => (None, Some(refused)),
-            Outcome::TimedOut(refused) => (None, refused),
+        let refused = match outcome {
+            Outcome::Granted(granted) => {
+                self.note_wait(true, None);
+                (self.granted, self.stage) = (Some(granted), Stage::Granted);
+                return Ok(());
+            }
             Outcome::TriedAgain => {
                 self.stage = Stage::Ready;
                 return Ok(());
@@ -407,19 +409,12 @@ impl QueuedRequest {
                 self.note_wait(false, None);
                 return Err(SpillError::Cancelled);
             }
+            Outcome::Refused(refused) => Some(refused),
+            Outcome::TimedOut(refused) => refused,
         };
-        let served = granted.is_some();
-        self.granted = granted;
-        self.note_wait(served, refused.clone());
-        match (served, refused) {
-            (true, _) => {
-                self.stage = Stage::Granted;
-                Ok(())
-            }
-            (false, Some(refused)) => Err(refused.into()),
-            // It was stalled.
-            (false, None) => Err(self.lacked.take().expect("only a stalled waiter has no refusal")),
-        }
+        self.note_wait(false, refused.clone());
+        let stalled = || self.lacked.take().expect("only a stalled waiter has no refusal");
+        Err(refused.map(SpillError::from).unwrap_or_else(stalled))
     }
 
     /// Orders the streams and restores what is missing of the granted lease.

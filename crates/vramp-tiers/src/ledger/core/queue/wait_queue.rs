@@ -122,11 +122,10 @@ impl WaitQueue {
         ledger: &mut Ledger,
         request: &Request,
     ) -> Result<Submitted, SubmitError> {
-        let candidates = large_enough(ledger, request)?;
-        let request = Request { candidates, ..request.clone() };
-        if let Some(granted) = self.serve_in_order(ledger, &request) {
-            return Ok(granted);
-        }
+        let request = match self.serve_in_order(ledger, request)? {
+            Ok(granted) => return Ok(granted),
+            Err(request) => request,
+        };
         if self.closed {
             return Err(SubmitError::ShutDown { bytes: request.bytes });
         }
@@ -164,11 +163,10 @@ impl WaitQueue {
         ledger: &mut Ledger,
         request: &Request,
     ) -> Result<Submitted, SubmitError> {
-        let candidates = large_enough(ledger, request)?;
-        let request = Request { candidates, ..request.clone() };
-        if let Some(granted) = self.serve_in_order(ledger, &request) {
-            return Ok(granted);
-        }
+        let request = match self.serve_in_order(ledger, request)? {
+            Ok(granted) => return Ok(granted),
+            Err(request) => request,
+        };
         let mut available = Vec::new();
         for space in request.candidates {
             available.push((space, ledger.available(space, Bound::Limit)?));
@@ -333,15 +331,22 @@ impl WaitQueue {
         Some(Submitted::Granted { reservation, space, others: Grants::new() })
     }
 
-    /// Serves a request if the waiters ahead of it let it pass.
-    fn serve_in_order(&mut self, ledger: &mut Ledger, request: &Request) -> Option<Submitted> {
-        let rank = self.rank_of(request);
-        let space = self.admitted(ledger, request, rank)?;
-        let reservation = reserve(ledger, space, request);
+    /// Serves a request if the waiters ahead of it let it pass. Otherwise returns it, with the candidates that are
+    /// large enough.
+    fn serve_in_order(
+        &mut self,
+        ledger: &mut Ledger,
+        request: &Request,
+    ) -> Result<Result<Submitted, Request>, SubmitError> {
+        let candidates = large_enough(ledger, request)?;
+        let request = Request { candidates, ..request.clone() };
+        let rank = self.rank_of(&request);
+        let Some(space) = self.admitted(ledger, &request, rank) else { return Ok(Err(request)) };
+        let reservation = reserve(ledger, space, &request);
         self.next += 1;
         let promoted = self.note_passing(rank, space, request.takes());
         let others = if promoted { self.settle(ledger) } else { Grants::new() };
-        Some(Submitted::Granted { reservation, space, others })
+        Ok(Ok(Submitted::Granted { reservation, space, others }))
     }
 
     /// The rank of a request that enters now.

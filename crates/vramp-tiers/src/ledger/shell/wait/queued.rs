@@ -37,7 +37,8 @@ pub struct QueuedReservation {
     waiter: WaiterId,
     slot: Arc<ReservationSlot>,
     attempts: SpillAttempts,
-    limits: WaitLimits,
+    deadline: Deadline,
+    spilling: Spilling,
     token: Option<CancelToken>,
     deadlock_checked: bool,
     has_to_spill: bool,
@@ -46,38 +47,24 @@ pub struct QueuedReservation {
     is_over: bool,
 }
 
-/// When a wait ends, and when spillers are called for it.
-#[derive(Clone, Copy)]
-pub(super) struct WaitLimits {
-    pub deadline: Deadline,
-    pub spilling: Spilling,
-}
-
-/// A waiter that was queued.
-pub(super) struct QueueEntry {
-    pub waiter: WaiterId,
-    pub slot: Arc<ReservationSlot>,
-    pub deadlock_checked: bool,
-}
-
 impl QueuedReservation {
     /// Called while the lock is held.
     pub(super) fn new(
         shared: &Arc<Shared>,
         request: &Request,
-        entry: QueueEntry,
-        limits: WaitLimits,
+        (waiter, slot): (WaiterId, Arc<ReservationSlot>),
+        (deadline, spilling): (Deadline, Spilling),
+        deadlock_checked: bool,
     ) -> QueuedReservation {
-        let QueueEntry { waiter, slot, deadlock_checked } = entry;
-        let until = limits.deadline.instant();
-        let attempts = SpillAttempts::new(shared, waiter, &request.candidates, until);
+        let attempts = SpillAttempts::new(shared, waiter, &request.candidates, deadline.instant());
         QueuedReservation {
             shared: Arc::clone(shared),
             request: request.clone(),
             waiter,
             slot,
             attempts,
-            limits,
+            deadline,
+            spilling,
             token: None,
             deadlock_checked,
             has_to_spill: true,
@@ -110,13 +97,13 @@ impl QueuedReservation {
     /// Returns the outcome, if there is one by now. Notes what is to be tried again.
     fn look(&mut self) -> Option<Outcome> {
         if self.slot.take_notified() {
-            if self.limits.spilling != Spilling::Never {
+            if self.spilling != Spilling::Never {
                 self.attempts.restart();
                 self.deadlock_checked = false;
             }
         } else if !Deadline::from(self.until?).has_passed() {
             return None;
-        } else if self.limits.deadline.has_passed() {
+        } else if self.deadline.has_passed() {
             self.shared.expire();
             // Another thread may have ended the wait a moment ago. In both cases it has an outcome.
             return Some(self.slot.take().expect("its wait has ended"));
@@ -178,7 +165,7 @@ impl Waits for QueuedReservation {
         if !std::mem::take(&mut self.has_to_spill) {
             return;
         }
-        if self.limits.spilling == Spilling::Never {
+        if self.spilling == Spilling::Never {
             self.attempts.end();
         }
         let retry_pause = self.attempts.try_candidates();
@@ -191,7 +178,7 @@ impl Waits for QueuedReservation {
             .filter(|_| self.attempts.are_over() && !self.deadlock_checked);
         let pause = retry_pause.or(check_delay);
         let later = pause.and_then(|pause| Instant::now().checked_add(pause));
-        self.until = [self.limits.deadline.instant(), later].into_iter().flatten().min();
+        self.until = [self.deadline.instant(), later].into_iter().flatten().min();
     }
 }
 

@@ -8,7 +8,7 @@ use crate::ledger::core::{
 };
 use vramp_core::Bytes;
 
-use super::queued::{Enqueued, QueueEntry, QueuedReservation, WaitLimits};
+use super::queued::{Enqueued, QueuedReservation};
 use crate::ledger::shell::error::ReserveError;
 use crate::ledger::shell::reservation::Reservation;
 use crate::ledger::shell::shared::{Shared, State};
@@ -288,10 +288,14 @@ impl<'a> RequestBuilder<'a> {
                     let checked = !spills && self.shared.check_deadlock_now(state);
                     // A waiter that needs what its owner holds may be spilled for now, and no longer later.
                     let deadlock_checked = checked && self.held.is_zero();
-                    let limits = WaitLimits { deadline: self.deadline, spilling: self.spilling };
-                    let entry = QueueEntry { waiter, slot, deadlock_checked };
-                    let queued = QueuedReservation::new(self.shared, request, entry, limits);
-                    Enqueued::Waiting(Box::new(queued))
+                    let limits = (self.deadline, self.spilling);
+                    Enqueued::Waiting(Box::new(QueuedReservation::new(
+                        self.shared,
+                        request,
+                        (waiter, slot),
+                        limits,
+                        deadlock_checked,
+                    )))
                 }
             })
         })
