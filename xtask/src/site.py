@@ -253,6 +253,10 @@ def definition(package: Path, module: str, name: str, depth: int = 0) -> ast.AST
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(target, ast.Name) and target.id == name for target in targets):
                 return node
+    # What needs its library is defined in a function that is called when it is first used.
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name.lstrip("_") == name:
+            return node
     is_package = (package.joinpath(*module.split(".")[1:]) / "__init__.py").is_file()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
@@ -281,6 +285,8 @@ def module_page(package: Path, module: str) -> str:
             parts.append(f"### `{module}.{name}`\n\n{function(node, name)}")
         elif isinstance(node, ast.ClassDef):
             parts.append(class_entry(node, f"{module}.{name}"))
+        elif node is None and not package.joinpath(*module.split(".")[1:], f"{name}.py").is_file():
+            raise SystemExit(f"{module} exports {name}, which no source defines")
     return "\n".join(parts)
 
 
