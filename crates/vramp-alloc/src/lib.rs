@@ -105,7 +105,17 @@ mod group;
 mod guard;
 #[cfg(feature = "history")]
 pub mod history;
-pub mod inspect;
+pub mod inspect {
+    //! The state of the virtual pool, for diagnostics: what [`Allocator::pool_state`] returns.
+    //!
+    //! [`Allocator::pool_state`]: crate::Allocator::pool_state
+
+    pub use vramp_core::{
+        ArenaId, ArenaMemory, Block, BlockId, Census, Counters, Epoch, Inconsistency, Mark,
+        PartKind, Policy, Pool, PoolAddr, PoolConfig, Range, Share, SpanId, Stretch, StretchPart,
+        UnknownBlock,
+    };
+}
 pub mod kind;
 mod live_bytes;
 mod local;

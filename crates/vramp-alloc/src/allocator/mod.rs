@@ -16,9 +16,8 @@
 //! - `malloc.rs` and `free.rs`: the path above, without the lock and with it;
 //! - `shortage.rs`: handlers, waiting and the report when memory runs out;
 //! - `streams.rs`: creating, adopting and destroying streams;
-//! - `prefill.rs`: memory reserved before the first request;
-//! - `limits.rs`: the limit, and returning memory to the card;
-//! - `tags.rs`: named groups of allocations;
+//! - `limits.rs`: the limit, memory reserved before the first request, and returning memory to the card;
+//! - `scopes.rs`: peaks of parts of a program, and named groups of allocations;
 //! - `diagnostics.rs`: statistics and diagnostics. `../stats.rs` has the statistics by PyTorch's
 //!   names, `../history.rs` recorded events and snapshots.
 
@@ -27,11 +26,9 @@ mod diagnostics;
 mod free;
 mod limits;
 mod malloc;
-mod prefill;
 mod scopes;
 mod shortage;
 mod streams;
-mod tags;
 
 pub use close::CloseError;
 
@@ -49,8 +46,8 @@ use crate::shared::{CloseFailure, Shared};
 use crate::sharing::{Sharing, SharingConfig};
 
 pub use diagnostics::Stats;
+pub use scopes::TagId;
 pub(crate) use shortage::Relief;
-pub use tags::TagId;
 
 /// An allocator of one device's memory.
 ///

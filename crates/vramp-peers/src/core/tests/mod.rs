@@ -1,7 +1,6 @@
 //! The caching allocator without a device: its rules one by one, then random programs.
 
 mod random;
-mod restored;
 mod rules;
 
 use super::*;
