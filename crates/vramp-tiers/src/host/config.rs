@@ -24,7 +24,7 @@ pub struct HostPoolConfig {
     /// Kind of pages.
     pub pages: PageKind,
     /// Memory that is wholly free for this long is unpinned, at most as long again later. `None` keeps it until
-    /// [`HostPool::shrink`](super::HostPool::shrink).
+    /// [`HostPool::trim`](super::HostPool::trim).
     pub idle: Option<Duration>,
     /// Least bytes that stay pinned however long they are free. `None` is what the initial pools have.
     pub keep: Option<Bytes>,
@@ -106,7 +106,7 @@ pub struct HostPoolStats {
     pub pending_blocks: u64,
     /// Blocks that are never reused: the device could not tell when the work that uses them ends.
     pub leaked_blocks: u64,
-    /// Blocks that a device could not unpin: pinned, and never used. Each [`HostPool::shrink`](super::HostPool::shrink) tries again.
+    /// Blocks that a device could not unpin: pinned, and never used. Each [`HostPool::trim`](super::HostPool::trim) tries again.
     pub quarantined_blocks: u64,
     /// Times that memory was pinned while an allocation waited.
     pub pools_on_demand: u64,

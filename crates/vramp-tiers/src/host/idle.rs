@@ -4,7 +4,7 @@
 //! 2. [`Shared::age`] marks memory that is wholly free. Taking a block of it ends the mark.
 //! 3. The next pass unpins what is still marked, the newest first, down to the floor.
 //! 4. Memory that a device cannot unpin is quarantined: it counts as pinned, no block of it is used, and each
-//!    later pass and each [`HostPool::shrink`] tries again.
+//!    later pass and each [`HostPool::trim`] tries again.
 
 use super::core::growth::to_unpin;
 use super::pool::HostPool;

@@ -40,7 +40,7 @@
 //!    runs as possible. When few blocks are left, a background thread pins more.
 //! 3. [`HostAllocation::record_stream`] notes that work on a stream uses the blocks.
 //! 4. Dropping the allocation credits the charge. Its blocks are free once that work is complete.
-//! 5. [`HostPool::shrink`] unpins memory that is wholly free. The background thread does so with what was free
+//! 5. [`HostPool::trim`] unpins memory that is wholly free. The background thread does so with what was free
 //!    for [`HostPoolConfig::idle`], down to [`HostPoolConfig::keep`]. Memory that a device cannot unpin is
 //!    quarantined and counted, and each later attempt includes it.
 //!
