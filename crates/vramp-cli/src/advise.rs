@@ -13,6 +13,7 @@ use crate::analysis::{self, Devices, SUM_OF_PEAKS, threads};
 use crate::args::Advise;
 use crate::exit::OutOfMemory;
 use crate::json;
+use crate::progress::Busy;
 use crate::text::{self, Mark, Text, printable};
 
 pub(crate) fn run(args: &Advise, out: &mut dyn Write) -> Result<()> {
@@ -36,8 +37,11 @@ pub(crate) fn run(args: &Advise, out: &mut dyn Write) -> Result<()> {
         let mut all = Vec::new();
         for job in jobs {
             let candidates = candidates(args, &job);
-            let found = advise(&job, &device, &candidates, &args.limit, threads())
-                .with_context(|| format!("cannot replay '{}'", path.display()))?;
+            let tried = candidates.len();
+            let busy = Busy::with(format_args!("trying {tried} settings on {}", job.workload.name));
+            let found = advise(&job, &device, &candidates, &args.limit, threads());
+            drop(busy);
+            let found = found.with_context(|| format!("cannot replay '{}'", path.display()))?;
             unfit |= (0..found.limits.len()).any(|index| found.fitting(index).is_empty());
             if args.json {
                 json::line(out, &found)?;

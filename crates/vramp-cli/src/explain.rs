@@ -16,6 +16,7 @@ use crate::analysis::{self, Devices, SUM_OF_PEAKS, threads};
 use crate::args::Explain;
 use crate::exit::InvalidArguments;
 use crate::json;
+use crate::progress::Busy;
 use crate::text::{self, Mark, Text, printable};
 
 pub(crate) fn run(args: &Explain, out: &mut dyn Write) -> Result<()> {
@@ -32,8 +33,10 @@ pub(crate) fn run(args: &Explain, out: &mut dyn Write) -> Result<()> {
             let at = args.at.filter(|&at| has_event(&job, at));
             let (limit, top) = (args.limit, args.top);
             let options = Options { limit, at, top, threads: threads(), ..Options::default() };
-            let found = explain(&job, &device, &options)
-                .with_context(|| format!("cannot explain '{}'", path.display()))?;
+            let busy = Busy::with(format_args!("explaining {}", job.workload.name));
+            let found = explain(&job, &device, &options);
+            drop(busy);
+            let found = found.with_context(|| format!("cannot explain '{}'", path.display()))?;
             if args.json {
                 json::line(out, &found)?;
             } else {

@@ -28,6 +28,7 @@ mod info;
 mod json;
 mod manual;
 mod output;
+mod progress;
 mod reading;
 mod replay;
 mod report;

@@ -10,6 +10,7 @@ use vramp_trace::{ReadError, ReadLimits, Trace};
 
 use crate::amount::memory;
 use crate::exit::InvalidArguments;
+use crate::progress::Busy;
 
 /// The name of standard input or standard output on the command line.
 pub(crate) const STANDARD: &str = "-";
@@ -57,7 +58,10 @@ impl Reading {
     /// # Errors
     /// An error that names the file, or the device that it does not have.
     pub fn read(&self, path: &Path) -> Result<Trace> {
-        let mut trace = self.read_all(path)?;
+        let busy = Busy::with(format_args!("reading {}", path.display()));
+        let read = self.read_all(path);
+        drop(busy);
+        let mut trace = read?;
         let devices: Vec<u32> = self.trace_device.iter().copied().map(u32::from).collect();
         if !devices.is_empty() {
             trace.retain_devices(&devices).map_err(|error| {

@@ -19,6 +19,7 @@ use crate::analysis::{self, threads};
 use crate::args::Report;
 use crate::device::Device;
 use crate::output::Output;
+use crate::progress::Busy;
 use crate::reading::STANDARD;
 use crate::text::printable;
 
@@ -38,7 +39,9 @@ pub(crate) fn run(args: &Report, out: &mut dyn Write) -> Result<()> {
     let mut parts = Vec::new();
     for path in &args.traces {
         // One recording is in memory at a time.
+        let busy = Busy::with(format_args!("replaying {}", path.display()));
         parts.extend(of_file(args, &device, budget, path)?);
+        drop(busy);
     }
     if outputs.iter().any(|(wanted, ..)| wanted.is_picture()) && parts.len() != 1 {
         bail!(

@@ -3,10 +3,9 @@
 use std::env;
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use indicatif::{ProgressBar, ProgressStyle};
 use vramp::peers::torch::TorchConfig;
 use vramp::peers::{Config, Preset};
 use vramp_trace::Workload;
@@ -22,8 +21,9 @@ use crate::args::Replay;
 use crate::device::{self, Device, Replaying};
 use crate::exit::OutOfMemory;
 use crate::json;
+use crate::progress;
 use crate::reading::Reading;
-use crate::text::{self, Text};
+use crate::text::Text;
 
 pub(crate) fn run(args: &Replay, out: &mut dyn Write) -> Result<()> {
     Reading::check(&args.traces)?;
@@ -262,7 +262,7 @@ fn one(
     recorded: &Recorded,
 ) -> Result<Outcome> {
     let allocator = config.preset.name();
-    let bar = progress_bar(allocator, workload);
+    let bar = progress::of_replay(allocator, workload);
     let compare_with = args.fidelity.then_some(recorded);
     let releases_of = Some(recorded);
     let options = Options { audit: args.audit, compare_with, releases_of, ..Options::default() };
@@ -271,14 +271,4 @@ fn one(
     outcome
         .map(|outcome| outcome.with_recorded(recorded))
         .with_context(|| format!("'{}' on {allocator}", workload.name))
-}
-
-/// Returns a progress bar on standard error, which is invisible if that is no terminal.
-fn progress_bar(allocator: &str, workload: &Workload) -> ProgressBar {
-    let bar = ProgressBar::new(workload.requests.len() as u64);
-    let style = ProgressStyle::with_template("{msg} {wide_bar} {human_pos}/{human_len} {eta}");
-    bar.set_style(style.expect("the template is well formed"));
-    bar.set_message(format!("{} on {allocator}", text::name(&workload.name)));
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
 }
