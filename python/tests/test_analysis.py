@@ -84,7 +84,7 @@ def test_files_that_are_no_recordings_are_typed_errors(tmp_path: Path) -> None:
             call(3)  # type: ignore[arg-type]
     with pytest.raises(vramp.OptionError):
         vramp.replay(OOM, ["malloc"])
-    with pytest.raises(vramp.OptionError, match="limit=many"):
+    with pytest.raises(vramp.OptionError, match="limit=.many. is invalid"):
         vramp.replay(OOM, limit="many")
     with pytest.raises(vramp.DeviceError):
         vramp.replay(OOM, device="gpu")
@@ -135,3 +135,18 @@ def test_the_program_is_that_of_rust(tmp_path: Path) -> None:
     beside = Path(sys.executable).with_name("vramp")
     version = subprocess.run([beside, "--version"], capture_output=True, text=True, timeout=60)
     assert version.stdout == f"vramp {vramp.__version__}\n"
+
+
+def test_limits_are_one_or_several_with_a_unit_or_an_int_of_bytes() -> None:
+    assert [limit.bytes for limit in vramp.advise(OOM, limits="24GiB")[0].limits] == [24 * GIB]
+    assert [limit.bytes for limit in vramp.advise(OOM, limits=24 * GIB)[0].limits] == [24 * GIB]
+    for wrong in ("90%", "24"):
+        with pytest.raises(vramp.OptionError, match="write an int of bytes, a size such as 80GiB, or a card"):
+            vramp.explain(OOM, limit=wrong)
+    (replay,) = vramp.replay(OOM, "vramp", limit="90%")
+    assert replay.fits
+
+
+def test_all_devices_print_as_text() -> None:
+    assert str(vramp.explain(OOM, fits=False)).startswith("llama_varlen_oom")
+    assert "gnn -> llama_varlen_oom" in str(vramp.diff(TRACES / "gnn.pickle.gz", OOM))

@@ -447,8 +447,18 @@ def _load(cls: Any, data: dict[str, Any]) -> Any:
     return cls(**{field.name: _value(hints[field.name], data.get(field.name)) for field in fields(cls)})
 
 
+class _All(list[_T]):
+    """Results, one for each recorded device, which print and show as text."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self))
+
+    def _repr_html_(self) -> str:
+        return _show.html(str(self))
+
+
 def _all(cls: type[_T], text: str) -> list[_T]:
-    return [_load(cls, item) for item in json.loads(text)]
+    return _All(_load(cls, item) for item in json.loads(text))
 
 
 def _devices(trace_device: int | typing.Sequence[int] | None) -> list[int] | None:
@@ -493,8 +503,18 @@ def _total(allocator: str, results: list[Replay]) -> ReplayTotal:
     )
 
 
-def _limit(limit: int | str | None) -> str | None:
-    return None if limit is None else str(limit)
+_Limit = int | str
+
+
+def _limit(limit: _Limit | None) -> str | None:
+    """Returns a limit as text: an int is bytes."""
+    return f"{limit}B" if isinstance(limit, int) else limit
+
+
+def _limits(limits: _Limit | typing.Sequence[_Limit]) -> list[str]:
+    """Returns limits as texts, from one or several."""
+    several = [limits] if isinstance(limits, (int, str)) else limits
+    return [text for limit in several if (text := _limit(limit)) is not None]
 
 
 def replay(
@@ -552,7 +572,7 @@ def explain(
 def advise(
     path: str | os.PathLike[str],
     *,
-    limits: typing.Sequence[int | str] = (),
+    limits: _Limit | typing.Sequence[_Limit] = (),
     trace_device: int | typing.Sequence[int] | None = None,
 ) -> list[Advice]:
     """Tries allocators and settings of PyTorch on a recorded job, without a limit and with each of
@@ -560,7 +580,7 @@ def advise(
     `replay`.
     """
     devices = _devices(trace_device)
-    return _all(Advice, _native.advise(os.fspath(path), [str(it) for it in limits], devices))
+    return _all(Advice, _native.advise(os.fspath(path), _limits(limits), devices))
 
 
 _Paths = str | os.PathLike[str]
@@ -573,14 +593,14 @@ def diff(
     recorded. `trace_device` is as of `replay`. Raises as `replay`, and VrampError if they have no device in common.
     """
     lines = _command("diff", before, after, "--json", trace_device=trace_device).splitlines()
-    return [_load(Diff, json.loads(line)) for line in lines]
+    return _All(_load(Diff, json.loads(line)) for line in lines)
 
 
 def report(
     recordings: _Paths | typing.Sequence[_Paths],
     output: _Paths = "report.html",
     *,
-    limits: typing.Sequence[int | str] = (),
+    limits: _Limit | typing.Sequence[_Limit] = (),
     trace_device: int | typing.Sequence[int] | None = None,
 ) -> Report:
     """Writes a page that shows why recorded jobs used their memory as they did: verdict, timeline, flame graph,
@@ -591,8 +611,8 @@ def report(
     """
     paths = [recordings] if isinstance(recordings, (str, os.PathLike)) else list(recordings)
     arguments: list[_Paths] = [*paths, "--output", output]
-    if limits:
-        arguments += ["--limit", ",".join(f"{it}B" if isinstance(it, int) else it for it in limits)]
+    for limit in _limits(limits):
+        arguments += ["--limit", limit]
     summary = _command("report", *arguments, trace_device=trace_device)
     return Report(pathlib.Path(output), summary.rstrip())
 

@@ -106,7 +106,8 @@ def diff(found: Diff) -> str:
     before, after = found.before, found.after
     change = _signed(before.peak_live_bytes, after.peak_live_bytes)
     peaks = f"{size(before.peak_live_bytes)} before, {size(after.peak_live_bytes)} after"
-    lines = [f"{after.trace}, device {after.trace_device}: peak allocated {peaks} ({change})"]
+    runs = f"{before.trace} -> {after.trace}, device {after.trace_device}"
+    lines = [f"{runs}: peak allocated {peaks} ({change})"]
     for title, changes in (
         ("By category", found.categories),
         ("By line", found.sites),

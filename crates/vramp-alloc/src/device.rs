@@ -34,7 +34,8 @@ pub enum OpenError {
     /// The name has no known form.
     #[error(
         "there is no device '{name}': use auto, sim, sim:CARD, sim:CARDxCOUNT, sim:CARDxCOUNT:N, cuda \
-         or cuda:N, or a cost file FILE.toml"
+         or cuda:N, or a cost file FILE.toml{}",
+        meant(name)
     )]
     Name {
         /// Name that was given.
@@ -245,6 +246,16 @@ fn cards(name: &str) -> Result<Option<Vec<u32>>, OpenError> {
 
 fn open_card(ordinal: u32) -> Result<Arc<dyn Driver>, OpenError> {
     Ok(Arc::new(CudaDriver::open(ordinal)?))
+}
+
+/// Returns a hint, if a name is that of a card without what says that it is to be simulated.
+fn meant(name: &str) -> String {
+    #[cfg(feature = "sim")]
+    if sim::CardModel::find(name.split(['x', ':']).next().unwrap_or(name)).is_ok() {
+        return format!("; did you mean 'sim:{name}'?");
+    }
+    let _ = name;
+    String::new()
 }
 
 /// What a name stands for.

@@ -126,6 +126,10 @@ pub struct Room {
 }
 
 /// An error with a kind.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no error of vramp",
+    note = "`vramp::Error` holds errors of vramp and of files: for others use `Box<dyn std::error::Error>` or a type of your own"
+)]
 pub trait Classify: Error {
     /// Returns what the failure means for the caller.
     fn kind(&self) -> Kind;

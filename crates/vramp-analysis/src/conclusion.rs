@@ -97,7 +97,7 @@ impl AtLimit<'_> {
     /// Returns the candidates that are better than no change, those that are alike as one.
     fn candidates(&self) -> Vec<Remedy> {
         let run = |tried: &Tried| tried.limited[self.index];
-        let is_better = |tried: &Tried| {
+        let is_better = |tried: &&Tried| {
             let run = run(tried);
             // The model of the driver's pool reserves less than a real one does.
             match self.own {
@@ -108,9 +108,20 @@ impl AtLimit<'_> {
                 _ => !run.marginal,
             }
         };
-        let better = self.advice.fitting(self.index).into_iter().filter(|it| is_better(it));
+        let mut better = self.advice.fitting(self.index);
+        better.retain(is_better);
+        if self.own.is_none_or(|own| !own.fits) {
+            // Where nothing is there that fits with a margin, what fits barely is better than nothing; and the model of
+            // the driver's pool counts only where nothing else fits.
+            if better.is_empty() {
+                better = self.advice.fitting(self.index);
+            }
+            if better.iter().any(|tried| !tried.is_ideal()) {
+                better.retain(|tried| !tried.is_ideal());
+            }
+        }
         let mut groups: Vec<Vec<&Tried>> = Vec::new();
-        for tried in better.filter(|tried| tried.line.is_some()) {
+        for tried in better.into_iter().filter(|tried| tried.line.is_some()) {
             let is_alike = |group: &&mut Vec<&Tried>| {
                 let (one, other) = (run(group[0]), run(tried));
                 let key = |run: Run| (run.peak_reserved_bytes, run.tight);

@@ -138,14 +138,14 @@ fn write(
             changes
                 .into_iter()
                 .take(top)
-                .map(|(label, both)| row(&format!("{name} {}", text.fit(&label, 60)), both)),
+                .map(|(label, both)| row(&format!("{name} {}", text.fit(&label, 48)), both)),
         );
     }
     rows.extend(
         labels(&found.growth)
             .into_iter()
             .take(top)
-            .map(|(label, both)| row(&format!("growth a step, {}", text.fit(&label, 70)), both)),
+            .map(|(label, both)| row(&format!("growth a step, {}", text.fit(&label, 58)), both)),
     );
     let head = ["", "before", "after", "change"];
     writeln!(out, "{}", text.table(&head, &rows, &[0], |_| Mark::None))?;

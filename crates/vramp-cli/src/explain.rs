@@ -322,7 +322,7 @@ impl Page<'_> {
         };
         writeln!(self.out, "{}", self.text.table(&head, &rows, &[0], mark))?;
         let mut legend =
-            "An asterisk marks the least; stream-ordered is left out, because its model never \
+            "An asterisk marks the least; stream-ordered does not count, because its model never \
                           fragments."
                 .to_owned();
         if one_card {

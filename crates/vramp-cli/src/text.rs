@@ -27,7 +27,10 @@ pub(crate) fn name(trace: &str) -> String {
 /// Width and colours of the output.
 #[derive(Clone, Debug)]
 pub(crate) struct Text {
+    /// Of paragraphs.
     width: Option<usize>,
+    /// Of tables.
+    columns: Option<usize>,
     strong: Style,
     good: Style,
     bad: Style,
@@ -47,6 +50,7 @@ impl Text {
         let style = || Style::new().force_styling(colours);
         Text {
             width: width.map(|width| width.clamp(40, WIDTH_MAX)),
+            columns: width,
             strong: style().bold(),
             good: style().green(),
             bad: style().red(),
@@ -95,12 +99,20 @@ impl Text {
         self.weak.apply_to(text).to_string()
     }
 
-    /// Returns a text that fits into `columns` less than the width, with its end kept: the end of a
-    /// path says more than its beginning.
+    /// Returns a place in a program that fits into `columns` less than the width. Its function loses its end, then
+    /// its path its beginning.
     pub(crate) fn fit(&self, text: &str, columns: usize) -> String {
         let Some(width) = self.width else { return text.to_owned() };
-        let room = width.saturating_sub(columns);
-        shortened(text, room)
+        let room = width.saturating_sub(columns).max(16);
+        let Some((place, function)) = text.split_once(' ') else { return shortened(text, room) };
+        let left = room.saturating_sub(place.chars().count() + 1);
+        match function.chars().count() <= left {
+            true => text.to_owned(),
+            false if left > 3 => {
+                format!("{place} {}...", function.chars().take(left - 3).collect::<String>())
+            }
+            false => shortened(place, room),
+        }
     }
 
     /// Renders a table whose columns are aligned right, but for those in `left`. Rows are coloured as
@@ -154,7 +166,7 @@ impl Text {
             let kept_rows: Vec<Vec<String>> = rows.iter().map(|row| only(row, &is_kept)).collect();
             let table = self.table(&kept_head, &kept_rows, &[0], &mark);
             let widest = table.lines().map(console::measure_text_width).max().unwrap_or(0);
-            let excess = widest.saturating_sub(self.width.unwrap_or(widest));
+            let excess = widest.saturating_sub(self.columns.unwrap_or(widest));
             match optional.get(left_out.len()) {
                 Some(name) if excess > 0 => left_out.push(name),
                 _ => return self.narrowed(excess, &kept_head, kept_rows, &left_out, &mark),
@@ -252,7 +264,11 @@ mod tests {
         let wrapped = text.wrap(&"word ".repeat(100), 4);
         assert!(wrapped.lines().all(|line| line.len() <= 50), "{wrapped}");
         assert!(wrapped.lines().skip(1).all(|line| line.starts_with("    word")));
-        assert_eq!(text.fit("/a/long/path/to/some/file.py:12 forward", 30), "...ile.py:12 forward");
+        assert_eq!(
+            text.fit("/a/long/path/to/some/file.py:12 forward", 30),
+            "...to/some/file.py:12"
+        );
+        assert_eq!(text.fit("file.py:12 forward_and_more", 30), "file.py:12 forwar...");
         assert_eq!(text.bad("no"), "\u{1b}[31mno\u{1b}[0m");
     }
 }

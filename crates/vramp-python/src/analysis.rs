@@ -101,9 +101,9 @@ fn threads() -> NonZeroUsize {
     thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Returns a limit from its text, for a card with `memory`: an amount, a part, or what a process can use of
+/// Returns a limit from its text: an amount, a part of `memory` where a card is known, or what a process can use of
 /// a card.
-fn limit(text: &str, memory: Bytes) -> Result<Limit, Failure> {
+fn limit(text: &str, memory: Option<Bytes>) -> Result<Limit, Failure> {
     if text.starts_with(|first: char| first.is_ascii_alphabetic())
         && let Ok(card) = CardModel::find(text)
     {
@@ -112,15 +112,17 @@ fn limit(text: &str, memory: Bytes) -> Result<Limit, Failure> {
     let percent = text.strip_suffix('%').and_then(|percent| percent.trim().parse::<f64>().ok());
     let limit = match percent {
         Some(percent) if percent > 0.0 && percent <= 100.0 => {
-            Some(Bytes::new((memory.count() as f64 * percent / 100.0) as u64))
+            memory.map(|memory| Bytes::new((memory.count() as f64 * percent / 100.0) as u64))
         }
         Some(_) => None,
+        // As in the program: a number alone could be meant in any unit.
+        None if text.bytes().all(|byte| byte.is_ascii_digit()) => None,
         None => text.parse().ok().filter(|limit: &Bytes| !limit.is_zero()),
     };
     let refusal = || {
+        let part = if memory.is_some() { ", a part such as 90%" } else { "" };
         format!(
-            "limit={text} is invalid: write a size such as 80GiB, a part such as 90%, or a card such as \
-             l4"
+            "limit={text:?} is invalid: write an int of bytes, a size such as 80GiB{part}, or a card such as l4"
         )
     };
     limit.map(Limit::from).ok_or_else(|| Failure::new("OptionError", refusal()))
@@ -189,7 +191,7 @@ pub fn replay(
                 (None, None) => open("sim")?,
             };
             let memory = device.info().limits.memory;
-            let limit = limit.as_deref().map(|text| self::limit(text, memory)).transpose()?;
+            let limit = limit.as_deref().map(|text| self::limit(text, Some(memory))).transpose()?;
             let limit = limit.map(Limit::bytes);
             for &preset in &presets {
                 let (config, settings) = config(preset, limit, &job);
@@ -238,7 +240,7 @@ pub fn explain(
 ) -> PyResult<String> {
     use vramp_analysis::explain::{Options, explain};
     run(py, move || {
-        let limit = limit.as_deref().map(|text| self::limit(text, LARGE)).transpose()?;
+        let limit = limit.as_deref().map(|text| self::limit(text, None)).transpose()?;
         let trace = read(&path, trace_device.as_deref())?;
         let device = large_card()?;
         let mut found = Vec::new();
@@ -269,7 +271,7 @@ pub fn advise(
 ) -> PyResult<String> {
     use vramp_analysis::advise::advise;
     run(py, move || {
-        let limits = limits.iter().map(|text| limit(text, LARGE)).collect::<Result<Vec<_>, _>>()?;
+        let limits = limits.iter().map(|text| limit(text, None)).collect::<Result<Vec<_>, _>>()?;
         let trace = read(&path, trace_device.as_deref())?;
         let device = large_card()?;
         let mut found = Vec::new();

@@ -202,6 +202,9 @@ impl Allocator {
     /// everything to the device. Captures that this allocator began are ended and lost. The last
     /// pool that shares the streams destroys them.
     ///
+    /// Where guards share the allocator in an [`Arc`], dropping the last one does the same without a report;
+    /// [`Arc::into_inner`] returns the allocator once no guard has it.
+    ///
     /// # Errors
     /// If a stream captures, or the wait fails, nothing is returned to the device and the error has
     /// the allocator, to close it later. [`CloseError::Driver`] if a call failed after that.

@@ -93,3 +93,14 @@ fn devices_are_opened_by_ordinal_in_the_order_asked_for() {
         assert_eq!(ordinal, ordinals[1]);
     }
 }
+
+#[test]
+fn a_card_without_its_prefix_is_named_as_it_is_meant() {
+    for (name, meant) in
+        [("h200", "sim:h200"), ("h200x2", "sim:h200x2"), ("rtx4090", "sim:rtx4090")]
+    {
+        let error = open(name).err().expect("it has no prefix").to_string();
+        assert!(error.ends_with(&format!("did you mean '{meant}'?")), "{error}");
+    }
+    assert!(open("gpu").err().is_some_and(|error| error.to_string().ends_with("FILE.toml")));
+}
