@@ -264,10 +264,7 @@ mod tests {
         let wrapped = text.wrap(&"word ".repeat(100), 4);
         assert!(wrapped.lines().all(|line| line.len() <= 50), "{wrapped}");
         assert!(wrapped.lines().skip(1).all(|line| line.starts_with("    word")));
-        assert_eq!(
-            text.fit("/a/long/path/to/some/file.py:12 forward", 30),
-            "...to/some/file.py:12"
-        );
+        assert_eq!(text.fit("/a/long/path/to/some/file.py:12 forward", 30), "...o/some/file.py:12");
         assert_eq!(text.fit("file.py:12 forward_and_more", 30), "file.py:12 forwar...");
         assert_eq!(text.bad("no"), "\u{1b}[31mno\u{1b}[0m");
     }

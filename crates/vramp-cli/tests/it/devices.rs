@@ -351,8 +351,14 @@ fn a_page_has_a_part_for_each_device_and_a_picture_one() {
     assert!(said.contains("two, device 0: ") && said.contains("two, device 1: "), "{said}");
     assert!(said.contains("of 2 recorded devices"), "{said}");
     assert!(fs::read_to_string(page).unwrap().contains("two, device 1"));
+    #[cfg(feature = "pictures")]
+    one_device_is_drawn(&folder, &path, page);
+}
+
+#[cfg(feature = "pictures")]
+fn one_device_is_drawn(folder: &TempDir, path: &str, page: &str) {
     let picture = folder.path().join("one.svg");
-    let drawn = ["report", &path, "-o", page, "--svg", picture.to_str().unwrap()];
+    let drawn = ["report", path, "-o", page, "--svg", picture.to_str().unwrap()];
     refused(&drawn, 1, &["have 2; choose one with --trace-device"]);
     stdout(&[&drawn[..], &["--trace-device", "1"]].concat());
     assert!(fs::read_to_string(&picture).unwrap().contains("<svg"));

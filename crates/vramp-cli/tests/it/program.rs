@@ -68,7 +68,7 @@ fn the_command_of_the_readme_works() {
     {
         assert!(table.contains(words), "'{words}' is not in:\n{table}");
     }
-    for allocator in ["recorded", "vramp", "vpmm", "stream-ordered", "torch ", "torch-expandable"] {
+    for allocator in ["recorded", "vramp", "vpmm", "torch ", "torch-expandable"] {
         let rows =
             table.lines().filter(|line| line.trim_start_matches(['*', ' ']).starts_with(allocator));
         assert!(rows.count() >= 3, "{allocator} lacks a row in:\n{table}");
@@ -84,8 +84,7 @@ fn json_has_one_object_for_each_run_with_exact_integers() {
     let expected: Vec<(Value, Value)> = ["gnn", "resnet_multires_stacks"]
         .into_iter()
         .flat_map(|trace| {
-            ["vramp", "vpmm", "stream-ordered", "torch", "torch-expandable"]
-                .map(|name| (trace.into(), name.into()))
+            ["vramp", "vpmm", "torch", "torch-expandable"].map(|name| (trace.into(), name.into()))
         })
         .collect();
     assert_eq!(runs.iter().map(named).collect::<Vec<_>>(), expected);
