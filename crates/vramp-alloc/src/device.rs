@@ -251,7 +251,7 @@ fn open_card(ordinal: u32) -> Result<Arc<dyn Driver>, OpenError> {
 /// Returns a hint, if a name is that of a card without what says that it is to be simulated.
 fn meant(name: &str) -> String {
     #[cfg(feature = "sim")]
-    if sim::CardModel::find(name.split(['x', ':']).next().unwrap_or(name)).is_ok() {
+    if fresh::machine(&format!("sim:{name}")).is_ok() {
         return format!("; did you mean 'sim:{name}'?");
     }
     let _ = name;

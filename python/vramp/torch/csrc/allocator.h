@@ -9,9 +9,8 @@
 // An address belongs to vramp if vramp knows a block there, and to PyTorch's allocator otherwise. Both
 // kinds of memory carry one deleter, which PyTorch compares.
 //
-// Locks: `Device::mutex` protects the history and the sums of segments, and the lock of the statistics is taken
-// after it. No memory is allocated or freed and no Python is run while one is held. A tensor takes neither, unless
-// history is recorded.
+// Locks: `Device::mutex` protects statistics and history. No memory is allocated or freed and no Python
+// is run while it is held.
 //
 // The parts, each of which uses those before it: Shared (the devices), Recorder (history), OutOfMemory
 // (failures), Native (memory of PyTorch's own allocator), Pools, Blocks, Snapshots, Imports.
@@ -277,6 +276,7 @@ class Allocator : public Forwarding {
       shared_.fail("cannot reset the peaks");
     }
     pool_memory_.follow(device);
+    std::lock_guard<std::recursive_mutex> lock(device.mutex);
     device.statistics.reset_peaks();
   }
 

@@ -65,13 +65,17 @@ class Blocks {
     if (C10_UNLIKELY(shared_.has_sent.load(std::memory_order_relaxed))) {
       collect_if_grown(device);
     }
-    device.statistics.add_block(block);
-    if (observed) {
+    int64_t allocated;
+    {
       std::lock_guard<std::recursive_mutex> lock(device.mutex);
-      recorder_.record_malloc(device, *settings, block.address, size, stream, stack);
+      device.statistics.add_block(block);
+      allocated = device.statistics.allocated_bytes();
+      if (observed) {
+        recorder_.record_malloc(device, *settings, block.address, size, stream, stack);
+      }
     }
     void* address = reinterpret_cast<void*>(block.address);
-    shared_.report_to_profiler(device, address, static_cast<int64_t>(block.size));
+    shared_.report_to_profiler(device, address, static_cast<int64_t>(block.size), allocated);
     return address;
   }
 
@@ -111,8 +115,13 @@ class Blocks {
       shared_.fail("cannot free memory");
     }
     Device& device = shared_.devices.at(static_cast<DeviceIndex>(block.device));
-    device.statistics.remove_block(block);
-    shared_.report_to_profiler(device, address, -static_cast<int64_t>(block.size));
+    int64_t allocated;
+    {
+      std::lock_guard<std::recursive_mutex> lock(device.mutex);
+      device.statistics.remove_block(block);
+      allocated = device.statistics.allocated_bytes();
+    }
+    shared_.report_to_profiler(device, address, -static_cast<int64_t>(block.size), allocated);
     return true;
   }
 
@@ -178,7 +187,10 @@ class Blocks {
       shared_.fail("cannot allocate");
     }
     std::string report = shared_.vramp.last_error();
-    device.statistics.count_retry();
+    {
+      std::lock_guard<std::recursive_mutex> lock(device.mutex);
+      device.statistics.count_retry();
+    }
     auto again = [&] {
       status = shared_.vramp.block_malloc(device.index, size, stream, block);
       if (status == VRAMP_ERROR_OUT_OF_MEMORY) {

@@ -20,6 +20,8 @@
 
 namespace vramp {
 
+constexpr size_t kDevices = 64;
+
 // A begin of allocations to a pool without its end.
 struct OpenPool {
   PoolId id;
@@ -45,9 +47,9 @@ struct Queue {
 };
 
 struct Device {
-  Statistics statistics;
-  // Protects history and segments. Recursive, as PyTorch's own: a tracker may allocate.
+  // Protects statistics and history. Recursive, as PyTorch's own: a tracker may allocate.
   std::recursive_mutex mutex;
+  Statistics statistics;
   History history;
   // What PyTorch's allocator has of vramp.
   SegmentTotals segments;

@@ -61,7 +61,7 @@ class Native {
     bool is_changed;
     {
       std::lock_guard<std::recursive_mutex> lock(device.mutex);
-      device.statistics.update_native(device.index, native);
+      device.statistics.update_native(native);
       foreign = device.statistics.native_reserved() - device.segments.current;
       is_changed = foreign != std::exchange(device.foreign, foreign);
     }

@@ -55,14 +55,15 @@ struct Shared {
     }
   }
 
-  void report_to_profiler(const Device& device, void* address, int64_t size) const {
+  void report_to_profiler(const Device& device, void* address, int64_t size,
+                          int64_t allocated) const {
     if (C10_LIKELY(!c10::memoryProfilingEnabled())) {
       return;
     }
     uint64_t reserved = 0;
     (void)vramp.reserved(device.index, &reserved);
-    auto allocated = static_cast<size_t>(device.statistics.allocated_bytes());
-    c10::reportMemoryUsageToProfiler(address, size, allocated, reserved, device.cuda());
+    c10::reportMemoryUsageToProfiler(address, size, static_cast<size_t>(allocated), reserved,
+                                     device.cuda());
   }
 
   CUDAAllocator* const native;
