@@ -260,8 +260,10 @@ mod tests {
         let wrong_secret = OpenError::Refused { pid: 7, reason: WrongSecret };
         let undecodable =
             || DiskTierError::Undecodable { len: bytes, compressed: bytes, why: String::new() };
-        let no_memory = |error| SpillError::NoMemory { error: Box::new(error), failed: None };
-        let no_budget = |error| SpillError::NoBudget { error: Box::new(error), failed: None };
+        let no_memory =
+            |error| SpillError::NoMemory { error: Box::new(error), failed: None, stuck: false };
+        let no_budget =
+            |error| SpillError::NoBudget { error: Box::new(error), failed: None, stuck: false };
         let tag = || "weights".to_owned();
         let table: Vec<(Failure, vramp_status_t, &str)> = vec![
             (captured().into(), VRAMP_ERROR_CAPTURE, "CaptureError"),

@@ -242,7 +242,7 @@ impl Shared {
 }
 
 pub(super) fn no_budget(error: ReserveError) -> SpillError {
-    SpillError::NoBudget { error: Box::new(error), failed: None }
+    SpillError::NoBudget { error: Box::new(error), failed: None, stuck: false }
 }
 
 impl Shared {

@@ -302,6 +302,16 @@ impl QueuedRequest {
         }
     }
 
+    /// Says in the error of a wait that is over whether anything could have left the card.
+    fn explained(&self, error: SpillError) -> SpillError {
+        let lacks_memory =
+            matches!(error, SpillError::NoMemory { .. } | SpillError::NoBudget { .. });
+        match lacks_memory && self.shared.at_rest(&self.holders()).is_some() {
+            true => error.when_stuck(),
+            false => error,
+        }
+    }
+
     /// Returns the holder of the lease, and those whose leases the caller keeps.
     fn holders(&self) -> SmallVec<[HolderKey; 2]> {
         let mut holders = SmallVec::from_slice(&self.holding);
@@ -518,7 +528,7 @@ impl Waits for QueuedRequest {
             Ok(Step::Work) => Step::Work,
             Ok(Step::Pending(until)) => Step::Pending(until),
             Ok(Step::Ready(lease)) => Step::Ready(Ok(lease)),
-            Err(error) => Step::Ready(Err(error)),
+            Err(error) => Step::Ready(Err(self.explained(error))),
         }
     }
 

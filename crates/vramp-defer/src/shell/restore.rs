@@ -40,7 +40,11 @@ impl Shared {
         let brought = brought.map_err(|error| match error {
             // A lost device frees nothing, which looks like a lack of memory.
             SpillError::NoMemory { error, .. } => match self.driver.memory_info() {
-                Ok(_) => SpillError::NoMemory { error, failed: self.failed_since(failures) },
+                Ok(_) => SpillError::NoMemory {
+                    error,
+                    failed: self.failed_since(failures),
+                    stuck: false,
+                },
                 Err(error) => SpillError::Driver(error),
             },
             error => error,
@@ -302,6 +306,6 @@ impl State {
 fn no_memory(error: AllocError) -> SpillError {
     match error {
         AllocError::Driver(error) => SpillError::Driver(error),
-        error => SpillError::NoMemory { error: Box::new(error), failed: None },
+        error => SpillError::NoMemory { error: Box::new(error), failed: None, stuck: false },
     }
 }

@@ -90,22 +90,29 @@ pub enum SpillError {
     /// The allocator had no memory for the buffers. Their contents stay whole, on the card or below.
     #[error(
         "no memory to restore the buffers: end leases or pins, or free memory: \
-         {error}{}",
-        meanwhile(.failed)
+         {error}{}{}",
+        meanwhile(.failed), cannot_leave(*.stuck)
     )]
     NoMemory {
         /// The allocator's error.
         error: Box<AllocError>,
         /// A move that failed meanwhile, which may be why nothing could leave.
         failed: Option<Box<FailedMove>>,
+        /// True if all buffers are idle, so that they could leave if a tier below had room.
+        stuck: bool,
     },
     /// The card's space has no room within its limit for the buffers, or older requests go first.
-    #[error("no budget to restore the buffers: {error}{}", meanwhile(.failed))]
+    #[error(
+        "no budget to restore the buffers: {error}{}{}",
+        meanwhile(.failed), cannot_leave(*.stuck)
+    )]
     NoBudget {
         /// The space's error.
         error: Box<ReserveError>,
         /// A move that failed meanwhile, which may be why nothing could leave.
         failed: Option<Box<FailedMove>>,
+        /// True if all buffers are idle, so that they could leave if a tier below had room.
+        stuck: bool,
     },
     /// The lease has no deadline, and waiting cannot help: no buffer can leave the card, and no other
     /// owner holds memory that it could free. Contents stay whole.
@@ -209,7 +216,23 @@ fn meanwhile(failed: &Option<Box<FailedMove>>) -> String {
     failed.as_ref().map(|failed| format!("; meanwhile {failed}")).unwrap_or_default()
 }
 
+fn cannot_leave(stuck: bool) -> &'static str {
+    if !stuck {
+        return "";
+    }
+    "; no buffer can leave the card, since no tier below has room: drop or discard buffers, or raise the \
+     capacity of the host or the disk"
+}
+
 impl SpillError {
+    /// Says in an error about missing memory that nothing can leave the card.
+    pub(super) fn when_stuck(mut self) -> SpillError {
+        if let SpillError::NoMemory { stuck, .. } | SpillError::NoBudget { stuck, .. } = &mut self {
+            *stuck = true;
+        }
+        self
+    }
+
     /// Adds a failed move to an error about missing memory that has none.
     pub(super) fn after(mut self, last: Option<FailedMove>) -> SpillError {
         if let SpillError::NoMemory { failed, .. } | SpillError::NoBudget { failed, .. } = &mut self

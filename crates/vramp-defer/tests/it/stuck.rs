@@ -68,6 +68,7 @@ fn a_lease_without_a_deadline_is_refused_when_all_is_idle_and_nothing_can_leave(
         let soon = Deadline::from(std::time::Duration::from_millis(50));
         let error = leasing(&rig, &wanted, soon).recv_timeout(LONG).unwrap().unwrap_err();
         assert!(!matches!(error, SpillError::NothingCanLeave { .. }), "{error}");
+        assert!(error.to_string().contains("no tier below has room"), "{error}");
         assert_eq!((rig.manager.census().leases, rig.manager.census().waiting), (0, 0));
         rig.expect(&idle, 1);
         rig.check();
