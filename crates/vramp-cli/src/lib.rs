@@ -47,11 +47,17 @@ pub use exit::InvalidArguments;
 ///
 /// Returns the exit code: 0 done, 1 failed, 2 invalid arguments, 3 out of memory with `--fail-on-oom`.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let args = match args::Args::try_parse_from(arguments) {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let args = match args::Args::try_parse_from(&arguments) {
         Ok(args) => args,
         // Also for `--help`, which goes to standard output and is no failure.
         Err(other) => {
             let _ = other.print();
+            if arguments.get(1).is_some_and(|name| name == "doctor" || name == "run") {
+                let hint =
+                    "doctor and run are of the Python package; `vramp info` shows the device";
+                let _ = writeln!(io::stderr(), "{hint}");
+            }
             return if other.use_stderr() { exit::INVALID } else { exit::DONE };
         }
     };

@@ -76,6 +76,8 @@ mod guides {
     struct Regions;
     #[doc = include_str!("../../../docs/sharing.md")]
     struct Sharing;
+    #[doc = include_str!("../../../docs/reference/rust.md")]
+    struct Reference;
     #[doc = include_str!("../../../docs/turns.md")]
     struct Turns;
     #[doc = include_str!("../../../docs/tutorials/more-than-the-card.md")]
