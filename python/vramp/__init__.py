@@ -260,7 +260,7 @@ def open(device: str = "auto", **options: object) -> Pool:
 
     `device` is "auto" (what VRAMP_DEVICE names; card 0 without it), "cuda", "cuda:N", "sim" or
     "sim:CARD", or "sim:CARDxCOUNT:N" for card N of a simulated machine of its own. Options are those of
-    VRAMP_CONF: preset, limit, prefill, page, span, torch, sharing, rdma, peers. A number is bytes. The pool
+    VRAMP_CONF: preset, limit, prefill, page, span, torch, sharing, rdma, peers, pinned_keep. A number is bytes. The pool
     is a context manager, which closes it.
 
     Raises OptionError or DeviceError.
