@@ -169,9 +169,10 @@ def test_each_allocator_has_its_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("VRAMP_CONF", "limit=1GiB, preset=vramp")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     monkeypatch.setenv("VRAMP_DEVICE", "sim")
-    assert driver.ALLOCATORS == ("native", "expandable", "vramp")
-    native, expandable, ours = (driver.environment(name, 5 << 30) for name in driver.ALLOCATORS)
+    assert driver.ALLOCATORS == ("native", "expandable", "async", "vramp")
+    native, expandable, ordered, ours = (driver.environment(name, 5 << 30) for name in driver.ALLOCATORS)
     assert "PYTORCH_CUDA_ALLOC_CONF" not in native and "VRAMP_DEVICE" not in native
     assert expandable["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert ordered["PYTORCH_CUDA_ALLOC_CONF"] == "backend:cudaMallocAsync"
     assert ours["VRAMP_CONF"] == f" preset=vramp,limit={5 << 30}"
     assert driver.environment("vramp", 0)["VRAMP_CONF"] == "limit=1GiB, preset=vramp"

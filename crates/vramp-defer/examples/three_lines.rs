@@ -6,6 +6,8 @@ use vramp_defer::Tiers;
 use vramp_tiers::Bytes;
 
 const TIERS: &str = r#"
+device = "sim:h200" # without it the first card of the machine
+
 [[gpu]]
 index = 0
 capacity = "1GiB"

@@ -8,6 +8,8 @@ use vramp::defer::Tiers;
 use vramp::tiers::regions::{Backup, PauseOptions, RegionOptions, Regions};
 
 const TIERS: &str = r#"
+device = "sim:h200" # without it the first card of the machine
+
 [[gpu]]
 index = 0
 capacity = "8GiB"
