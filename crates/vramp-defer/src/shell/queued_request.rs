@@ -302,11 +302,13 @@ impl QueuedRequest {
         }
     }
 
-    /// Says in the error of a wait that is over whether anything could have left the card.
+    /// Says in the error of a wait that is over whether anything could have left the card: a driver call for each
+    /// stream. A request that did not wait has its error as it is.
     fn explained(&self, error: SpillError) -> SpillError {
         let lacks_memory =
             matches!(error, SpillError::NoMemory { .. } | SpillError::NoBudget { .. });
-        match lacks_memory && self.shared.at_rest(&self.holders()).is_some() {
+        let waited = lacks_memory && self.ticket.is_some();
+        match waited && self.shared.at_rest(&self.holders()).is_some() {
             true => error.when_stuck(),
             false => error,
         }

@@ -69,6 +69,10 @@ fn a_lease_without_a_deadline_is_refused_when_all_is_idle_and_nothing_can_leave(
         let error = leasing(&rig, &wanted, soon).recv_timeout(LONG).unwrap().unwrap_err();
         assert!(!matches!(error, SpillError::NothingCanLeave { .. }), "{error}");
         assert!(error.to_string().contains("no tier below has room"), "{error}");
+        // One that does not wait does not ask the driver why.
+        let now = Deadline::from(std::time::Instant::now());
+        let error = leasing(&rig, &wanted, now).recv_timeout(LONG).unwrap().unwrap_err();
+        assert!(!error.to_string().contains("no tier below has room"), "{error}");
         assert_eq!((rig.manager.census().leases, rig.manager.census().waiting), (0, 0));
         rig.expect(&idle, 1);
         rig.check();
