@@ -343,7 +343,7 @@ def test_what_is_dropped_is_closed(pool: vramp.Pool) -> None:
 
 def test_a_forked_child_is_refused_and_ends() -> None:
     code = """
-import os, sys, vramp
+import os, sys, time, vramp
 pool = vramp.open("sim:h200")
 block = pool.malloc(1 << 20)
 exported = vramp.ipc.export(block)
@@ -383,6 +383,8 @@ assert exported.wait_released(60)
 exported.close()
 pin.unpin()
 block.free()
+while pool.sharing.exported:  # the server's thread gives its reference up a moment later
+    time.sleep(0.001)
 pool.trim()
 assert pool.stats().reserved == 0
 print("passed")
