@@ -15,7 +15,7 @@ use vramp_check::conformance::{self, Verdict};
 use vramp_check::lifecycle::{
     self, CSubject, Calls, MakeSubject, Op, Options, RustSubject, Subject, Summary,
 };
-use vramp_check::soaks::{sleep, spill, torture};
+use vramp_check::soaks::{at_least_one, sleep, spill, torture};
 use vramp_driver::Driver;
 use vramp_driver::sim::{Contents, Simulator};
 
@@ -80,16 +80,16 @@ enum OtherRole {
 #[derive(clap::Args)]
 struct Lifecycle {
     /// Operations for each preset: a million, or any number with `--seconds`.
-    #[arg(long)]
+    #[arg(long, value_parser = at_least_one)]
     steps: Option<u64>,
     /// Ends a preset's programs after this time.
-    #[arg(long)]
+    #[arg(long, value_parser = at_least_one)]
     seconds: Option<u64>,
     /// Operations of one program.
-    #[arg(long, default_value_t = 400)]
+    #[arg(long, default_value_t = 400, value_parser = at_least_one)]
     length: u64,
     /// Programs that run at once, on threads of their own and on one group of pools.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = at_least_one)]
     threads: u64,
     /// Seed of the first program.
     #[arg(long, default_value_t = 1)]
@@ -361,6 +361,9 @@ fn replay(options: &Options, make: &MakeSubject, file: &std::path::Path) -> Resu
     let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
     let program = lines.map(str::parse).collect::<Result<Vec<Op>, _>>()?;
+    if program.is_empty() {
+        bail!("{} has no operation: give a program as it was printed", file.display());
+    }
     if let Err(finding) = lifecycle::replay(options, make, &program) {
         bail!("{}: {finding}", options.preset.name());
     }

@@ -17,6 +17,20 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 /// What a soak returns: a byte that was wrong, an access without order, a call that failed.
 pub type Outcome<T> = Result<T, Error>;
 
+/// Reads a number of things to do, for an option of a program: none of them would find nothing, and pass.
+///
+/// # Errors
+/// The text is not a whole number, or it is 0.
+pub fn at_least_one(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(0) => {
+            Err("nothing would be checked: give 1 or more, or leave the option out".to_owned())
+        }
+        Ok(number) => Ok(number),
+        Err(error) => Err(format!("{error}: give a whole number of 1 or more")),
+    }
+}
+
 /// A device to soak.
 struct Ground {
     driver: Arc<dyn Driver>,

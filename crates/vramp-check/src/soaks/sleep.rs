@@ -18,7 +18,7 @@ use vramp_tiers::movers::MoverConfig;
 use vramp_tiers::regions::{Backup, PauseOptions, Region, RegionOptions, Regions};
 use vramp_tiers::{Bytes, HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
-use super::{Ground, Outcome};
+use super::{Ground, Outcome, at_least_one};
 
 /// What is compared at a time.
 const WINDOW: Bytes = Bytes::mib(1);
@@ -30,13 +30,13 @@ pub struct Args {
     #[arg(default_value = "auto")]
     pub device: String,
     /// Pauses and resumes of all threads.
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, default_value_t = 1000, value_parser = at_least_one)]
     pub moves: u64,
     /// Bytes of each region; by default 1GiB, 24MiB on a simulated card.
     #[arg(long)]
     pub region: Option<Bytes>,
     /// Threads.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = at_least_one)]
     pub threads: u64,
     /// Seed of the random numbers.
     #[arg(long, default_value_t = 1)]

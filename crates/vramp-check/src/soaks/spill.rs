@@ -23,7 +23,7 @@ use vramp_tiers::{
     SpaceId,
 };
 
-use super::{Ground, Outcome};
+use super::{Ground, Outcome, at_least_one};
 
 /// Each part of a buffer is filled with one byte. The last one of a buffer may be shorter.
 const PART: Bytes = Bytes::kib(256);
@@ -42,13 +42,13 @@ pub struct Args {
     #[arg(default_value = "auto")]
     pub device: String,
     /// Seconds to run.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = at_least_one)]
     pub seconds: u64,
     /// Limit of the card; by default 4GiB, 96MiB of a simulated one.
     #[arg(long)]
     pub limit: Option<Bytes>,
     /// Threads.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = at_least_one)]
     pub threads: u64,
     /// Directory of the disk tier; by default a temporary one.
     #[arg(long)]
@@ -68,7 +68,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Outcome<()> {
     let ground = Ground::open(&args.device, Bytes::gib(1))?;
     let limit = args.limit.unwrap_or(ground.choose(Bytes::gib(4), Bytes::mib(96)));
-    let threads = args.threads.clamp(1, BUFFERS as u64 / 2);
+    let threads = args.threads.min(BUFFERS as u64 / 2);
     println!("{}: {limit} for {BUFFERS} buffers, {threads} threads", ground.driver.info().name);
     let start = Instant::now();
     let compression = args

@@ -12,7 +12,7 @@ use vramp_alloc::{Allocation, Allocator, Bytes, Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::{DeviceCopy, Event, HostBuffer, HostSlice, Stream};
 
-use super::{Ground, Outcome};
+use super::{Ground, Outcome, at_least_one};
 
 /// How much a look at a block reads at most.
 const SLICE: Bytes = Bytes::kib(64);
@@ -24,13 +24,13 @@ pub struct Args {
     #[arg(default_value = "auto")]
     pub device: String,
     /// Duration in seconds.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = at_least_one)]
     pub seconds: u64,
     /// Preset of the allocator.
     #[arg(long, default_value = "vramp")]
     pub preset: String,
     /// Number of threads.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, value_parser = at_least_one)]
     pub threads: u64,
     /// Number of streams of all threads together.
     #[arg(long, default_value_t = 16)]
@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Outcome<()> {
     let free = driver.memory_info()?.free;
     let budget = Bytes::new(free.count() / 100 * args.fill);
     let allocator = Allocator::new(driver.clone(), preset.config())?;
-    let threads = args.threads.max(1);
+    let threads = args.threads;
     let torture = Torture {
         threads,
         streams_per_thread: (args.streams / threads).max(1),

@@ -86,6 +86,42 @@ fn the_c_interface_keeps_its_promises_while_objects_end() {
     }
 }
 
+#[test]
+fn a_run_of_nothing_is_refused() {
+    let empty = std::env::temp_dir().join(format!("vramp-empty-{}", std::process::id()));
+    std::fs::write(&empty, "# no operation\n").unwrap();
+    let program = ["--program", empty.to_str().unwrap()];
+    for [option, value] in
+        [["--steps", "0"], ["--length", "0"], ["--threads", "0"], ["--seconds", "0"], program]
+    {
+        let mut run = Command::new(env!("CARGO_BIN_EXE_vramp-check"));
+        let run = run.args(["lifecycle", "--preset", "vramp", option, value]).output().unwrap();
+        let text = String::from_utf8_lossy(&run.stderr);
+        assert!(!run.status.success() && text.contains(": give "), "{option} {value}: {text}");
+    }
+    std::fs::remove_file(empty).unwrap();
+}
+
+/// The end of its pool has ended the capture: there is nothing to invalidate, and the call that would have
+/// done it is not made beside a stream that waits for a gate.
+#[test]
+fn a_capture_that_its_pools_end_ended_is_not_invalidated() {
+    let program = "open pool=1\n\
+        open pool=2\n\
+        arena pool=2 arena=3 monotone=0 order=1 mode=0\n\
+        create pool=1 stream=4\n\
+        begin arena=3 stream=4 capture=5\n\
+        end-pool pool=2 way=0\n\
+        create pool=1 stream=6\n\
+        malloc pool=1 stream=6 size=1687 block=7\n\
+        work block=7 stream=6 kind=3 ns=16\n\
+        invalidate capture=5";
+    let program: Vec<Op> = program.lines().map(|line| line.trim().parse().unwrap()).collect();
+    let options = Options::new(Preset::Vramp, 0, 7102);
+    let counts = lifecycle::replay(&options, &rust(), &program).expect("nothing is broken");
+    assert_eq!(counts.skipped, 1, "only the last operation does nothing: {counts:?}");
+}
+
 /// What a card does not have is not used: kernels that change no bytes, gates, and a clock to set.
 #[test]
 fn on_a_card_each_block_holds_what_was_written_last() {

@@ -293,7 +293,10 @@ impl World {
 
     pub(super) fn invalidate(&mut self, capture: u64) -> Done {
         let Some(state) = self.captures.get(capture) else { return Ok(false) };
-        if state.mode == CaptureMode::Relaxed {
+        // Nothing is left to invalidate once the end of its pool has ended it. The call would be served,
+        // and the free after it would wait for gates that only a later operation opens.
+        let goes_on = self.raw(state.origin).is_some_and(|raw| self.captures_now(raw));
+        if state.mode == CaptureMode::Relaxed || !goes_on {
             return Ok(false);
         }
         // No capturing thread may call this.
