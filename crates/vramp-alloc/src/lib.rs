@@ -76,6 +76,7 @@
 //! - [`config`], [`device`], [`error`], [`stats`], [`observe`]: settings, the driver and its types,
 //!   errors and the out-of-memory report, statistics, events and shortage handlers;
 //! - [`graph`]: memory for captured CUDA graphs; [`range`]: stable addresses, mapped on demand;
+//! - [`kv`]: tensors of caches, whose pages are committed and given up together;
 //! - [`sleep`]: pools whose memory leaves the card, and comes back at the same addresses;
 //! - [`sharing`]: memory of several cards and processes, and registered memory;
 //! - [`inspect`]: the pool's own state; [`backend`]: another allocator in place of the pool, such as
@@ -84,8 +85,8 @@
 //!   which is off by default: it brings the file formats of `vramp-trace` (zstd, CSV, JSON), which
 //!   a program that only allocates does not need.
 //!
-//! Deliberately absent: globals, environment variables, threads, placement policy (`vramp-core`),
-//! raw CUDA calls (`vramp-cuda`).
+//! Deliberately absent: globals, environment variables, threads (but that of an arena for caches that makes
+//! pages ready ahead), placement policy (`vramp-core`), raw CUDA calls (`vramp-cuda`).
 #![forbid(unsafe_code)]
 
 mod allocation;
@@ -117,6 +118,7 @@ pub mod inspect {
     };
 }
 pub mod kind;
+pub mod kv;
 mod live_bytes;
 mod local;
 #[cfg(all(test, loom))]

@@ -21,6 +21,7 @@ use crate::completion::Awaited;
 use crate::config::Progress;
 use crate::error::QuarantinedMemory;
 use crate::exec::{Executor, is_capacity_error};
+use crate::kv::Tables;
 use crate::sharing::Access;
 use crate::stream_end::StreamEnd;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
@@ -148,6 +149,8 @@ pub(crate) struct VirtualPool {
     /// Caches of live threads that allocated here.
     pub caches: Vec<Arc<Cache>>,
     pub arenas: Arenas,
+    /// Arenas for caches.
+    pub tables: Tables,
     /// Sizes of requests that heaps serve; `None` in VPMM.
     pub heaps_serve: Option<HeapsServe>,
     progress: Progress,
@@ -230,6 +233,7 @@ impl VirtualPool {
             surplus: Arc::default(),
             caches: Vec::new(),
             arenas: Arenas::default(),
+            tables: Tables::default(),
             heaps_serve,
             progress,
             of_threads: BTreeMap::new(),
@@ -401,8 +405,8 @@ impl VirtualPool {
                 Step::Placed(block) => return Ok(Served::Block(block)),
                 Step::Slab(slab) => return Ok(Served::Slab(slab)),
                 Step::Backed => return Ok(Served::Backed),
-                Step::Lend => {
-                    self.lend_idle().map_err(Refusal::Driver)?;
+                Step::Lend(needed) => {
+                    self.lend_idle(needed).map_err(Refusal::Driver)?;
                 }
                 Step::Poll => {
                     self.poll_some(&mut in_vain).map_err(Refusal::Driver)?;
@@ -817,7 +821,7 @@ impl VirtualPool {
         }
         self.retry_quarantined()?;
         self.note_ended_captures()?;
-        self.lend_idle()?;
+        self.lend_idle(Bytes::MAX)?;
         self.find_idle()?;
         while let Some(plan) = self.pool.trim(to) {
             self.exec.perform(&mut self.pool, plan)?;
@@ -851,6 +855,7 @@ impl VirtualPool {
         if let Progress::External(_) = self.progress {
             return Ok(Vec::new());
         }
+        self.record_parked(Bytes::MAX)?;
         self.find_idle()?;
         let marks: Vec<Mark> = self.pool.pending().collect();
         Ok(marks.into_iter().filter_map(|mark| self.exec.events.begin_wait(mark)).collect())
@@ -944,6 +949,7 @@ impl VirtualPool {
         for (_, state) in self.arenas.iter() {
             state.arena.audit()?;
         }
+        self.audit_tables()?;
         if slabs != self.pool.slab_count() {
             let known = self.pool.slab_count();
             let what = format!("the pool gave {known} slabs, heaps have {slabs}");

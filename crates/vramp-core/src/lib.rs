@@ -20,7 +20,7 @@
 //!         Step::Perform(plan) => pool.settle(plan),
 //!         Step::Short(shortage) => panic!("{} is more than the limit", shortage.requested),
 //!         // Nothing is in flight, in caches or in arenas here.
-//!         Step::Poll | Step::Gather | Step::Lend | Step::Record(_) => {}
+//!         Step::Poll | Step::Gather | Step::Lend(_) | Step::Record(_) => {}
 //!         Step::Slab(_) | Step::Backed => unreachable!("a block was requested"),
 //!     }
 //! };

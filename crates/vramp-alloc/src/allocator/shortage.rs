@@ -240,7 +240,7 @@ impl Shared {
     /// freed parts. Returns true if some work is over that was not known to be.
     ///
     /// It holds no lock meanwhile: the work may wait for a thread that frees here.
-    pub(super) fn wait_until_idle(&self) -> Result<bool, AllocError> {
+    pub(crate) fn wait_until_idle(&self) -> Result<bool, AllocError> {
         let mut any = false;
         for _ in 0..WAITS_MAX {
             let Some(mut inner) = self.lock_open()? else { break };

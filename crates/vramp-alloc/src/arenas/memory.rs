@@ -65,10 +65,16 @@ impl VirtualPool {
         let _ = self.back(id, upto, stream);
     }
 
-    /// Lends every idle arena. Returns the bytes lent by this call. An event record and some queries for
-    /// each stream that used one, and none for other streams. Looks at the arenas that may have memory to
-    /// lend, and at none again before that changes, unless its work is not over.
-    pub(crate) fn lend_idle(&mut self) -> Result<Bytes, DriverError> {
+    /// Lends every idle arena, then parked pages of caches until `needed` bytes are lent. Returns the bytes
+    /// lent by this call. An event record and some queries for each stream that used one, and none for other
+    /// streams. Looks at the arenas that may have memory to lend, and at none again before that changes,
+    /// unless its work is not over.
+    pub(crate) fn lend_idle(&mut self, needed: Bytes) -> Result<Bytes, DriverError> {
+        let lent = self.lend_idle_arenas()?;
+        Ok(lent + self.lend_parked(needed.saturating_sub(lent))?)
+    }
+
+    fn lend_idle_arenas(&mut self) -> Result<Bytes, DriverError> {
         let mut candidates: Vec<ArenaId> = self.arenas.may_lend.iter().copied().collect();
         candidates.retain(|&id| self.may_lend(id) && !self.pool.arena_memory(id).backed.is_zero());
         self.arenas.may_lend = candidates.iter().copied().collect();
@@ -151,7 +157,7 @@ impl VirtualPool {
     }
 
     /// Records an event for each mark that none covers, except on streams that capture.
-    pub(super) fn record_all(&mut self, marks: &[Mark]) -> Result<(), DriverError> {
+    pub(crate) fn record_all(&mut self, marks: &[Mark]) -> Result<(), DriverError> {
         for &mark in marks {
             if mark == self.pool.now(mark.stream) && self.pool.is_open(mark.stream) {
                 self.record(mark)?;
@@ -204,7 +210,7 @@ mod tests {
             let (mut pool, stream) = pool(None);
             let ids: Vec<ArenaId> = (0..arenas).map(|_| backed(&mut pool, stream)).collect();
             assert!(pool.arenas.may_lend.len() <= arenas);
-            pool.lend_idle().expect("no call fails");
+            pool.lend_idle(Bytes::ZERO).expect("no call fails");
             assert!(pool.arenas.may_lend.is_empty(), "{arenas}: none is looked at again");
             // One is in use again, one serves a capture, one a replay.
             assert!(pool.back(ids[3], LEN, stream).is_ok());
@@ -216,11 +222,11 @@ mod tests {
                 pool.arenas.may_lend.iter().copied().collect::<Vec<_>>(),
                 [ids[3], ids[5], ids[7]]
             );
-            assert_eq!(pool.lend_idle().expect("no call fails"), LEN);
+            assert_eq!(pool.lend_idle(Bytes::ZERO).expect("no call fails"), LEN);
             assert!(pool.arenas.may_lend.is_empty(), "the lease will list its arena again");
             pool.end_lease(ids[7], lease, stream, Overlap::Refuse);
             assert_eq!(pool.arenas.may_lend.len(), 1);
-            pool.lend_idle().expect("no call fails");
+            pool.lend_idle(Bytes::ZERO).expect("no call fails");
             assert_eq!(pool.pool.arena_memory(ids[7]).lent, LEN);
             pool.abandon_arena(ids[3]);
             pool.audit().expect("every step keeps every invariant");
@@ -234,7 +240,7 @@ mod tests {
             for _ in 0..arenas {
                 backed(&mut pool, stream);
             }
-            pool.lend_idle().expect("no call fails");
+            pool.lend_idle(Bytes::ZERO).expect("no call fails");
             // Now and then a table grows.
             let counts = [(); 9].map(|()| {
                 let counted = allocation_counter::measure(|| {

@@ -144,48 +144,7 @@ impl StableRange {
     pub fn back_part(&self, from: Bytes, len: Bytes, stream: StreamId) -> Result<(), AllocError> {
         let inside = from.checked_add(len).is_some_and(|end| end <= self.range.len);
         assert!(inside, "{len} from {from} on do not lie in {self:?}");
-        let shared = &self.shared;
-        let mut relief = Relief::of_range(self.patience);
-        loop {
-            let (shortage, call) = match self.try_back(from, len, stream)? {
-                Ok(()) => return Ok(()),
-                Err(Refusal::Short(shortage, call)) => (shortage, call),
-                Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
-                Err(Refusal::Arena(error)) => return Err(AllocError::Arena(Box::new(error))),
-                Err(Refusal::Host(short)) => return Err(AllocError::HostMemory(short)),
-            };
-            shared.observers.notify(&Event::Short(&shortage));
-            if !shared.relieve(&mut relief, &shortage)? {
-                let report = Box::new(shared.report(*shortage, call, stream));
-                shared.observers.notify(&Event::OutOfMemory(&report));
-                return Err(AllocError::OutOfMemory(report));
-            }
-        }
-    }
-
-    fn try_back(
-        &self,
-        from: Bytes,
-        len: Bytes,
-        stream: StreamId,
-    ) -> Result<Result<(), Refusal>, AllocError> {
-        let mut guard = self.shared.lock_for_memory()?;
-        let inner = &mut *guard;
-        inner.open_stream(stream).ok_or(AllocError::UnknownStream(stream))?;
-        inner.check_host()?;
-        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has ranges");
-        let end = from + len;
-        let hosted = pool.pool.hosted(self.id).into_iter();
-        if let Some((at, _)) = hosted.into_iter().find(|&(at, long)| at < end && from < at + long) {
-            return Err(AllocError::HostMapped { at });
-        }
-        let backed = pool.back_part(self.id, from, len, stream).and_then(|()| {
-            let mut before = pool.pool.arena_inherited(self.id);
-            before.retain(|mark| mark.stream != stream);
-            pool.order_behind(stream, &before).map_err(Refusal::Driver)
-        });
-        self.shared.refresh(inner);
-        Ok(backed)
+        self.shared.back_range(self.id, (from, len), stream, self.patience)
     }
 
     /// Lends all of it except `keep`, a sorted list of offsets and lengths that do not overlap, to
@@ -253,6 +212,59 @@ impl StableRange {
         let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
         uses.retain(|other| other.stream != stream);
         uses.push(mark);
+    }
+}
+
+impl Shared {
+    /// Backs a part of an arena of the pool, as [`StableRange::back_part`] does.
+    pub(crate) fn back_range(
+        self: &Arc<Shared>,
+        id: ArenaId,
+        part: (Bytes, Bytes),
+        stream: StreamId,
+        patience: Duration,
+    ) -> Result<(), AllocError> {
+        let mut relief = Relief::of_range(patience);
+        loop {
+            let (shortage, call) = match self.try_back(id, part, stream)? {
+                Ok(()) => return Ok(()),
+                Err(Refusal::Short(shortage, call)) => (shortage, call),
+                Err(Refusal::Driver(error)) => return Err(AllocError::Driver(error)),
+                Err(Refusal::Arena(error)) => return Err(AllocError::Arena(Box::new(error))),
+                Err(Refusal::Host(short)) => return Err(AllocError::HostMemory(short)),
+            };
+            self.observers.notify(&Event::Short(&shortage));
+            if !self.relieve(&mut relief, &shortage)? {
+                let report = Box::new(self.report(*shortage, call, stream));
+                self.observers.notify(&Event::OutOfMemory(&report));
+                return Err(AllocError::OutOfMemory(report));
+            }
+        }
+    }
+
+    fn try_back(
+        self: &Arc<Shared>,
+        id: ArenaId,
+        (from, len): (Bytes, Bytes),
+        stream: StreamId,
+    ) -> Result<Result<(), Refusal>, AllocError> {
+        let mut guard = self.lock_for_memory()?;
+        let inner = &mut *guard;
+        inner.open_stream(stream).ok_or(AllocError::UnknownStream(stream))?;
+        inner.check_host()?;
+        let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has ranges");
+        let end = from + len;
+        let hosted = pool.pool.hosted(id).into_iter();
+        if let Some((at, _)) = hosted.into_iter().find(|&(at, long)| at < end && from < at + long) {
+            return Err(AllocError::HostMapped { at });
+        }
+        let backed = pool.back_part(id, from, len, stream).and_then(|()| {
+            let mut before = pool.pool.arena_inherited(id);
+            before.retain(|mark| mark.stream != stream);
+            pool.order_behind(stream, &before).map_err(Refusal::Driver)
+        });
+        self.refresh(inner);
+        Ok(backed)
     }
 }
 

@@ -18,6 +18,7 @@ mod growth;
 mod hazards;
 mod hits;
 mod hostile;
+mod kv;
 mod limits;
 mod random_sharing;
 mod rmm_peers;

@@ -145,6 +145,8 @@ pub struct Attempt {
     /// The last plan exceeds the slack.
     pub(crate) over_slack: bool,
     planned: bool,
+    /// Idle arenas are not asked to lend.
+    pub(crate) spares_arenas: bool,
 }
 
 impl Attempt {
@@ -163,6 +165,7 @@ impl Attempt {
             robbed: false,
             over_slack: false,
             planned: false,
+            spares_arenas: false,
         }
     }
 
@@ -184,6 +187,12 @@ impl Attempt {
     pub fn back_part(arena: ArenaId, from: Bytes, len: Bytes, stream: StreamId) -> Attempt {
         let request = Request { size: len, stream };
         Attempt { want: Want::Arena { arena, from }, ..Attempt::new(request) }
+    }
+
+    /// Takes no memory that arenas could lend: the pool grows instead, or the attempt is short. For memory
+    /// that is made ready ahead of need.
+    pub fn without_lending(self) -> Attempt {
+        Attempt { spares_arenas: true, ..self }
     }
 
     /// Sets how many threads contend for the pool, if any do. It grows then, as far as limit and device
@@ -249,8 +258,9 @@ pub enum Step {
     /// Give back what thread caches and heaps do not need
     /// ([`StreamHeap::shed`](crate::StreamHeap::shed)), then call again.
     Gather,
-    /// Let idle arenas lend their memory ([`Pool::lend`](crate::Pool::lend)), then call again.
-    Lend,
+    /// Let idle arenas lend their memory ([`Pool::lend`](crate::Pool::lend)), this much at least if there
+    /// is, then call again.
+    Lend(Bytes),
     /// Query the [`Pool::pending`](crate::Pool::pending) events, report them by
     /// [`Pool::reached`](crate::Pool::reached), then call again.
     Poll,

@@ -62,8 +62,8 @@ impl View<'_> {
     ) -> Option<Step> {
         if attempt.relief == Relief::Untried {
             attempt.relief = Relief::ArenasLent;
-            if !self.arenas.is_empty() {
-                return Some(Step::Lend);
+            if !self.arenas.is_empty() && !attempt.spares_arenas {
+                return Some(Step::Lend(needed));
             }
         }
         if attempt.relief < Relief::StreamsOrdered

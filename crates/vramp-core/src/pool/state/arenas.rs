@@ -9,7 +9,7 @@ use crate::pool::config::Policy;
 use crate::pool::index::{Hole, RegionKey};
 use crate::pool::ops::{Plan, Range};
 use crate::pool::plan::hosted::NotVacant;
-use crate::pool::regions::{Free, Kind, Parts};
+use crate::pool::regions::{Free, Kind, Parts, Region};
 
 impl Pool {
     /// Sets `capacity` addresses aside for an arena, rounded up to whole pages. No memory yet, and
@@ -74,6 +74,34 @@ impl Pool {
         self.arenas.get_mut(arena).len = len;
         self.add_hole(rest);
         len
+    }
+
+    /// Cuts an arena at `offset`, before anything was mapped in it: its addresses from there on are those of
+    /// the arena that is returned, with the same length of new chunks. No driver call. O(log n).
+    ///
+    /// # Panics
+    /// Unless `offset` is whole pages within the arena; or if something was mapped.
+    pub fn split_arena(&mut self, arena: ArenaId, offset: Bytes) -> ArenaId {
+        let ArenaRange { at, len, first, chunk, .. } = *self.arenas.get(arena);
+        let inside = !offset.is_zero() && offset < len && offset.is_multiple_of(self.config.page);
+        assert!(inside, "{arena} of {len} cannot be cut at {offset}");
+        let gap = self.regions.get(first);
+        assert!(
+            matches!(gap.kind, Kind::Gap { .. }) && gap.len == len,
+            "{arena} was backed before it was cut"
+        );
+        let back = self.regions.split(first, offset);
+        let upcoming = self.arenas.upcoming();
+        self.regions.get_mut(back).kind = Kind::Gap { arena: upcoming };
+        self.arenas.get_mut(arena).len = offset;
+        self.arenas.add(ArenaRange {
+            at: at + offset,
+            len: len - offset,
+            first: back,
+            inherited: Vec::new(),
+            chunk,
+            refuses_pins: false,
+        })
     }
 
     /// Returns the length of the longest range of addresses that nothing uses.
@@ -148,6 +176,15 @@ impl Pool {
         }
         self.used -= lent;
         lent
+    }
+
+    /// Returns the parts of an arena with memory that only it may use: offsets and lengths, sorted. O(its
+    /// regions).
+    pub fn backed_parts(&self, arena: ArenaId) -> Vec<(Bytes, Bytes)> {
+        let start = self.arenas.get(arena).at;
+        let own = |region: &Region| matches!(region.kind, Kind::Arena { .. });
+        let own = self.view().arena_regions(arena).filter(move |(_, region)| own(region));
+        own.map(|(_, region)| (region.at - start, region.len)).collect()
     }
 
     /// Takes back what an arena lent within a part of it, where it is still at home.

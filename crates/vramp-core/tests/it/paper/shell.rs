@@ -213,7 +213,7 @@ impl Shell {
                 Step::Slab(slab) => return Some(Served::Slab(slab)),
                 Step::Backed => return Some(Served::Arena),
                 Step::Gather => self.gather(),
-                Step::Lend => self.lend(),
+                Step::Lend(_) => self.lend(),
                 Step::Poll => self.poll(),
                 Step::Record(marks) => self.ask(&marks),
                 Step::Perform(plan) => {

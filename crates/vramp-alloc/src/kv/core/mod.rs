@@ -1,0 +1,4 @@
+//! What an arena for caches decides, without a device.
+
+pub(super) mod geometry;
+pub(super) mod pages;
