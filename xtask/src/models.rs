@@ -16,7 +16,7 @@ pub const SHORT: Option<u32> = Some(2);
 pub const LONG: Option<u32> = Some(3);
 
 /// The crates that have models.
-const MODELLED: [&str; 3] = ["vramp-alloc", "vramp-tiers", "vramp-capi"];
+const MODELLED: [&str; 4] = ["vramp-ipc", "vramp-alloc", "vramp-tiers", "vramp-capi"];
 
 /// Explores the models; at most so many preemptions in one run of a model, or all that there can be.
 ///

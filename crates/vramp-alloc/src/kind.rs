@@ -10,6 +10,7 @@ use vramp_cuda::{EntryError, OpenError as CudaOpenError};
 use vramp_driver::{DriverError, ErrorKind};
 use vramp_host::topology::{DirectoryError, TopologyError};
 use vramp_host::{DiskError, HostMemoryError, IoUnavailable, MapError};
+use vramp_ipc::DirectoryError;
 use vramp_ipc::turns::{AcquireError, TurnsError};
 use vramp_ipc::{OpenError, Refusal, ServeError};
 
@@ -545,13 +546,20 @@ impl Classify for TurnsError {
         match self {
             TurnsError::Forked => Kind::Forked,
             TurnsError::HasHandler => Kind::Busy,
-            TurnsError::Full { .. } | TurnsError::TooManyOpenFiles { .. } => Kind::TooMany,
-            TurnsError::Card { .. }
-            | TurnsError::OtherUser { .. }
-            | TurnsError::Mode { .. }
-            | TurnsError::Remote { .. }
-            | TurnsError::Removed { .. }
-            | TurnsError::System { .. } => Kind::File,
+            TurnsError::Directory(error) => error.kind(),
+            TurnsError::Card { .. } | TurnsError::Removed { .. } => Kind::File,
+        }
+    }
+}
+
+impl Classify for DirectoryError {
+    fn kind(&self) -> Kind {
+        match self {
+            DirectoryError::Full { .. } | DirectoryError::TooManyOpenFiles { .. } => Kind::TooMany,
+            DirectoryError::OtherUser { .. }
+            | DirectoryError::Mode { .. }
+            | DirectoryError::Remote { .. }
+            | DirectoryError::System { .. } => Kind::File,
         }
     }
 }

@@ -5,6 +5,8 @@
 //!   disk may change.
 //! - [`MappedMemory`] is memory that is mapped at addresses in pieces, for a simulated card.
 //!   [`SharedFile`] exports ranges of it to other processes.
+//! - [`SharedTable`] is numbers that several processes change by atomic instructions, with bells to wait
+//!   on. [`lock_byte`] makes a lock that ends with its process.
 //! - [`DirectFile`] is a preallocated file that bypasses the page cache. A [`BlockIo`] engine,
 //!   io_uring or a thread pool, moves bytes between files and host memory.
 //! - [`check_host`] tells before a request whether the process has memory for its records, and
@@ -59,6 +61,7 @@ pub mod peer;
 mod private;
 mod reserve;
 mod shared;
+mod table;
 pub mod topology;
 
 pub use disk::{
@@ -73,3 +76,4 @@ pub use reserve::{
     HostReserve, HostShortage, check_host, check_host_for, is_host_short, reserve_allocations,
 };
 pub use shared::{FileId, SharedFile, SharedKind, SharedRange};
+pub use table::{SharedTable, TableShape, is_byte_locked, lock_byte};

@@ -139,7 +139,7 @@ impl SharedFile {
     /// # Errors
     /// The kernel refuses.
     pub fn is_held(&self, offset: u64, len: u64) -> Result<bool, MapError> {
-        Ok(locked(&self.file, offset, len).map_err(refused("check", len))?.is_some())
+        Ok(locked(self.file.as_fd(), offset, len).map_err(refused("check", len))?.is_some())
     }
 }
 
@@ -172,7 +172,7 @@ impl SharedRange {
         let (offset, tag) = (position / ALIGN * ALIGN, (position % ALIGN) as u16);
         // A lock is seen only from another opening of the file.
         let other = reopened(fd)?;
-        match locked(&other, offset, 1).map_err(&refused)? {
+        match locked(other.as_fd(), offset, 1).map_err(&refused)? {
             Some((start, len)) if start == offset => {
                 let file = FileId::of(fd).map_err(&refused)?;
                 let fd = rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(&refused)?;
@@ -260,11 +260,20 @@ fn reopened(fd: BorrowedFd<'_>) -> Result<OwnedFd, MapError> {
 /// Locks a range for as long as the opening of the file exists.
 fn lock(fd: &OwnedFd, offset: u64, len: u64) -> rustix::io::Result<()> {
     let mut wanted = range(libc::F_RDLCK, offset, len);
-    control(fd, libc::F_OFD_SETLK, &mut wanted)
+    control(fd.as_fd(), libc::F_OFD_SETLK, &mut wanted)
+}
+
+/// Locks one byte, unless another opening of the file has a lock there.
+pub(crate) fn lock_alone(fd: BorrowedFd<'_>, at: u64) -> rustix::io::Result<()> {
+    control(fd, libc::F_OFD_SETLK, &mut range(libc::F_WRLCK, at, 1))
 }
 
 /// Returns offset and length of a lock in the range that another opening of the file holds.
-fn locked(fd: &OwnedFd, offset: u64, len: u64) -> rustix::io::Result<Option<(u64, u64)>> {
+pub(crate) fn locked(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    len: u64,
+) -> rustix::io::Result<Option<(u64, u64)>> {
     let mut found = range(libc::F_WRLCK, offset, len);
     control(fd, libc::F_OFD_GETLK, &mut found)?;
     let held = found.l_type != libc::F_UNLCK as libc::c_short;
@@ -281,7 +290,11 @@ fn range(kind: libc::c_int, offset: u64, len: u64) -> libc::flock {
     }
 }
 
-fn control(fd: &OwnedFd, command: libc::c_int, lock: &mut libc::flock) -> rustix::io::Result<()> {
+fn control(
+    fd: BorrowedFd<'_>,
+    command: libc::c_int,
+    lock: &mut libc::flock,
+) -> rustix::io::Result<()> {
     // SAFETY: the descriptor is open, and for these commands the kernel reads and writes one `flock`,
     // which outlives the call.
     let result = unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut *lock) };

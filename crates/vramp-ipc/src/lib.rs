@@ -1,6 +1,7 @@
 //! File descriptors that one process publishes and other processes of the same user open and close.
 //!
-//! [`turns`] lets processes take turns at a card. It uses files and no server.
+//! [`turns`] lets processes take turns at a card, and [`budget`] lets them share its memory at the same
+//! time. Both use files and no server.
 //!
 //! The rest is the transport with which processes share memory. It carries descriptors and a description,
 //! bytes with a meaning for the two programs, and counts who has them open. It knows no GPU.
@@ -108,8 +109,10 @@
 //! cache of what is open: a process that opens a ticket twice has two opens.
 #![forbid(unsafe_code)]
 
+pub mod budget;
 mod client;
 mod core;
+mod directory;
 mod error;
 mod server;
 mod system;
@@ -117,6 +120,7 @@ mod ticket;
 pub mod turns;
 
 pub use client::{Batch, Connections, OpenOptions, Opened};
+pub use directory::DirectoryError;
 pub use error::{FetchError, OpenError, Refusal, ServeError, Side, TicketError};
 pub use server::{
     MAX_CONNECTIONS, MAX_DESCRIPTION, MAX_DESCRIPTORS, MAX_OPENS, Offer, Published, Server, Source,

@@ -174,6 +174,11 @@ pub fn is_stopped(pid: u32) -> bool {
     start_and_state(pid).is_some_and(|(_, state)| matches!(state, b'T' | b't'))
 }
 
+/// Returns the PID namespace of this process; 0 if it is unknown.
+pub fn pid_namespace() -> u64 {
+    rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
+}
+
 /// Returns the start time and the state of a process.
 fn start_and_state(pid: u32) -> Option<(u64, u8)> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;

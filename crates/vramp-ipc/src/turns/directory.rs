@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::io::Errno;
 use vramp_host::PrivateFd;
 
@@ -19,22 +19,7 @@ use super::core::entry::Message;
 use super::core::entry::{Entry, Key, is_new, new_name};
 use super::error::TurnsError;
 use super::reach;
-use crate::system;
-
-/// File systems on which two kernels may see one pipe: NFS, SMB, FUSE, 9P, Ceph, Lustre, GPFS, AFS.
-const REMOTE: [u64; 11] = [
-    0x6969,
-    0x517b,
-    0xff53_4d42,
-    0xfe53_4d42,
-    0x6573_5546,
-    0x0102_1997,
-    0x00c3_6400,
-    0x0bd0_0bd0,
-    0x4750_4653,
-    0x5346_414f,
-    0x6b41_4653,
-];
+use crate::directory::{self, DirectoryError, errno_of, is_name, random};
 
 const PRIVATE_FILE: Mode = Mode::RUSR.union(Mode::WUSR);
 
@@ -59,23 +44,14 @@ impl Listing {
     }
 }
 
-/// Returns true if `card` can be a part of a file's name.
-fn is_card(card: &str) -> bool {
-    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_:.".contains(&byte);
-    (1..=64).contains(&card.len()) && card.bytes().all(is_good)
-}
-
 impl CardDirectory {
     /// Opens the directory `turns-CARD` in `base`. Makes both, if they are missing.
     pub fn open(base: &Path, card: &str) -> Result<CardDirectory, TurnsError> {
-        if !is_card(card) {
+        if !is_name(card) {
             return Err(TurnsError::Card { card: card.to_owned() });
         }
-        drop(open_private(base)?);
         let path = base.join(format!("turns-{card}"));
-        let descriptor = open_private(&path)?;
-        // Programs that remove old files leave a locked directory alone. Not every file system has locks.
-        let _ = rustix::fs::flock(&descriptor, FlockOperation::NonBlockingLockShared);
+        let descriptor = directory::open(base, &path)?;
         Ok(CardDirectory { descriptor, path })
     }
 
@@ -140,9 +116,7 @@ impl CardDirectory {
             };
             self.unlink(&new);
             // Another process took the pipe for that of a killed one, before it was open.
-            let is_taken =
-                matches!(&error, TurnsError::System { source, .. } if is_not_found(source));
-            if !is_taken {
+            if !is_not_found(&error) {
                 return Err(error);
             }
         }
@@ -235,43 +209,9 @@ pub fn is_ready(descriptor: &PollFd<'_>) -> bool {
     descriptor.revents() != PollFlags::empty()
 }
 
-/// Returns the directory, which is made if it is missing, after checks of its owner and mode.
-fn open_private(path: &Path) -> Result<OwnedFd, TurnsError> {
-    match rustix::fs::mkdir(path, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(error) => return Err(system_error("make the directory", path, error)),
-    }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(path, flags, Mode::empty());
-    let directory = opened.map_err(|error| system_error("open the directory", path, error))?;
-    let check = |error| system_error("check the directory", path, error);
-    let stat = rustix::fs::fstat(&directory).map_err(check)?;
-    let user = rustix::process::geteuid().as_raw();
-    if stat.st_uid != user {
-        return Err(TurnsError::OtherUser { path: path.into(), owner: stat.st_uid, user });
-    }
-    let mode = stat.st_mode & 0o7777;
-    if mode & 0o077 != 0 {
-        return Err(TurnsError::Mode { path: path.into(), mode });
-    }
-    let kind = rustix::fs::fstatfs(&directory).map_err(check)?.f_type as u64;
-    match REMOTE.contains(&kind) {
-        true => Err(TurnsError::Remote { path: path.into(), kind }),
-        false => Ok(directory),
-    }
-}
-
-fn random() -> Result<u64, Errno> {
-    let bits = system::random().map_err(errno_of)?;
-    Ok(bits.iter().take(8).fold(0, |bits, byte| bits << 8 | u64::from(*byte)))
-}
-
-fn errno_of(error: io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
-}
-
-fn is_not_found(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound
+fn is_not_found(error: &TurnsError) -> bool {
+    let TurnsError::Directory(DirectoryError::System { source, .. }) = error else { return false };
+    source.kind() == io::ErrorKind::NotFound
 }
 
 fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
@@ -283,40 +223,9 @@ fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     }
 }
 
+/// Returns the error of a system call.
 pub fn system_error(action: &'static str, path: &Path, error: Errno) -> TurnsError {
-    let path = path.to_owned();
-    match error {
-        Errno::NOSPC | Errno::DQUOT => TurnsError::Full { path },
-        Errno::MFILE | Errno::NFILE => {
-            TurnsError::TooManyOpenFiles { limit: system::open_file_limit() }
-        }
-        error => TurnsError::System { action, path, source: error.into() },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_of_the_kernel_have_a_meaning() {
-        let error = |code| system_error("list", Path::new("/a"), code);
-        assert!(matches!(error(Errno::NOSPC), TurnsError::Full { .. }));
-        assert!(matches!(error(Errno::DQUOT), TurnsError::Full { .. }));
-        assert!(matches!(error(Errno::MFILE), TurnsError::TooManyOpenFiles { .. }));
-        assert_eq!(
-            error(Errno::ROFS).to_string(),
-            "cannot list /a: Read-only file system (os error 30)"
-        );
-    }
-
-    #[test]
-    fn cards_are_parts_of_names() {
-        assert!(is_card("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6") && is_card("sim:h200"));
-        for bad in ["", "a/b", "a b", &"a".repeat(65), "\u{e4}"] {
-            assert!(!is_card(bad), "{bad}");
-        }
-    }
+    directory::system_error(action, path, error).into()
 }
 
 /// Most bytes of messages that one look takes out of the pipe.

@@ -1,13 +1,13 @@
 //! Errors of turns.
 
 use std::fmt;
-use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use thiserror::Error;
 
 use super::status::Participant;
+use crate::directory::DirectoryError;
 
 /// The directory of a card's turns cannot be used.
 #[derive(Debug, Error)]
@@ -20,35 +20,6 @@ pub enum TurnsError {
         /// The caller's text.
         card: String,
     },
-    /// The directory belongs to another user.
-    #[error("{} belongs to user {owner} and this process runs as user {user}; use a directory of your own", path.display())]
-    OtherUser {
-        /// The directory.
-        path: PathBuf,
-        /// Its owner.
-        owner: u32,
-        /// Effective user of this process.
-        user: u32,
-    },
-    /// Other users may use the directory.
-    #[error("{} can be used by other users (mode {mode:o}); run `chmod 700 {}`", path.display(), path.display())]
-    Mode {
-        /// The directory.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
-    /// The directory is on a file system that several machines or virtual machines may share.
-    #[error(
-        "{} is on a file system of type {kind:#x}, which other machines may share; use a directory on a \
-         local one, such as /dev/shm", path.display()
-    )]
-    Remote {
-        /// The directory.
-        path: PathBuf,
-        /// The kernel's number of the file system.
-        kind: u64,
-    },
     /// The directory, or an entry of this process in it, was removed.
     #[error(
         "{} was removed or cleared while it was in use: another process may hold the same turn; open it \
@@ -58,21 +29,6 @@ pub enum TurnsError {
         /// The directory.
         path: PathBuf,
     },
-    /// The file system is full, or the user's quota.
-    #[error("{} has no space for another file; free some, or use another directory", path.display())]
-    Full {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// No more descriptors can be opened.
-    #[error(
-        "this process has its limit of {limit} open files, and a wait takes up to 4; raise \
-         RLIMIT_NOFILE (ulimit -n)"
-    )]
-    TooManyOpenFiles {
-        /// The soft limit.
-        limit: u64,
-    },
     /// The object belongs to the process that forked this one.
     #[error(
         "the turns belong to the process that forked this one; open them again in this process"
@@ -81,16 +37,9 @@ pub enum TurnsError {
     /// A handler of [`Turns::on_request`](super::Turns::on_request) takes the requests.
     #[error("a handler takes the requests; remove it before another call waits for them")]
     HasHandler,
-    /// A system call failed.
-    #[error("cannot {action} {}: {source}", path.display())]
-    System {
-        /// The call in words.
-        action: &'static str,
-        /// The directory or file.
-        path: PathBuf,
-        /// Its error.
-        source: io::Error,
-    },
+    /// It cannot be opened or used.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
 }
 
 /// The turn was not acquired. The caller is not in the line any more.

@@ -13,6 +13,7 @@ use super::Inner;
 use super::directory::system_error;
 use super::error::TurnsError;
 use super::turn::{Held, Request};
+use crate::directory::errno_of;
 
 /// What a handler does about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,11 +91,7 @@ impl Handler {
         let thread = std::thread::Builder::new()
             .name("vramp-turns".to_owned())
             .spawn(move || run(&shared, &watched, &*function))
-            .map_err(|source| TurnsError::System {
-                action: "start a thread for",
-                path: path.clone(),
-                source,
-            })?;
+            .map_err(|error| system_error("start a thread for", path, errno_of(error)))?;
         Ok(Handler { control, thread: Some(thread), depth: vramp_host::fork::depth() })
     }
 

@@ -220,7 +220,7 @@ impl Turns {
             directory,
             card: config.card.to_owned(),
             program: shortened(config.program, MAX_NAME),
-            namespace: rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino),
+            namespace: crate::system::pid_namespace(),
             depth: vramp_host::fork::depth(),
             wake_ups: AtomicU64::new(0),
             current: Mutex::default(),

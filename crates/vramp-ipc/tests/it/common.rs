@@ -205,6 +205,11 @@ impl Child {
         wait_until(&state, || std::fs::read_to_string(&stat).unwrap().contains(&state));
     }
 
+    /// Returns true once the child has ended.
+    pub fn is_over(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
+    }
+
     /// Kills the child and waits for its end.
     pub fn kill(mut self) {
         self.process.kill().unwrap();
