@@ -10,7 +10,8 @@ use vramp_cuda::{EntryError, OpenError as CudaOpenError};
 use vramp_driver::{DriverError, ErrorKind};
 use vramp_host::topology::{DirectoryError, TopologyError};
 use vramp_host::{DiskError, HostMemoryError, IoUnavailable, MapError};
-use vramp_ipc::DirectoryError;
+use vramp_ipc::SharedDirectoryError;
+use vramp_ipc::budget::{BudgetError, ClaimError};
 use vramp_ipc::turns::{AcquireError, TurnsError};
 use vramp_ipc::{OpenError, Refusal, ServeError};
 
@@ -552,14 +553,16 @@ impl Classify for TurnsError {
     }
 }
 
-impl Classify for DirectoryError {
+impl Classify for SharedDirectoryError {
     fn kind(&self) -> Kind {
         match self {
-            DirectoryError::Full { .. } | DirectoryError::TooManyOpenFiles { .. } => Kind::TooMany,
-            DirectoryError::OtherUser { .. }
-            | DirectoryError::Mode { .. }
-            | DirectoryError::Remote { .. }
-            | DirectoryError::System { .. } => Kind::File,
+            SharedDirectoryError::Full { .. } | SharedDirectoryError::TooManyOpenFiles { .. } => {
+                Kind::TooMany
+            }
+            SharedDirectoryError::OtherUser { .. }
+            | SharedDirectoryError::Mode { .. }
+            | SharedDirectoryError::Remote { .. }
+            | SharedDirectoryError::System { .. } => Kind::File,
         }
     }
 }
@@ -570,6 +573,31 @@ impl Classify for AcquireError {
             AcquireError::TimedOut(_) => Kind::Timeout,
             AcquireError::Refused { .. } => Kind::Busy,
             AcquireError::Turns(error) => error.kind(),
+        }
+    }
+}
+
+impl Classify for BudgetError {
+    fn kind(&self) -> Kind {
+        match self {
+            BudgetError::Forked => Kind::Forked,
+            BudgetError::Directory(error) => error.kind(),
+            BudgetError::TooManyMembers => Kind::TooMany,
+            BudgetError::Amount { .. } | BudgetError::Order { .. } => Kind::Option,
+            BudgetError::Capacity { .. } => Kind::InUse,
+            BudgetError::Name { .. } | BudgetError::Removed { .. } | BudgetError::Gone => {
+                Kind::File
+            }
+        }
+    }
+}
+
+impl Classify for ClaimError {
+    fn kind(&self) -> Kind {
+        match self {
+            ClaimError::Limit { .. } | ClaimError::Impossible(_) => Kind::OutOfMemory,
+            ClaimError::TimedOut(_) => Kind::Timeout,
+            ClaimError::Budget(error) => error.kind(),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::system;
 
 /// A directory in which processes find each other cannot be used.
 #[derive(Debug, Error)]
-pub enum DirectoryError {
+pub enum SharedDirectoryError {
     /// The directory belongs to another user.
     #[error("{} belongs to user {owner} and this process runs as user {user}; use a directory of your own", path.display())]
     OtherUser {
@@ -91,7 +91,7 @@ pub fn is_name(name: &str) -> bool {
 }
 
 /// Opens the directory `path` in `base`. Makes both, if they are missing.
-pub fn open(base: &Path, path: &Path) -> Result<OwnedFd, DirectoryError> {
+pub fn open(base: &Path, path: &Path) -> Result<OwnedFd, SharedDirectoryError> {
     drop(open_private(base)?);
     let descriptor = open_private(path)?;
     // Programs that remove old files leave a locked directory alone. Not every file system has locks.
@@ -100,7 +100,7 @@ pub fn open(base: &Path, path: &Path) -> Result<OwnedFd, DirectoryError> {
 }
 
 /// Returns the directory, which is made if it is missing, after checks of its owner and mode.
-fn open_private(path: &Path) -> Result<OwnedFd, DirectoryError> {
+fn open_private(path: &Path) -> Result<OwnedFd, SharedDirectoryError> {
     match rustix::fs::mkdir(path, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => return Err(system_error("make the directory", path, error)),
@@ -112,15 +112,19 @@ fn open_private(path: &Path) -> Result<OwnedFd, DirectoryError> {
     let stat = rustix::fs::fstat(&directory).map_err(check)?;
     let user = rustix::process::geteuid().as_raw();
     if stat.st_uid != user {
-        return Err(DirectoryError::OtherUser { path: path.into(), owner: stat.st_uid, user });
+        return Err(SharedDirectoryError::OtherUser {
+            path: path.into(),
+            owner: stat.st_uid,
+            user,
+        });
     }
     let mode = stat.st_mode & 0o7777;
     if mode & 0o077 != 0 {
-        return Err(DirectoryError::Mode { path: path.into(), mode });
+        return Err(SharedDirectoryError::Mode { path: path.into(), mode });
     }
     let kind = rustix::fs::fstatfs(&directory).map_err(check)?.f_type as u64;
     match REMOTE.contains(&kind) {
-        true => Err(DirectoryError::Remote { path: path.into(), kind }),
+        true => Err(SharedDirectoryError::Remote { path: path.into(), kind }),
         false => Ok(directory),
     }
 }
@@ -135,14 +139,14 @@ pub fn errno_of(error: io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
-pub fn system_error(action: &'static str, path: &Path, error: Errno) -> DirectoryError {
+pub fn system_error(action: &'static str, path: &Path, error: Errno) -> SharedDirectoryError {
     let path = path.to_owned();
     match error {
-        Errno::NOSPC | Errno::DQUOT => DirectoryError::Full { path },
+        Errno::NOSPC | Errno::DQUOT => SharedDirectoryError::Full { path },
         Errno::MFILE | Errno::NFILE => {
-            DirectoryError::TooManyOpenFiles { limit: system::open_file_limit() }
+            SharedDirectoryError::TooManyOpenFiles { limit: system::open_file_limit() }
         }
-        error => DirectoryError::System { action, path, source: error.into() },
+        error => SharedDirectoryError::System { action, path, source: error.into() },
     }
 }
 
@@ -153,9 +157,9 @@ mod tests {
     #[test]
     fn errors_of_the_kernel_have_a_meaning() {
         let error = |code| system_error("list", Path::new("/a"), code);
-        assert!(matches!(error(Errno::NOSPC), DirectoryError::Full { .. }));
-        assert!(matches!(error(Errno::DQUOT), DirectoryError::Full { .. }));
-        assert!(matches!(error(Errno::MFILE), DirectoryError::TooManyOpenFiles { .. }));
+        assert!(matches!(error(Errno::NOSPC), SharedDirectoryError::Full { .. }));
+        assert!(matches!(error(Errno::DQUOT), SharedDirectoryError::Full { .. }));
+        assert!(matches!(error(Errno::MFILE), SharedDirectoryError::TooManyOpenFiles { .. }));
         assert_eq!(
             error(Errno::ROFS).to_string(),
             "cannot list /a: Read-only file system (os error 30)"

@@ -120,7 +120,7 @@ mod ticket;
 pub mod turns;
 
 pub use client::{Batch, Connections, OpenOptions, Opened};
-pub use directory::DirectoryError;
+pub use directory::SharedDirectoryError;
 pub use error::{FetchError, OpenError, Refusal, ServeError, Side, TicketError};
 pub use server::{
     MAX_CONNECTIONS, MAX_DESCRIPTION, MAX_DESCRIPTORS, MAX_OPENS, Offer, Published, Server, Source,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::facts::{Member, Size};
-use crate::directory::DirectoryError;
+use crate::directory::SharedDirectoryError;
 
 /// The group of a card cannot be used.
 #[derive(Debug, Error)]
@@ -69,7 +69,7 @@ pub enum BudgetError {
     Gone,
     /// It cannot be opened or used.
     #[error(transparent)]
-    Directory(#[from] DirectoryError),
+    Directory(#[from] SharedDirectoryError),
 }
 
 /// The pages were not claimed.

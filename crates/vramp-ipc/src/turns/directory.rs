@@ -19,7 +19,7 @@ use super::core::entry::Message;
 use super::core::entry::{Entry, Key, is_new, new_name};
 use super::error::TurnsError;
 use super::reach;
-use crate::directory::{self, DirectoryError, errno_of, is_name, random};
+use crate::directory::{self, SharedDirectoryError, errno_of, is_name, random};
 
 const PRIVATE_FILE: Mode = Mode::RUSR.union(Mode::WUSR);
 
@@ -210,7 +210,9 @@ pub fn is_ready(descriptor: &PollFd<'_>) -> bool {
 }
 
 fn is_not_found(error: &TurnsError) -> bool {
-    let TurnsError::Directory(DirectoryError::System { source, .. }) = error else { return false };
+    let TurnsError::Directory(SharedDirectoryError::System { source, .. }) = error else {
+        return false;
+    };
     source.kind() == io::ErrorKind::NotFound
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::status::Participant;
-use crate::directory::DirectoryError;
+use crate::directory::SharedDirectoryError;
 
 /// The directory of a card's turns cannot be used.
 #[derive(Debug, Error)]
@@ -39,7 +39,7 @@ pub enum TurnsError {
     HasHandler,
     /// It cannot be opened or used.
     #[error(transparent)]
-    Directory(#[from] DirectoryError),
+    Directory(#[from] SharedDirectoryError),
 }
 
 /// The turn was not acquired. The caller is not in the line any more.

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use vramp_ipc::DirectoryError;
+use vramp_ipc::SharedDirectoryError;
 use vramp_ipc::turns::{AcquireError, Answer, Need, Turns, TurnsConfig, TurnsError, TurnsStatus};
 
 use crate::common::*;
@@ -442,14 +442,17 @@ fn directories_of_others_and_wrong_names_are_errors() {
     std::fs::set_permissions(&public, std::fs::Permissions::from_mode(0o755)).unwrap();
     let error = open(&public, "a").unwrap_err();
     assert!(
-        matches!(error, TurnsError::Directory(DirectoryError::Mode { mode: 0o755, .. })),
+        matches!(error, TurnsError::Directory(SharedDirectoryError::Mode { mode: 0o755, .. })),
         "{error:?}"
     );
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(folder.path(), &link).unwrap();
     for bad in [link, "/proc/self/a".into(), folder.path().join("missing/a")] {
         let error = open(&bad, "a").unwrap_err();
-        assert!(matches!(error, TurnsError::Directory(DirectoryError::System { .. })), "{error:?}");
+        assert!(
+            matches!(error, TurnsError::Directory(SharedDirectoryError::System { .. })),
+            "{error:?}"
+        );
     }
     let good = folder.path().join("good");
     assert!(matches!(open(&good, "../a"), Err(TurnsError::Card { .. })));
