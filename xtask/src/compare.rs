@@ -43,7 +43,7 @@ pub fn run(root: &Path, base: &str, new: Option<&Path>, more: &[PathBuf]) -> Res
     let captures = files(&root.join(CAPTURES))?;
     let mut differences = 0;
     for arguments in REPLAYS {
-        let mut replay = vec!["replay", "--device", "sim:h200"];
+        let mut replay = vec!["replay", "--device", "sim:h200", "--allocator", "all"];
         replay.extend(arguments);
         differences += compare(&old, &new, &replay, &traces)?;
     }
