@@ -5,10 +5,13 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMappi
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Protocol, SupportsIndex, TypeAlias, final
 
+from typing_extensions import Self, disjoint_base
+
 from ._types import (
     Access,
     AccessChange,
     DeviceInfo,
+    KvStats,
     RegionStatus,
     Sharing,
     Stats,
@@ -27,6 +30,7 @@ __all__ = [
     "Events",
     "Exported",
     "Imported",
+    "KvArena",
     "Lease",
     "LeaseOwner",
     "LeaseSet",
@@ -79,6 +83,7 @@ class _HasCudaStream(Protocol):
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
 _Stream: TypeAlias = int | Stream | _HasCudaStream | None
+_Pages: TypeAlias = int | range | Iterable[int | range]
 
 @final
 class Pool:
@@ -487,6 +492,131 @@ class Stream:
     def pool(self) -> Pool: ...
     def __cuda_stream__(self) -> tuple[int, int]:
         """Version and address of the stream. Raises UnsupportedError on the simulator."""
+
+@disjoint_base
+class KvArena:
+    """Tensors of a cache at fixed addresses, without torch: `vramp.kv.Arena` has more."""
+
+    def __new__(
+        cls,
+        pool: Pool,
+        *,
+        tensors: SupportsIndex,
+        size: _Size,
+        page: _Size,
+        superpage: _Size,
+        layout: str,
+        limit: _Size | None,
+        ahead: _Size,
+    ) -> Self: ...
+    @property
+    def pool(self) -> Pool:
+        """The pool of its memory."""
+
+    @property
+    def tensors(self) -> int:
+        """Number of tensors."""
+
+    @property
+    def pages(self) -> int:
+        """Pages of each tensor: they are numbered from 0."""
+
+    @property
+    def page(self) -> int:
+        """Bytes of a page of one tensor."""
+
+    @property
+    def layout(self) -> Literal["separate", "interleaved"]:
+        """How the tensors lie."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the first tensor. The others follow without a gap."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+
+    @property
+    def limit(self) -> int | None:
+        """Most bytes that the arena may have, parked pages included. None is the pool's limit alone.
+
+        Set it to bytes, to a text such as "80GiB", or to None. What is parked above it serves other requests; what is
+        committed stays.
+        """
+
+    @limit.setter
+    def limit(self, limit: _Size | None) -> None: ...
+    def commit(self, pages: _Pages, stream: _Stream = None) -> None:
+        """Gives pages memory in all tensors, or none of them. The contents are undefined.
+
+        `pages` is a number, a range, or numbers and ranges. The memory is for work on `stream`; without one for work on
+        any stream, and then the call waits for work that still uses it. Pages that were parked cost no driver call.
+        Raises RangeError for a page that is committed, given twice, or beyond the last, and OutOfMemoryError if card,
+        pool or limit have no room.
+        """
+
+    def take(self, count: SupportsIndex, stream: _Stream = None) -> list[range]:
+        """Commits `count` pages of the arena's choice, parked ones first, and returns them. Otherwise as `commit`."""
+
+    def park(self, pages: _Pages, stream: _Stream = None) -> None:
+        """Gives up pages, once the work that is queued by now on `stream` is over, or on all streams without one.
+
+        They stay mapped, until another request of the process is short of memory. No driver call. Raises RangeError for
+        a page that is not committed.
+        """
+
+    def release(self, keep: _Size | None = None) -> int:
+        """Returns parked pages to the card, the oldest first, until at most `keep` bytes are parked. Returns the bytes.
+
+        Waits for no work: pages whose work is not over stay, and so do those in one handle with committed ones, and
+        pinned ones.
+        """
+
+    def park_first(self, count: SupportsIndex) -> list[range]:
+        """Returns committed pages, those first that are best given up: of handles with few committed pages."""
+
+    def available(self) -> int:
+        """Returns how many pages commits could have now: parked ones, and what pool, limits and card have left.
+
+        One driver call.
+        """
+
+    def stats(self) -> KvStats:
+        """Returns how many pages are in which state. No driver call."""
+
+    def record_use(self, stream: _Stream = None) -> None:
+        """Records that work queued on a stream so far uses the memory. Streams of commits and parks are recorded."""
+
+    def view(
+        self,
+        shape: int | Sequence[int] | None = None,
+        dtype: object = None,
+        *,
+        offset: SupportsIndex | None = None,
+        size: SupportsIndex | None = None,
+    ) -> Array:
+        """Returns an array in `size` bytes from `offset` on. By default it has bytes, as many as there are."""
+
+    def close(self) -> None:
+        """Ends the arena. Its memory serves other requests once the work on it is over; that is not waited for.
+
+        Raises InUseError while arrays or tensors use it.
+        """
+
+    @property
+    def is_closed(self) -> bool:
+        """True once it was closed."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
 
 @final
 class Measure:

@@ -73,6 +73,24 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class KvStats:
+    """What an arena for caches has. Pages count once for all tensors."""
+
+    pages: int
+    """Pages of each tensor."""
+    committed: int
+    """Pages in use."""
+    parked: int
+    """Pages that are mapped and not in use."""
+    moving: int
+    """Pages that threads are giving memory to."""
+    page_bytes: int
+    """Bytes of one page in all tensors."""
+    limit: int | None
+    """Most bytes that the arena may have. None without a limit."""
+
+
+@dataclass(frozen=True)
 class DeviceInfo:
     """What a device is and can. Amounts are in bytes."""
 

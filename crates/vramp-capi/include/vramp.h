@@ -75,6 +75,12 @@
 /* Longest tag of a region in bytes, without the final zero. */
 #define VRAMP_TAG_MAX 127
 
+/* Arrangement of tensors: one behind the other, each contiguous. What most kernels want. */
+#define VRAMP_KV_SEPARATE 0
+
+/* Arrangement of tensors: the same page of all of them side by side. A page of all tensors is one handle. */
+#define VRAMP_KV_INTERLEAVED 1
+
 /* Status of a call. Zero is success. vramp_last_error() has the message of a failure. */
 typedef enum {
   /* Success. */
@@ -878,6 +884,61 @@ typedef struct {
   /* The tag. Ends with a zero, and is cut to the array. */
   char tag[128];
 } vramp_region_status_t;
+
+/*
+ * Layout and settings of an arena for caches, for vramp_kv_create. Set the struct to zero before. Amounts are
+ * in bytes, and zero is the default. Later versions add fields at the end.
+ */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_kv_options_t)`. */
+  uint64_t struct_size;
+  /* Number of tensors, which get memory together: keys and values of all layers. */
+  uint32_t tensors;
+  /* Where they lie: VRAMP_KV_SEPARATE or VRAMP_KV_INTERLEAVED. */
+  uint32_t arrangement;
+  /* Length of each tensor, rounded up to whole pages. */
+  uint64_t bytes_each;
+  /* Page of a tensor: a multiple of the device's. 2 MiB. */
+  uint64_t page;
+  /* Longest handle: neighbours that are committed at once share one. 32 MiB. */
+  uint64_t superpage;
+  /* Most memory of the arena, parked pages included. None. */
+  uint64_t limit;
+  /* Most memory that a thread of the arena makes ready before it is needed. None, and no thread. */
+  uint64_t ahead;
+} vramp_kv_options_t;
+
+/* Handle of an arena for caches. Zero is none. */
+typedef struct {
+  /* Opaque. May be compared. */
+  uint64_t id;
+} vramp_kv_t;
+
+/* Consecutive pages of an arena for caches, the same ones of all its tensors. */
+typedef struct {
+  /* The first page. They are counted from zero. */
+  uint32_t first;
+  /* The page behind the last. */
+  uint32_t end;
+} vramp_kv_pages_t;
+
+/* What an arena for caches has. Pages count once for all tensors. Later versions add fields at the end. */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_kv_stats_t)`, as in vramp_stats_t. */
+  uint64_t struct_size;
+  /* Pages of each tensor. */
+  uint32_t pages;
+  /* Pages in use. */
+  uint32_t committed;
+  /* Pages that are mapped and not in use. */
+  uint32_t parked;
+  /* Pages that threads are giving memory to. */
+  uint32_t moving;
+  /* Bytes of one page in all tensors. */
+  uint64_t page_bytes;
+  /* Limit in bytes; zero without one. */
+  uint64_t limit;
+} vramp_kv_stats_t;
 
 /* A block, as PyTorch's statistics need it. Amounts are in bytes. */
 typedef struct {
@@ -2232,6 +2293,149 @@ vramp_status_t vramp_region_status(vramp_allocator_t allocator,
                                    vramp_region_status_t *statuses,
                                    size_t capacity,
                                    size_t *count);
+
+/*
+ * Reserves addresses for tensors of a cache: keys and values of all layers, as long as they may ever be. They
+ * stay the same until vramp_kv_destroy, so that captured graphs and kernels keep them. One driver call at most,
+ * and no memory: an access to a page that has none is a fault of the card.
+ *
+ * VRAMP_ERROR_RANGE for lengths that no arena can have; VRAMP_ERROR_UNSUPPORTED unless the preset is vramp and
+ * the device has virtual memory.
+ *
+ * What the caller promises:
+ * `options` is null, or its first eight bytes hold a size that is valid for reading; `kv` is null or valid for
+ * writing.
+ */
+vramp_status_t vramp_kv_create(vramp_allocator_t allocator,
+                               const vramp_kv_options_t *options,
+                               vramp_kv_t *kv);
+
+/*
+ * Ends an arena for caches. Its memory serves other requests once the work is over that was queued by now on
+ * the streams that pages were committed for and parked behind, or recorded. Never waits, unless another thread
+ * is in a call on the arena, which then ends it.
+ */
+vramp_status_t vramp_kv_destroy(vramp_allocator_t allocator,
+                                vramp_kv_t kv);
+
+/*
+ * Returns the address of a tensor, counted from zero, and its length. With VRAMP_KV_INTERLEAVED it begins with
+ * its first page, and every so many pages as there are tensors another one of its own follows; the length is
+ * up to the end of the arena. `length` may be null.
+ *
+ * What the caller promises:
+ * `address` and `length` are null or valid for writing.
+ */
+vramp_status_t vramp_kv_address(vramp_allocator_t allocator,
+                                vramp_kv_t kv,
+                                uint32_t tensor,
+                                void **address,
+                                size_t *length);
+
+/*
+ * Gives pages memory in all tensors, for work on `stream`: all of the pages, or none. The contents are not
+ * defined. Pages that were parked cost no driver call.
+ *
+ * With a stream of zero the memory is for work on any stream: then the call waits on the host for work that
+ * still uses it.
+ *
+ * VRAMP_ERROR_RANGE names a page that is committed, given twice, or beyond the last; VRAMP_ERROR_OUT_OF_MEMORY
+ * if the card or the arena's limit has no room. Nothing is committed then, and what was parked stays parked.
+ *
+ * What the caller promises:
+ * `pages` is null or valid for reading `count` values.
+ */
+vramp_status_t vramp_kv_commit(vramp_allocator_t allocator,
+                               vramp_kv_t kv,
+                               const vramp_kv_pages_t *pages,
+                               size_t count,
+                               vramp_stream_t stream);
+
+/*
+ * Gives up pages, once the work that is queued on `stream` by now is over; with a stream of zero, the work of
+ * all streams of the allocator. They stay mapped: committed again they cost no driver call, and contents are
+ * lost only when another request of the process takes the memory. No driver call.
+ *
+ * VRAMP_ERROR_RANGE names a page that is not committed. No page is parked then.
+ *
+ * What the caller promises:
+ * `pages` is null or valid for reading `count` values.
+ */
+vramp_status_t vramp_kv_park(vramp_allocator_t allocator,
+                             vramp_kv_t kv,
+                             const vramp_kv_pages_t *pages,
+                             size_t count,
+                             vramp_stream_t stream);
+
+/*
+ * Commits `count` pages of the arena's choice, as vramp_kv_commit does: parked ones first. Writes them to
+ * `pages`, of which there are `*ranges`. `capacity` has to be `count` at least: so many ranges there may be.
+ *
+ * VRAMP_ERROR_RANGE if fewer pages are left.
+ *
+ * What the caller promises:
+ * `pages` is null or valid for writing `capacity` values; `ranges` is null or valid for writing.
+ */
+vramp_status_t vramp_kv_take(vramp_allocator_t allocator,
+                             vramp_kv_t kv,
+                             uint32_t count,
+                             vramp_stream_t stream,
+                             vramp_kv_pages_t *pages,
+                             size_t capacity,
+                             size_t *ranges);
+
+/*
+ * Returns parked pages to the card, the oldest first, until at most `keep` bytes are parked. `*released` is the
+ * bytes that were; it may be null. Waits for no work: pages whose work is not over stay parked, and so do those
+ * in one handle with committed ones, and pinned ones.
+ *
+ * What the caller promises:
+ * `released` is null or valid for writing.
+ */
+vramp_status_t vramp_kv_release(vramp_allocator_t allocator,
+                                vramp_kv_t kv,
+                                uint64_t keep,
+                                uint64_t *released);
+
+/*
+ * Finds at most `count` committed pages, those first that are best given up: a handle goes back once none of
+ * its pages is committed. Writes the first `capacity` ranges of them, and the number of all to `*ranges`.
+ *
+ * What the caller promises:
+ * `pages` is null or valid for writing `capacity` values; `ranges` is null or valid for writing.
+ */
+vramp_status_t vramp_kv_park_first(vramp_allocator_t allocator,
+                                   vramp_kv_t kv,
+                                   uint32_t count,
+                                   vramp_kv_pages_t *pages,
+                                   size_t capacity,
+                                   size_t *ranges);
+
+/*
+ * Sets the most memory that an arena may have, parked pages included; zero is no limit. What is parked above it
+ * serves other requests; what is committed stays.
+ */
+vramp_status_t vramp_kv_set_limit(vramp_allocator_t allocator,
+                                  vramp_kv_t kv,
+                                  uint64_t bytes);
+
+/*
+ * Notes that work queued on `stream` so far uses the arena. vramp_kv_destroy then leaves its memory alone until
+ * that work is over. Streams of commits and parks are noted anyway.
+ */
+vramp_status_t vramp_kv_record_use(vramp_allocator_t allocator,
+                                   vramp_kv_t kv,
+                                   vramp_stream_t stream);
+
+/*
+ * Returns what an arena has. Set `stats->struct_size` to `sizeof(vramp_kv_stats_t)` before. No driver call.
+ *
+ * What the caller promises:
+ * `stats` is null, or its first eight bytes hold a size that is valid for reading and writing.
+ */
+vramp_status_t vramp_kv_stats(vramp_allocator_t allocator,
+                              vramp_kv_t kv,
+                              vramp_kv_stats_t *stats);
 
 /* Checks VRAMP_CONF and VRAMP_DEVICE, and opens nothing. */
 vramp_status_t vramp_torch_check_settings(void);

@@ -3,8 +3,8 @@
 //!
 //! Steps of a call:
 //!
-//! 1. `interface.rs`, `queries.rs`, `graphs.rs`, `sharing.rs`, `sleep.rs`, `tiers.rs` or `torch/mod.rs` receives
-//!    ids and pointers. An id is looked up, never dereferenced.
+//! 1. `interface.rs`, `queries.rs`, `graphs.rs`, `kv.rs`, `sharing.rs`, `sleep.rs`, `tiers.rs` or `torch/mod.rs`
+//!    receives ids and pointers. An id is looked up, never dereferenced.
 //! 2. `handles.rs` looks up the allocator; `gate.rs` keeps it open until the call returns.
 //! 3. `addresses.rs` looks up the allocation at an address. `captures.rs` looks up arenas, graphs
 //!    and leases, `sharing/tables.rs` exports, imports and pins,
@@ -58,6 +58,7 @@ pub mod graphs;
 mod handles;
 mod ids;
 pub mod interface;
+pub mod kv;
 mod options;
 mod pointers;
 mod print;

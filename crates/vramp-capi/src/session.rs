@@ -8,7 +8,8 @@
 //! | `session/pools.rs` | the allocator's pool, those of its regions, and that of plain allocations |
 //! | `session/reports.rs` | history, snapshots, statistics, and the audit |
 //!
-//! Its graphs are in `graphs.rs`, what it shares in `sharing.rs`, and its tiers in `tiers.rs`.
+//! Its graphs are in `graphs.rs`, its arenas for caches in `kv.rs`, what it shares in `sharing.rs`, and its
+//! tiers in `tiers.rs`.
 
 mod blocks;
 mod pools;
@@ -32,6 +33,7 @@ use crate::addresses::Addresses;
 use crate::captures::Captures;
 use crate::device::{Device, Listed};
 use crate::environment::variable;
+use crate::kv::tables::Caches;
 use crate::options::Options;
 use crate::print::write_line;
 use crate::regions::{HostLoan, RegionTable};
@@ -74,6 +76,7 @@ pub struct Session {
     plain: OnceLock<Allocator>,
     blocks: Addresses,
     pub(crate) captures: Captures,
+    pub(crate) caches: Caches,
     pub(crate) shares: Shares,
     /// Also of the comm pools made from this allocator.
     adopted: Arc<RwLock<AdoptedStreams>>,
@@ -159,6 +162,7 @@ impl Session {
             plain: OnceLock::new(),
             blocks: Addresses::new(),
             captures: Captures::default(),
+            caches: Caches::default(),
             shares: Shares::default(),
             adopted: Arc::default(),
             forgets: Arc::default(),
@@ -182,6 +186,7 @@ impl Session {
             plain: OnceLock::new(),
             blocks: Addresses::new(),
             captures: Captures::default(),
+            caches: Caches::default(),
             shares: Shares::default(),
             adopted: Arc::clone(&self.adopted),
             forgets: Arc::clone(&self.forgets),

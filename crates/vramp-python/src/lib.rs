@@ -9,7 +9,7 @@
 //! 4. `array.rs` lets other libraries access a block without a copy, `measure.rs` reads peaks of a part
 //!    of a program, and `analysis.rs` replays and explains recordings.
 //! 5. `shortage.rs` calls functions of the program that free memory before a request fails.
-//!    `turns.rs` lets processes take turns at a card.
+//!    `turns.rs` lets processes take turns at a card. `kv.rs` has arenas for caches.
 //! 6. `error.rs` converts a failure to the exception of its kind, `arguments.rs` reads arguments, and
 //!    `python.rs` is what several files ask of the interpreter. `ending.rs` is for threads inside of the
 //!    library when the interpreter ends.
@@ -33,6 +33,7 @@ mod dlpack;
 mod ending;
 mod error;
 mod ipc;
+mod kv;
 mod layout;
 mod measure;
 mod module;

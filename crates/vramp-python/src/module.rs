@@ -21,6 +21,8 @@ mod _native {
     #[pymodule_export]
     use crate::ipc::{Exported, Imported};
     #[pymodule_export]
+    use crate::kv::KvArena;
+    #[pymodule_export]
     use crate::measure::Measure;
     #[pymodule_export]
     use crate::pin::Pin;

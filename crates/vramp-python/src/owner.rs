@@ -1,4 +1,4 @@
-//! What an array can be a part of: an allocation of this process, or memory of another one.
+//! What an array can be a part of: an allocation or an arena of this process, or memory of another one.
 
 use pyo3::prelude::*;
 use vramp_capi::process::{CallResult, OpenAllocator, StreamName};
@@ -6,12 +6,14 @@ use vramp_capi::process::{CallResult, OpenAllocator, StreamName};
 use crate::allocation::Allocation;
 use crate::calls::id_of;
 use crate::ipc::Imported;
+use crate::kv::Part;
 use crate::layout::{Place, place_of};
 
 /// Memory that counts its arrays and capsules, and is not freed or closed while there are some.
 pub enum Owner {
     Block(Py<Allocation>),
     Imported(Py<Imported>),
+    Cache(Part),
 }
 
 impl Owner {
@@ -19,6 +21,7 @@ impl Owner {
         match self {
             Owner::Block(block) => block.get().begin_export(py),
             Owner::Imported(imported) => imported.get().begin_export(py),
+            Owner::Cache(part) => part.arena.get().begin_export(py),
         }
     }
 
@@ -27,6 +30,7 @@ impl Owner {
         match self {
             Owner::Block(block) => block.get().end_export(),
             Owner::Imported(imported) => imported.get().end_export(),
+            Owner::Cache(part) => part.arena.get().end_export(),
         }
     }
 
@@ -34,6 +38,7 @@ impl Owner {
         match self {
             Owner::Block(block) => Owner::Block(block.clone_ref(py)),
             Owner::Imported(imported) => Owner::Imported(imported.clone_ref(py)),
+            Owner::Cache(part) => Owner::Cache(part.clone_ref(py)),
         }
     }
 
@@ -41,6 +46,7 @@ impl Owner {
         match self {
             Owner::Block(block) => block.clone_ref(py).into_any(),
             Owner::Imported(imported) => imported.clone_ref(py).into_any(),
+            Owner::Cache(part) => part.arena.clone_ref(py).into_any(),
         }
     }
 
@@ -48,6 +54,7 @@ impl Owner {
         match self {
             Owner::Block(block) => block.get().addr(),
             Owner::Imported(imported) => imported.get().addr(),
+            Owner::Cache(part) => part.addr,
         }
     }
 
@@ -56,6 +63,7 @@ impl Owner {
         match self {
             Owner::Block(block) => block.get().size(),
             Owner::Imported(imported) => imported.get().len(),
+            Owner::Cache(part) => part.size,
         }
     }
 
@@ -63,6 +71,7 @@ impl Owner {
         match self {
             Owner::Block(block) => block.get().usable(),
             Owner::Imported(imported) => imported.get().len(),
+            Owner::Cache(part) => part.size,
         }
     }
 
@@ -71,14 +80,16 @@ impl Owner {
         match self {
             Owner::Block(block) => block.get().stream_name(),
             Owner::Imported(imported) => imported.get().stream_name(),
+            // A commit orders the work of its stream, or all work, behind what used the memory before.
+            Owner::Cache(_) => StreamName::Raw(0),
         }
     }
 
     /// Returns where the memory is. `None` if no program may access it.
     pub fn place(&self) -> CallResult<Option<Place>> {
         match self {
-            Owner::Block(block) => {
-                let addr = block.get().addr();
+            Owner::Block(_) | Owner::Cache(_) => {
+                let addr = self.addr();
                 self.allocator().with(|session| Ok(place_of(session, addr)))
             }
             Owner::Imported(imported) => Ok(imported.get().place()),
@@ -89,6 +100,7 @@ impl Owner {
         match self {
             Owner::Block(block) => block.get().pool().get().allocator(),
             Owner::Imported(imported) => imported.get().pool().get().allocator(),
+            Owner::Cache(part) => part.arena.get().pool().get().allocator(),
         }
     }
 
@@ -101,6 +113,7 @@ impl Owner {
                 drop(allocator.with(|session| session.record_use(addr, id_of(session, consumer)?)));
             }
             Owner::Imported(imported) => drop(imported.get().record(consumer)),
+            Owner::Cache(part) => part.arena.get().record_use(consumer),
         }
     }
 }

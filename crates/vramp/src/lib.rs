@@ -29,6 +29,7 @@
 //! |---|---|---|
 //! | allocate and free on streams, limit, trim, measure | [`Allocator`] | |
 //! | keep addresses for captured CUDA graphs | [`graph`] | |
+//! | grow and shrink the caches of a serving engine at fixed addresses | [`kv`] | |
 //! | react to a shortage, or watch every request | [`observe`] | |
 //! | record events, write snapshots for PyTorch's viewers, read recordings | `history`, `trace` | `history` |
 //! | compare with PyTorch's allocator, the driver's pool, VPMM | `peers` | `peers` |
@@ -80,6 +81,8 @@ mod guides {
     struct Reference;
     #[doc = include_str!("../../../docs/turns.md")]
     struct Turns;
+    #[doc = include_str!("../../../docs/kv.md")]
+    struct Caches;
     #[doc = include_str!("../../../docs/tutorials/more-than-the-card.md")]
     struct MoreThanTheCard;
 }

@@ -124,6 +124,11 @@ fn regions_are_paused_and_resumed_in_c_and_cpp() {
 }
 
 #[test]
+fn pages_of_caches_are_committed_and_parked_in_c() {
+    assert_eq!(Program::compile("cc", "kv.c", "-std=c99").run("", &[]), "");
+}
+
+#[test]
 fn the_example_gives_its_memory_up_and_gets_it_back() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/sleep.c");
     let program = Program::compile("cc", path.to_str().expect("a plain path"), "-std=c89");
