@@ -77,7 +77,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"vramp run: {error}", file=sys.stderr)
         return 1
     _enable_in_children(options.route)
-    _alias.install()
+    if _alias.is_wanted():
+        _alias.install(*_alias.STAND_INS)
     recorder = _Recorder(0 if options.quiet else options.events)
     writer = None
     if not options.quiet:

@@ -4,7 +4,7 @@
    inherit both: processes of torchrun, of multiprocessing's spawn, and of subprocess.
 2. Python imports this module at its start. It leaves the path, imports the sitecustomize that it hides,
    and waits for an import of torch.
-3. `import torch_memory_saver` finds vramp's: see `vramp/compat/_alias.py`.
+3. `import torch_memory_saver` and `import kvcached.vmm_ops` find vramp's: see `vramp/compat/_alias.py`.
 4. After torch is imported, and before anything can use CUDA, vramp.torch.enable() is called. A failure is a
    line on stderr, and the program goes on with PyTorch's own allocator.
 
@@ -25,11 +25,11 @@ class _AfterTorch:
     """Finds torch with the other finders, and enables vramp once it is imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Returns the spec of torch with a loader that calls enable(), that of vramp's torch_memory_saver, and None
-        for other modules.
+        """Returns the spec of torch with a loader that calls enable(), those of vramp's stand-ins, and None for other
+        modules.
         """
-        if name == "torch_memory_saver":
-            return _stand_in()
+        if name in ("torch_memory_saver", "kvcached.vmm_ops"):
+            return _stand_in(name)
         if name != "torch":
             return None
         for finder in list(sys.meta_path):
@@ -43,13 +43,13 @@ class _AfterTorch:
         return None
 
 
-def _stand_in() -> Any:
-    """Returns the spec of vramp's torch_memory_saver, or None if what is installed is wanted."""
+def _stand_in(name: str) -> Any:
+    """Returns the spec of vramp's module of this name, or None if what is installed is wanted."""
     try:
         from vramp.compat import _alias
     except ImportError:
         return None
-    return _alias.spec() if _alias.is_wanted() else None
+    return _alias.spec(name) if _alias.is_wanted() else None
 
 
 def _call_after(loader: Any) -> None:

@@ -1,6 +1,7 @@
-"""`import torch_memory_saver` finds vramp's stand-in in programs under `python -m vramp run`.
+"""An import of what vramp stands in for finds vramp's module: in programs under `python -m vramp run`, and in those
+that ask for it.
 
-With VRAMP_COMPAT=off it finds what is installed.
+With VRAMP_COMPAT=off programs under `python -m vramp run` find what is installed.
 """
 
 from __future__ import annotations
@@ -13,14 +14,21 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-NAME = "torch_memory_saver"
+STAND_INS = {
+    "torch_memory_saver": "vramp.compat.torch_memory_saver",
+    "kvcached.vmm_ops": "vramp.compat.kvcached",
+}
+"""By the name of what is imported. `_inherit/sitecustomize.py` has the names too."""
 
 
 class _Finder:
-    """Finds the stand-in before what is installed."""
+    """Finds stand-ins before what is installed."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return spec() if name == NAME else None
+        return spec(name) if name in self.names else None
 
 
 class _Loader:
@@ -30,7 +38,7 @@ class _Loader:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        found = importlib.import_module("vramp.compat.torch_memory_saver")
+        found = importlib.import_module(STAND_INS[module.__name__])
         public = {name: value for name, value in vars(found).items() if not name.startswith("_")}
         vars(module).update(public, __doc__=found.__doc__)
 
@@ -40,12 +48,12 @@ def is_wanted() -> bool:
     return os.environ.get("VRAMP_COMPAT") != "off"
 
 
-def spec() -> ModuleSpec | None:
-    """Returns what `import torch_memory_saver` loads."""
-    return importlib.util.spec_from_loader(NAME, _Loader())  # type: ignore[arg-type]
+def spec(name: str) -> ModuleSpec | None:
+    """Returns what an import of the name loads."""
+    return importlib.util.spec_from_loader(name, _Loader())  # type: ignore[arg-type]
 
 
-def install() -> None:
-    """Lets this process find the stand-in, if that is wanted."""
-    if is_wanted():
-        sys.meta_path.insert(0, _Finder())
+def install(*names: str) -> None:
+    """Lets this process find stand-ins."""
+    if not any(isinstance(finder, _Finder) and finder.names == names for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(names))
