@@ -35,6 +35,7 @@
 //! | [`disk`] | the disk tier beside plain file I/O |
 //! | [`copy`] | the mover beside plain copies |
 //! | [`spill`] | eviction and restore of spillable buffers |
+//! | [`kv`] | arenas for caches: pages of many tensors |
 //! | [`reserve`] | reservations, waits and budgeted mallocs |
 //!
 //! Deliberately absent: arguments, tables, progress, the environment.
@@ -48,6 +49,7 @@ pub mod disk;
 pub mod graphs;
 pub mod grow;
 pub mod hit;
+pub mod kv;
 pub mod remap;
 pub mod reserve;
 pub mod sharing;

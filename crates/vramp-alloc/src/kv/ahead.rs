@@ -1,9 +1,9 @@
 //! Pages made ready before they are needed, on a thread of the arena.
 //!
-//! A commit that found absent pages says how many. The thread then keeps as many parked, at most as many as
-//! its owner allows: a steady engine finds its next pages mapped. It wants an eighth less after each commit
-//! that missed fewer. It uses memory that the pool has or the card has free, asks no handler and waits for
-//! no work; where there is none it stops until the next commit that misses pages. It sleeps without a timeout.
+//! A commit of pages that were absent, or made ready here, says how many. The thread then keeps as many parked,
+//! at most as many as its owner allows: an engine that grows finds its next pages mapped. It wants an eighth
+//! less after each commit of fewer. It uses memory that the pool has or the card has free, asks no handler and waits for
+//! no work; where there is none it stops until the next such commit. It sleeps without a timeout.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -30,15 +30,15 @@ struct Control {
 }
 
 struct State {
-    /// Pages that the last commits missed.
-    missed: u32,
+    /// New pages of the last commits.
+    new: u32,
     stream: Option<StreamId>,
     stop: bool,
 }
 
 impl Ahead {
     pub(super) fn start(inner: &Arc<Inner>, most: u32) -> std::io::Result<Ahead> {
-        let state = State { missed: 0, stream: None, stop: false };
+        let state = State { new: 0, stream: None, stop: false };
         let control = Arc::new(Control { state: Mutex::new(state), changed: Condvar::new() });
         let (inner, on_thread) = (Arc::clone(inner), Arc::clone(&control));
         let thread = std::thread::Builder::new()
@@ -47,10 +47,10 @@ impl Ahead {
         Ok(Ahead { control, thread: Some(thread) })
     }
 
-    /// Notes that a commit found so many pages absent.
-    pub(super) fn note_missed(&self, pages: u32, stream: StreamId) {
+    /// Notes that a commit had so many new pages.
+    pub(super) fn note_new(&self, pages: u32, stream: StreamId) {
         let mut state = self.control.lock();
-        state.missed = state.missed.saturating_add(pages);
+        state.new = state.new.saturating_add(pages);
         state.stream = Some(stream);
         drop(state);
         self.control.changed.notify_one();
@@ -77,7 +77,7 @@ impl Control {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until a commit missed pages. `None` at the end.
+    /// Waits until a commit had new pages. `None` at the end.
     fn next(&self) -> Option<(u32, StreamId)> {
         let mut state = self.lock();
         loop {
@@ -85,7 +85,7 @@ impl Control {
                 return None;
             }
             if let Some(stream) = state.stream.take() {
-                return Some((std::mem::take(&mut state.missed), stream));
+                return Some((std::mem::take(&mut state.new), stream));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -98,8 +98,8 @@ impl Control {
 
 fn run(inner: &Inner, control: &Control, most: u32) {
     let mut wanted: u32 = 0;
-    while let Some((missed, stream)) = control.next() {
-        wanted = missed.max(wanted - wanted.div_ceil(8)).min(most);
+    while let Some((new, stream)) = control.next() {
+        wanted = new.max(wanted - wanted.div_ceil(8)).min(most);
         while !control.is_stopped() && make_ready(inner, wanted, stream) {}
     }
 }
@@ -139,10 +139,8 @@ fn back(inner: &Inner, part: Part, stream: StreamId) -> bool {
 
 fn end(inner: &Inner, chosen: Vec<Range<u32>>, all: bool, stream: StreamId) {
     let mut guard = inner.shared.lock_anyway();
-    if guard.closed {
-        return;
-    }
-    if let Some(pool) = guard.manager.virtual_pool_mut() {
+    let pool = if guard.closed { None } else { guard.manager.virtual_pool_mut() };
+    if let Some(pool) = pool {
         let marks = Marks::from_iter([pool.pool.now(stream)]);
         pool.tables.get_mut(inner.id).pages.end_ahead(chosen, marks, all);
     }

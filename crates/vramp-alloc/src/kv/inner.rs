@@ -7,7 +7,7 @@ use std::time::Duration;
 use vramp_core::{AddrRange, StreamId};
 
 use super::core::geometry::{Geometry, Layout};
-use super::core::pages::Refused;
+use super::core::pages::{Begun, Marks, Refused};
 use super::error::KvError;
 use super::tables::{Part, TableId, runs};
 use crate::error::{AllocError, Unusable};
@@ -58,6 +58,34 @@ impl Inner {
             },
             Refused::Moving => unreachable!("the caller waits for the move"),
         }
+    }
+
+    /// Backs what a commit found absent, and ends it.
+    pub fn back_begun(&self, begun: Begun, stream: StreamId) -> Result<(), KvError> {
+        let mut mapped = false;
+        let backed = self.make_room(begun.over).and_then(|()| {
+            mapped = true;
+            self.back(&begun.absent, stream)
+        });
+        let mut guard = self.shared.lock_anyway();
+        if guard.closed {
+            drop(guard);
+            self.note_moved();
+            return Err(Unusable::Closed.into());
+        }
+        let pool = guard.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
+        let table = pool.tables.get_mut(self.id);
+        match &backed {
+            Ok(()) => table.pages.finish_commit(begun),
+            Err(_) => {
+                // What was backed is ordered behind older work only on the stream.
+                let now = pool.pool.now(stream);
+                table.pages.undo_commit(begun, mapped.then(|| Marks::from_iter([now])));
+            }
+        }
+        drop(guard);
+        self.note_moved();
+        backed
     }
 
     /// Backs pages in all tensors.

@@ -67,9 +67,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use vramp_core::{AddrRange, Bytes, StreamId};
 
 use self::core::geometry::Geometry;
-use self::core::pages::{Begun, Marks, Refused};
+use self::core::pages::{Begun, Refused};
 use crate::allocator::Allocator;
-use crate::error::{AllocError, Unusable};
+use crate::error::AllocError;
 use ahead::Ahead;
 use inner::Inner;
 use tables::Table;
@@ -364,34 +364,13 @@ impl Arena {
 
     /// Backs what a commit found absent, and ends it.
     fn go_on(&self, begun: Begun, stream: StreamId) -> Result<(), KvError> {
-        if begun.absent.is_empty() {
-            return Ok(());
-        }
-        let missed = begun.absent.iter().map(|range| range.len() as u32).sum();
-        let inner = &self.inner;
-        let mut mapped = false;
-        let backed = inner.make_room(begun.over).and_then(|()| {
-            mapped = true;
-            inner.back(&begun.absent, stream)
-        });
-        let mut guard = inner.shared.lock_anyway();
-        if guard.closed {
-            return Err(Unusable::Closed.into());
-        }
-        let pool = guard.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
-        let table = pool.tables.get_mut(inner.id);
-        match &backed {
-            Ok(()) => table.pages.finish_commit(begun),
-            Err(_) => {
-                // What was backed is ordered behind older work only on the stream.
-                let now = pool.pool.now(stream);
-                table.pages.undo_commit(begun, mapped.then(|| Marks::from_iter([now])));
-            }
-        }
-        drop(guard);
-        inner.note_moved();
-        if let Some(ahead) = &self.ahead {
-            ahead.note_missed(missed, stream);
+        let new = begun.new;
+        let backed = match begun.absent.is_empty() {
+            true => Ok(()),
+            false => self.inner.back_begun(begun, stream),
+        };
+        if let Some(ahead) = self.ahead.as_ref().filter(|_| new > 0) {
+            ahead.note_new(new, stream);
         }
         backed
     }

@@ -47,6 +47,14 @@ pub enum Measure {
     /// unmapped later and not timed. The driver's pool cannot move memory: it has no limit here and
     /// may grow.
     Remap(Remap),
+    /// Arenas for caches: pages of many tensors committed, parked and released
+    ///
+    /// Tensors in one arena, separate and then interleaved. Start: addresses for all. Commits: of a page
+    /// that never had memory (every other page, so that no two share a handle), of 16 neighbours, of a
+    /// page made ready ahead by the arena's thread, and of a parked page. A step is one page of all
+    /// tensors; medians over the rounds. At last 64 fills of 1 GiB are timed alone and beside a thread
+    /// that commits and releases pages without a pause, in turn.
+    Kv(Kv),
     /// Hostile patterns of requests, such as many streams, fragments or a full card
     ///
     /// Each pattern is a fixed program with a seed: streams in turn, sizes that grow, blocks handed
@@ -211,6 +219,23 @@ pub struct Remap {
     /// Size of each block
     #[arg(long, default_value = "16MiB", value_name = "SIZE")]
     pub block: Bytes,
+}
+
+/// Options of `kv`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Kv {
+    /// The common options.
+    #[command(flatten)]
+    pub common: Common,
+    /// Tensors of the arena
+    #[arg(long, default_value = "64", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub tensors: u32,
+    /// Length of each tensor
+    #[arg(long, default_value = "2GiB", value_name = "SIZE")]
+    pub each: Bytes,
+    /// Times that each step is repeated
+    #[arg(long, default_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub rounds: u32,
 }
 
 /// Options of `adversary`.

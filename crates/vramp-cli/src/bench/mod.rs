@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use vramp::peers::Preset;
-use vramp_bench::{Bench, copy, disk, graphs, grow, hit, remap, reserve, spill, threads};
+use vramp_bench::{Bench, copy, disk, graphs, grow, hit, kv, remap, reserve, spill, threads};
 use vramp_driver::DeviceInfo;
 use vramp_host::IoChoice;
 
@@ -28,6 +28,7 @@ pub(crate) fn run(args: &args::Bench, out: &mut dyn Write) -> Result<()> {
         args::Measure::Threads(args) => threads(args, out),
         args::Measure::Grow(args) => grow(args, out),
         args::Measure::Remap(args) => remap(args, out),
+        args::Measure::Kv(args) => kv(args, out),
         args::Measure::Adversary(args) => adversary::run(args, out),
         args::Measure::Graphs(args) => graphs(args, out),
         args::Measure::Disk(args) => disk(args, out),
@@ -84,6 +85,16 @@ fn remap(args: &args::Remap, out: &mut dyn Write) -> Result<()> {
     let options = remap::Options { presets, total: args.total, block: args.block };
     let rows = remap::run(&output.bench, &options)?;
     output.write("remap", &rows, &tables::REMAP)?;
+    output.write_device()
+}
+
+fn kv(args: &args::Kv, out: &mut dyn Write) -> Result<()> {
+    only_vramp(&args.common, "only vramp has arenas for caches")?;
+    let mut output = Output::open(&args.common, out)?;
+    let options = kv::Options { tensors: args.tensors, each: args.each, rounds: args.rounds };
+    let bench = output.bench.clone();
+    output.write("kv", &kv::run(&bench, &options)?, &tables::KV)?;
+    output.write("kv", &kv::beside(&bench, &options)?, &tables::KV_BESIDE)?;
     output.write_device()
 }
 

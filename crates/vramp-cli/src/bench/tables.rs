@@ -10,7 +10,7 @@ use vramp_bench::spill::{
     BuffersRow, CallRow, OverlapRow, OvershootRow, PeerRow, RateRow, WaitingRow, WorkloadRow,
 };
 use vramp_bench::threads::SizeDistribution;
-use vramp_bench::{Cost, TimeSource, copy, disk, grow, hit, remap, reserve, threads};
+use vramp_bench::{Cost, TimeSource, copy, disk, grow, hit, kv, remap, reserve, threads};
 
 use vramp_analysis::number::Count;
 
@@ -84,6 +84,25 @@ pub(super) const REMAP: [Column<remap::Row>; 9] = [
     ("driver ms", |row| driver_ms(&row.cost)),
     ("driver ms/GiB", |row| driver_ms_per_gib(&row.cost, row.made_bytes)),
     ("host ms", |row| host_ms(&row.cost)),
+];
+
+pub(super) const KV: [Column<kv::Row>; 7] = [
+    ("step", |row| text(row.what)),
+    ("tensors", |row| Cell::Text(format!("{} {}", row.tensors, row.arrangement))),
+    ("pages", |row| count(row.pages.into())),
+    ("driver calls", |row| count(row.cost.driver_calls)),
+    ("driver us", |row| {
+        modelled(format!("{:.1}", row.cost.driver_ns as f64 / 1e3), row.cost.driver_ns_is)
+    }),
+    ("host us", |row| decimals(row.cost.host_ns as f64 / 1e3, 1)),
+    ("p99 us", |row| decimals(row.p99_ns as f64 / 1e3, 1)),
+];
+
+pub(super) const KV_BESIDE: [Column<kv::BesideRow>; 4] = [
+    ("64 fills beside", |row| text(row.beside)),
+    ("ms", |row| millis(row.series_ns, row.time_is)),
+    ("over alone", |row| decimals(row.over_alone, 4)),
+    ("pages released", |row| count(row.released)),
 ];
 
 pub(super) const SHARING: [Column<SharingRow>; 6] = [

@@ -119,6 +119,24 @@ fn a_remap_moves_freed_memory_and_does_not_grow() {
 }
 
 #[test]
+fn arenas_for_caches_commit_parked_pages_without_a_call_and_cold_ones_with_three_for_each_handle() {
+    let rows = rows(&["kv", "--tensors", "8", "--each", "128MiB", "--rounds", "1"]);
+    let calls = |what: &str, arrangement: &str| {
+        let of = |row: &&Value| row["what"] == what && row["arrangement"] == arrangement;
+        let row = rows.iter().find(of).unwrap_or_else(|| panic!("no row of {what}"));
+        row["driver_calls"].as_u64().unwrap()
+    };
+    for arrangement in ["separate", "interleaved"] {
+        assert_eq!(calls("commit parked", arrangement), 0);
+        assert_eq!(calls("park", arrangement), 0);
+    }
+    assert_eq!(calls("commit cold", "separate"), 3 * 8);
+    assert_eq!(calls("commit cold, superpage", "separate"), 3 * 8);
+    assert_eq!(calls("commit cold", "interleaved"), 3);
+    refused(&["kv", "--each", "16MiB"], "fewer rounds or longer tensors");
+}
+
+#[test]
 fn graphs_share_an_arena_and_replays_write_the_same_bytes_as_the_calls() {
     let rows = rows(&["graphs", "--graphs", "12", "--block", "16MiB", "--arena", "720MiB"]);
     let of = |measure: &str| -> Vec<&Value> {

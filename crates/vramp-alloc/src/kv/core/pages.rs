@@ -103,6 +103,8 @@ pub(crate) struct Begun {
     pub marks: Marks,
     /// Parked pages that have to be lent first, because of the limit.
     pub over: u32,
+    /// Pages that were absent or made ahead of need: what the next commits may want, too.
+    pub new: u32,
 }
 
 #[derive(Debug)]
@@ -201,6 +203,7 @@ impl Pages {
         for page in ranges.iter().cloned().flatten() {
             match self.states[page as usize] {
                 Page::Parked { lot, whole } => {
+                    begun.new += u32::from(lot < 0);
                     self.take_from_lot(lot, page, &mut begun);
                     self.counts.parked -= 1;
                     if whole {
@@ -209,7 +212,10 @@ impl Pages {
                         continue;
                     }
                 }
-                _ => self.cursor = page + 1,
+                _ => {
+                    begun.new += 1;
+                    self.cursor = page + 1;
+                }
             }
             self.states[page as usize] = Page::Moving;
             self.counts.moving += 1;
@@ -255,15 +261,23 @@ impl Pages {
     /// Undoes a commit: what was parked is parked again, as the youngest. Memory that was mapped for it may be
     /// in use by the work of `marks`; `None` if none was mapped.
     pub fn undo_commit(&mut self, begun: Begun, marks: Option<Marks>) {
-        self.end_moving(begun.absent, marks, false);
+        let mut in_part: Vec<(Marks, Vec<u32>)> = Vec::new();
         for (_, marks, pages) in begun.taken {
-            // Those that were not whole are settled above.
             let whole = |page: &u32| self.states[*page as usize] == Page::Committed;
-            let pages: Vec<u32> = pages.into_iter().filter(whole).collect();
+            let (pages, moving): (Vec<u32>, Vec<u32>) = pages.into_iter().partition(whole);
             self.counts.committed -= pages.len() as u32;
             let id = self.next_lot;
             self.next_lot += 1;
-            self.add_lot(id, pages, marks, true);
+            self.add_lot(id, pages, marks.clone(), true);
+            in_part.push((marks, moving));
+        }
+        let mapped = marks.is_some();
+        self.end_moving(begun.absent, marks, false);
+        // What had memory in some tensors before has it still.
+        for (marks, pages) in in_part.into_iter().filter(|_| !mapped) {
+            let id = self.next_lot;
+            self.next_lot += 1;
+            self.add_lot(id, pages, marks, false);
         }
     }
 
