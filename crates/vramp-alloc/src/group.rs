@@ -6,7 +6,7 @@
 //! Once it is destroyed the group keeps nothing of the stream but its end, until that is over.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 use vramp_core::{Bytes, StreamId, StreamTable};
@@ -92,6 +92,10 @@ pub(crate) struct Group {
     peers: ForkMutex<Vec<u32>>,
     /// Held while a stream is ending. Taken before any pool's lock.
     ending: ForkMutex<()>,
+    /// True once the group has a budget.
+    has_budget: AtomicBool,
+    /// Why the budget did not grant what the last request lacked.
+    refusal: ForkMutex<Option<String>>,
 }
 
 fn lock<T: Default>(mutex: &ForkMutex<T>) -> MutexGuard<'_, T> {
@@ -113,6 +117,8 @@ impl Group {
             growing: ForkMutex::default(),
             peers: ForkMutex::default(),
             ending: ForkMutex::default(),
+            has_budget: AtomicBool::new(false),
+            refusal: ForkMutex::default(),
         };
         group.set_limit(limit);
         group
@@ -355,5 +361,22 @@ impl Group {
     /// Returns the right to reserve memory below a limit. `None` without other members.
     pub(crate) fn share(&self) -> Option<MutexGuard<'_, ()>> {
         (self.member_count.load(Ordering::Acquire) > 1).then(|| lock(&self.growing))
+    }
+
+    /// Takes the right to give the group a budget. Returns false if it has one.
+    pub(crate) fn take_budget_right(&self) -> bool {
+        !self.has_budget.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn return_budget_right(&self) {
+        self.has_budget.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn set_refusal(&self, refusal: Option<String>) {
+        *lock(&self.refusal) = refusal;
+    }
+
+    pub(crate) fn refusal(&self) -> Option<String> {
+        lock(&self.refusal).clone()
     }
 }

@@ -16,6 +16,7 @@ use vramp_ipc::turns::{AcquireError, TurnsError};
 use vramp_ipc::{OpenError, Refusal, ServeError};
 
 use crate::allocator::CloseError;
+use crate::budget::JoinBudgetError;
 use crate::device;
 use crate::error::{
     AllocError, CreateError, FreeError, OutOfMemoryReport, StreamError, Unusable, UseError,
@@ -598,6 +599,16 @@ impl Classify for ClaimError {
             ClaimError::Limit { .. } | ClaimError::Impossible(_) => Kind::OutOfMemory,
             ClaimError::TimedOut(_) => Kind::Timeout,
             ClaimError::Budget(error) => error.kind(),
+        }
+    }
+}
+
+impl Classify for JoinBudgetError {
+    fn kind(&self) -> Kind {
+        match self {
+            JoinBudgetError::HasBudget => Kind::InUse,
+            JoinBudgetError::Claim { error, .. } => error.kind(),
+            JoinBudgetError::Alloc(error) => error.kind(),
         }
     }
 }

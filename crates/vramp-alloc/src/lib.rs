@@ -78,6 +78,7 @@
 //! - [`graph`]: memory for captured CUDA graphs; [`range`]: stable addresses, mapped on demand;
 //! - [`kv`]: tensors of caches, whose pages are committed and given up together;
 //! - [`sleep`]: pools whose memory leaves the card, and comes back at the same addresses;
+//! - [`budget`]: what the process may have of a card that it shares with others;
 //! - [`sharing`]: memory of several cards and processes, and registered memory;
 //! - [`inspect`]: the pool's own state; [`backend`]: another allocator in place of the pool, such as
 //!   those of `vramp-peers`;
@@ -94,6 +95,7 @@ mod allocator;
 mod arenas;
 mod asleep;
 pub mod backend;
+pub mod budget;
 mod cache;
 mod completion;
 pub mod config;

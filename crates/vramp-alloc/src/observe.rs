@@ -494,6 +494,20 @@ impl Observers {
         freed
     }
 
+    /// Calls the handlers of a group that come before those of its pools, until one freed memory. Panics are
+    /// counted by `short`, the observers of the pool that is short.
+    pub(crate) fn run_first_handlers(&self, short: &Observers, shortage: &Shortage) -> bool {
+        let lists = self.lists();
+        let run = |slot: &Arc<Slot<Handler>>| {
+            let _frame = Frame::enter(self.allocator, Role::Handler)?;
+            let code = slot.begin()?;
+            let freed = short.contain(move || code(shortage));
+            slot.end();
+            freed
+        };
+        lists.first_handlers.values().any(|slot| run(slot).unwrap_or(false))
+    }
+
     /// Calls the handlers of a group, in order of registration, until one freed memory: what that one freed
     /// may be enough. Panics are counted by `short`, the observers of the pool that is short. Returns true
     /// if one freed memory.

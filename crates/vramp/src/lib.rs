@@ -38,6 +38,7 @@
 //! | take memory off the card by tag, and bring it back where it was | `tiers::regions` | `tiers` |
 //! | keep more data than fits on the card | `defer` | `defer` |
 //! | take turns at a card with other processes | [`turns`] | |
+//! | share a card's memory with other processes at the same time | [`budget`] | |
 //!
 //! The features are on by default, so that all examples compile after `cargo add vramp`.
 //! `default-features = false` leaves the allocator; feature `sim` is the simulated GPU.
@@ -83,6 +84,8 @@ mod guides {
     struct Turns;
     #[doc = include_str!("../../../docs/kv.md")]
     struct Caches;
+    #[doc = include_str!("../../../docs/budgets.md")]
+    struct Budgets;
     #[doc = include_str!("../../../docs/tutorials/more-than-the-card.md")]
     struct MoreThanTheCard;
 }

@@ -5,11 +5,13 @@ use std::any::Any;
 
 use vramp_core::{Bytes, StreamId};
 use vramp_driver::DriverResult;
+use vramp_ipc::budget::Usage;
 
 use super::Allocator;
 use crate::allocation::Allocation;
 use crate::backend::{Backend, BackendBlock};
 use crate::error::{AllocError, CreateError, Unusable};
+use crate::group::Group;
 use crate::observe::Event;
 use crate::shared::Inner;
 use crate::virtual_pool::Refusal;
@@ -49,12 +51,7 @@ impl Allocator {
     /// As of [`Allocator::set_limit`].
     pub fn set_growth_limit(&self, limit: Option<Bytes>) -> Result<(), AllocError> {
         Unusable::check_fork()?;
-        self.shared.group.set_limit(limit);
-        for member in self.shared.group.members() {
-            let Some(mut inner) = member.lock_open()? else { continue };
-            inner.manager.set_limit(limit, None);
-        }
-        Ok(())
+        self.shared.group.set_growth_limit(limit)
     }
 
     /// Sets the limit to a fraction of the card's memory, as PyTorch's
@@ -118,6 +115,67 @@ impl Allocator {
             // The request itself was served. The next trim finds what a failed one left.
             let _ = inner.manager.trim(keep);
         }
+    }
+}
+
+impl Group {
+    /// Changes the limit. Once it returned, no pool grows beyond it.
+    pub(crate) fn set_growth_limit(&self, limit: Option<Bytes>) -> Result<(), AllocError> {
+        self.set_limit(limit);
+        for member in self.members() {
+            let Some(mut inner) = member.lock_open()? else { continue };
+            inner.manager.set_limit(limit, None);
+        }
+        Ok(())
+    }
+
+    /// Returns idle memory of the pools to the card until so many bytes were, or nothing more is idle.
+    pub(crate) fn trim_by(&self, bytes: Bytes) -> Result<(), AllocError> {
+        let to = self.reserved().saturating_sub(bytes);
+        for member in self.members() {
+            let excess = self.reserved().saturating_sub(to);
+            if excess.is_zero() {
+                break;
+            }
+            let Some(mut inner) = member.lock_open()? else { continue };
+            member.refresh(&mut inner);
+            let before = inner.manager.reserved();
+            let trimmed = inner.manager.trim(before.saturating_sub(excess));
+            let after = inner.manager.reserved();
+            member.note_reserved(&inner);
+            drop(inner);
+            if after < before && member.observers.is_observed() {
+                member.observers.notify(&Event::Shrunk { bytes: before - after });
+            }
+            trimmed?;
+        }
+        Ok(())
+    }
+
+    /// Waits on the host for work that uses freed memory of the pools. What cannot be waited for stays.
+    pub(crate) fn wait_until_idle(&self) {
+        for member in self.members() {
+            let _ = member.wait_until_idle();
+        }
+    }
+
+    /// Returns what the memory of the pools is used for. Takes the lock of each.
+    pub(crate) fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for member in self.members() {
+            let inner = member.lock_anyway();
+            if inner.closed {
+                continue;
+            }
+            usage.live += inner.counts().live().count();
+            if let Some(pool) = inner.manager.virtual_pool() {
+                usage.cached += pool.pool.idle().count();
+                usage.parked += pool.tables.parked().count();
+                let asleep = pool.exec.asleep.as_ref();
+                usage.asleep += asleep.map_or(0, |asleep| asleep.released().count());
+            }
+        }
+        usage
     }
 }
 

@@ -225,12 +225,13 @@ impl Shared {
         Ok((first && self.wait_until_idle()?) || self.wait_for_others(&mut relief.waited_up_to)?)
     }
 
-    /// Goes on with what freed memory for the request before. Otherwise runs the pool's handlers, and those of
-    /// the group if they freed nothing.
+    /// Goes on with what freed memory for the request before. Otherwise claims what the group's budget has,
+    /// then runs the pool's handlers, and then those of the group, each if those before freed nothing.
     fn run_handlers(&self, relief: &mut Relief<'_>, shortage: &Shortage) -> bool {
         let Relief { relievers, backs_range, .. } = relief;
         let request = ShortRequest { pool: self.number, shortage, backs_range: *backs_range };
         relievers.free(&self.observers, shortage)
+            || self.group.handlers.run_first_handlers(&self.observers, shortage)
             || self.observers.run_handlers(&request, relievers)
             || self.group.handlers.run_group_handlers(&self.observers, &request, relievers)
     }
@@ -347,6 +348,7 @@ impl Shared {
             idle,
             quarantined,
             card: self.driver.memory_info().ok(),
+            budget: self.group.refusal(),
             failed_call,
         }
     }

@@ -86,12 +86,18 @@ pub struct OutOfMemoryReport {
     pub quarantined: QuarantinedMemory,
     /// Free and total memory of the card; `None` if the driver call for it failed.
     pub card: Option<MemoryInfo>,
+    /// Why the [budget](crate::budget) of the process did not grant what the request lacked: which
+    /// processes have what. `None` without a budget, or if that was not the cause.
+    pub budget: Option<String>,
     /// The driver call that ran out of memory; `None` if a limit was the cause.
     pub failed_call: Option<DriverError>,
 }
 
 /// Most streams, and most tags, that the text lists.
 const LINES_MAX: usize = 8;
+
+/// Most characters of a part of the budget's message in the text.
+const PART_MAX: usize = 88;
 
 /// Most characters of a name in the text, so that no line becomes long.
 const NAME_MAX: usize = 40;
@@ -138,6 +144,10 @@ impl fmt::Display for OutOfMemoryReport {
             }
         }
         match limit {
+            Some(_) if self.budget.is_some() => write!(
+                f,
+                "\n  what to do: free memory, here or in the processes that share the card"
+            )?,
             Some(limit) if requested > limit => {
                 write!(f, "\n  what to do: raise the limit, which is smaller than the request")?
             }
@@ -153,6 +163,10 @@ impl fmt::Display for OutOfMemoryReport {
         }
         for StreamUsage { stream, used, free, waiting } in self.streams.iter().take(LINES_MAX) {
             write!(f, "\n  {stream}: {used} allocated, {free} free, {waiting} waiting")?;
+        }
+        for (at, part) in self.budget.iter().flat_map(|text| text.split("; ").enumerate()) {
+            let part: String = part.chars().take(PART_MAX).collect();
+            write!(f, "\n  {}{part}", if at == 0 { "budget: " } else { "  " })?;
         }
         if !self.idle.is_zero() {
             write!(f, "\n  idle: {} free for any stream", self.idle)?;
@@ -218,6 +232,7 @@ mod tests {
             idle: Bytes::ZERO,
             quarantined: QuarantinedMemory::default(),
             card: None,
+            budget: None,
             failed_call: None,
         }
     }

@@ -42,6 +42,15 @@ impl Tables {
     }
 }
 
+impl Tables {
+    /// Returns the bytes that are parked. O(arenas).
+    pub(crate) fn parked(&self) -> Bytes {
+        let parked =
+            |table: &Table| table.geometry.page_bytes() * u64::from(table.pages.counts().parked);
+        self.by_id.values().map(parked).sum()
+    }
+}
+
 impl Table {
     /// Notes a stream whose work may use the arena. Of many streams, those that ended are forgotten.
     pub(crate) fn note_user(&mut self, pool: &Pool, stream: StreamId) {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod addresses;
+mod budget;
 mod callbacks;
 mod captures;
 mod common;

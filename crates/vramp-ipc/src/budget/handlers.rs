@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::facts::Usage;
+
 /// A request to give bytes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -26,11 +28,15 @@ pub type OnRequest = dyn Fn(&Request) -> u64 + Send + Sync;
 /// Returns true if it succeeded.
 pub type OnSleep = dyn Fn(Sleep) -> bool + Send + Sync;
 
+/// Returns what the memory is used for now.
+pub type OnLook = dyn Fn() -> Usage + Send + Sync;
+
 /// The functions of the program. They are called without a lock.
 #[derive(Default)]
 pub struct Handlers {
     pub on_request: Mutex<Option<Arc<OnRequest>>>,
     pub on_sleep: Mutex<Option<Arc<OnSleep>>>,
+    pub on_look: Mutex<Option<Arc<OnLook>>>,
 }
 
 impl fmt::Debug for Handlers {

@@ -8,6 +8,7 @@ use super::core::claim::{Claim, Next, Refusal, Terms};
 use super::core::order::{Wanted, first_waiting};
 use super::core::word::{MAX_PAGES, PAGE};
 use super::error::BudgetError;
+use super::facts::Usage;
 use super::gate::Gate;
 use super::handlers::Handlers;
 use super::ledger::{Bell, Field, Ledger, Seat};
@@ -103,6 +104,20 @@ impl Inner {
             self.ring_waiting();
         }
         given
+    }
+
+    /// Writes what the memory is used for.
+    pub fn publish(&self, usage: &Usage) {
+        let Usage { live, cached, parked, asleep } = *usage;
+        let fields = [
+            (Field::Live, live),
+            (Field::Cached, cached),
+            (Field::Parked, parked),
+            (Field::Asleep, asleep),
+        ];
+        for (field, bytes) in fields {
+            self.ledger.set(self.seat.slot, field, bytes);
+        }
     }
 
     /// Wakes the first members that wait: one of them may be stopped.

@@ -199,16 +199,7 @@ impl Budget {
     /// In a forked child.
     pub fn publish(&self, usage: &Usage) -> Result<(), BudgetError> {
         self.inner.check_fork()?;
-        let Usage { live, cached, parked, asleep } = *usage;
-        let fields = [
-            (Field::Live, live),
-            (Field::Cached, cached),
-            (Field::Parked, parked),
-            (Field::Asleep, asleep),
-        ];
-        for (field, bytes) in fields {
-            self.inner.ledger.set(self.inner.seat.slot, field, bytes);
-        }
+        self.inner.publish(usage);
         Ok(())
     }
 
@@ -291,6 +282,21 @@ impl Budget {
         Ok(())
     }
 
+    /// Calls `look` on a thread of the object when another process wants to know what the memory is used
+    /// for, and with each request. What it returns is published. It replaces an earlier one.
+    ///
+    /// # Errors
+    ///
+    /// In a forked child.
+    pub fn on_look(
+        &self,
+        look: impl Fn() -> Usage + Send + Sync + 'static,
+    ) -> Result<(), BudgetError> {
+        self.check_fork()?;
+        replace(&self.inner.handlers.on_look, Some(Arc::new(look)));
+        Ok(())
+    }
+
     /// Removes the handlers. A call in progress goes on.
     ///
     /// # Errors
@@ -300,6 +306,7 @@ impl Budget {
         self.check_fork()?;
         replace(&self.inner.handlers.on_request, None);
         replace(&self.inner.handlers.on_sleep, None);
+        replace(&self.inner.handlers.on_look, None);
         Ok(())
     }
 }

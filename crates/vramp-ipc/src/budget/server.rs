@@ -29,6 +29,7 @@ fn run(inner: &Inner) {
         let command = Signal::unpack(inner.ledger.get(slot, Field::Command));
         if let Some(Ask { pages, may_lose, .. }) = ask {
             request(inner, pages, may_lose);
+            look(inner);
             inner.ledger.set(slot, Field::Answers, inner.ledger.get(slot, Field::Answers) + 1);
             // The one that requested waits for the answer.
             inner.ring_waiting();
@@ -40,8 +41,17 @@ fn run(inner: &Inner) {
             inner.ledger.ring(slot, Bell::Done);
         }
         if ask.is_none() && command.is_none() {
+            look(inner);
             inner.ledger.wait(slot, Bell::Serve, seen, None);
         }
+    }
+}
+
+/// Publishes what the memory is used for.
+fn look(inner: &Inner) {
+    let look = taken(&inner.handlers.on_look);
+    if let Some(usage) = look.and_then(|look| catch_unwind(AssertUnwindSafe(|| look())).ok()) {
+        inner.publish(&usage);
     }
 }
 

@@ -9,7 +9,7 @@ use super::core::order::{View, Wanted};
 use super::core::word::{MAX_PAGES, PAGE};
 use super::error::BudgetError;
 use super::facts::{Member, Usage};
-use super::ledger::{Field, Ledger};
+use super::ledger::{Bell, Field, Ledger};
 use crate::directory::is_name;
 use crate::system;
 
@@ -96,6 +96,22 @@ impl Group {
     pub fn status(&self) -> Result<GroupStatus, BudgetError> {
         self.ledger.check()?;
         Ok(status(&self.ledger, self.namespace))
+    }
+
+    /// Requests all members to publish what their memory is used for ([`Budget::on_look`]). They do it
+    /// within a millisecond or so, if they run. A system call for each.
+    ///
+    /// # Errors
+    ///
+    /// If the ledger was removed.
+    ///
+    /// [`Budget::on_look`]: super::Budget::on_look
+    pub fn refresh(&self) -> Result<(), BudgetError> {
+        self.ledger.check()?;
+        for view in self.ledger.views() {
+            self.ledger.ring(view.slot, Bell::Serve);
+        }
+        Ok(())
     }
 
     /// Returns the bytes that a process could claim now, and those that it could once the members have

@@ -4,9 +4,9 @@
 //!   that does not wait yet comes last of its priority. One whose last sign of life is older than
 //!   [`STALE_MS`] is passed over: it was stopped, and it is served once it goes on.
 //! - *Requests to give back* go to one member after the other. First to those that have published idle
-//!   memory: the lowest priority first, then the one whose last claim is the oldest. Then, for what
-//!   their handlers release, to those of at most the waiting member's priority, in the same order. No
-//!   member is requested to give up what it is guaranteed.
+//!   memory, then to the others, for what is idle: the lowest priority first, then the one whose last claim
+//!   is the oldest. Then, for what their handlers release, to those of at most the waiting member's
+//!   priority, in the same order. No member is requested to give up what it is guaranteed.
 //! - A member that has not answered a request for [`ANSWER_MS`] is passed over until it does.
 
 use std::cmp::Reverse;
@@ -176,11 +176,13 @@ pub fn next_target(
         .filter(|view| view.slot != wanted.slot && view.spare() > 0 && !view.is_silent(now_ms))
         .collect();
     others.sort_unstable_by_key(|view| (view.priority, view.grown_ms, view.slot));
-    let idle = others.iter().filter(|view| view.idle > 0);
-    let idle = idle.map(|view| target(view, view.idle.min(view.spare()), false));
+    let (idle, unknown): (Vec<&View>, Vec<&View>) =
+        others.iter().copied().partition(|view| view.idle > 0);
+    let idle = idle.into_iter().map(|view| target(view, view.idle.min(view.spare()), false));
+    let unknown = unknown.into_iter().map(|view| target(view, view.spare(), false));
     let losing = others.iter().filter(|view| view.priority <= own_priority);
     let losing = losing.map(|view| target(view, view.spare(), true));
-    idle.chain(losing).find(|target| by > 0 && !was_asked(target))
+    idle.chain(unknown).chain(losing).find(|target| by > 0 && !was_asked(target))
 }
 
 #[cfg(test)]
@@ -247,7 +249,7 @@ mod tests {
     #[test]
     fn idle_memory_is_requested_first_and_then_what_handlers_release() {
         let mut views =
-            [view(0, 0, 0), view(1, 30, 10), view(2, 30, 0), view(3, 30, 0), view(4, 10, 10)];
+            [view(0, 0, 0), view(1, 30, 10), view(2, 30, 0), view(3, 30, 0), view(4, 10, 8)];
         (views[1].idle, views[1].grown_ms) = (25, 9);
         (views[2].idle, views[2].grown_ms) = (3, 8);
         (views[3].priority, views[3].idle) = (9, 3);
@@ -257,7 +259,8 @@ mod tests {
             asked.push(target);
         }
         let found: Vec<_> = asked.iter().map(|to| (to.slot, to.pages, to.may_lose)).collect();
-        let expected = [(2, 3, false), (1, 12, false), (3, 3, false), (2, 12, true), (1, 12, true)];
+        let idle = [(2, 3, false), (1, 12, false), (3, 3, false), (4, 2, false)];
+        let expected = [&idle[..], &[(4, 2, true), (2, 12, true), (1, 12, true)]].concat();
         assert_eq!(found, expected);
         // One that does not answer is passed over.
         views[2].ask = Some(Ask { pages: 1, may_lose: false, since_ms: NOW - ANSWER_MS });
