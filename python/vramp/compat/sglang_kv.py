@@ -30,6 +30,8 @@ __all__ = ["KvVmmArena", "install"]
 _RESERVE_BYTES = 256 << 30
 _PAGE = 2 << 20
 
+_called_by_torch: list[_Bump] = []
+
 
 def install() -> None:
     """Puts vramp's arena into SGLang's module. Raises ImportError without SGLang, or if it has no such arena."""
@@ -67,6 +69,8 @@ class KvVmmArena:
 
             if not torch.cuda.is_available():
                 raise UnsupportedError("the arena is simulated, so torch has no memory there: use a card")
+            # torch may call the functions as long as the process lives.
+            _called_by_torch.append(self._bump)
             allocator = torch._C._cuda_customAllocator(self._bump.malloc_address, self._bump.free_address)
             self._pool = torch.cuda.MemPool(allocator, no_split=True)
         return self._pool
@@ -125,7 +129,7 @@ class KvVmmArena:
 
 
 class _Bump:
-    """Hands out addresses, never twice. Kept by the arena, because torch calls its two functions."""
+    """Hands out addresses, never twice, by functions that torch calls."""
 
     def __init__(self, base: int, reserved: int, align: int) -> None:
         self.cursor = 0
