@@ -36,6 +36,7 @@ part_card() {
     note facts timeout 300 bin/facts
     note torture timeout 300 bin/vramp-check torture cuda --seconds "${TORTURE_SECONDS:-20}"
     note torture-vpmm timeout 300 bin/vramp-check torture cuda --preset vpmm --seconds 10 --fill 20
+    note kv-soak timeout 300 bin/vramp-check kv-soak cuda --operations "${KV_OPERATIONS:-100000}"
     note lifecycle timeout 900 bin/vramp-check lifecycle --device cuda:0 --steps "${LIFECYCLE_STEPS:-20000}"
     note larger-than-the-card timeout 120 bin/larger_than_the_card cuda
     note spill-soak timeout 900 bin/vramp-check spill-soak cuda --seconds "${SOAK_SECONDS:-20}"

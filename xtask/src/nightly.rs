@@ -60,6 +60,7 @@ const PARTS: [Part; 17] = [
     ("sanitizer", |root| sanitize::run(root, u64::from(LENGTH))),
     ("torture", |root| check(root, &["torture", "sim", "--seconds", "120"])),
     ("soaks", |root| {
+        check(root, &["kv-soak", "sim", "--operations", "1000000"])?;
         check(root, &["spill-soak", "sim", "--seconds", "120"])?;
         check(root, &["sleep-soak", "sim", "--moves", "20000"])
     }),

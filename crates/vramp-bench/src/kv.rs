@@ -22,7 +22,7 @@ use crate::{Bench, Cost, TimeSource, statistics};
 /// Pages of a superpage.
 const SUPERPAGE: u32 = 16;
 /// Bytes of one fill in a series.
-const FILL: Bytes = Bytes::gib(1);
+const FILL: Bytes = Bytes::gib(4);
 /// Fills in a series.
 const FILLS: usize = 64;
 /// Series of each kind; they alternate.

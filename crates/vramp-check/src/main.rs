@@ -15,7 +15,7 @@ use vramp_check::conformance::{self, Verdict};
 use vramp_check::lifecycle::{
     self, CSubject, Calls, MakeSubject, Op, Options, RustSubject, Subject, Summary,
 };
-use vramp_check::soaks::{at_least_one, sleep, spill, torture};
+use vramp_check::soaks::{at_least_one, kv, sleep, spill, torture};
 use vramp_driver::Driver;
 use vramp_driver::sim::{Contents, Simulator};
 
@@ -36,6 +36,8 @@ enum Program {
     Conformance(Conformance),
     /// Works on memory that is nearly full, and compares its bytes.
     Torture(torture::Args),
+    /// Commits and parks pages of an arena for caches, and compares their bytes.
+    KvSoak(kv::Args),
     /// Leases, evicts and restores buffers, and compares their bytes.
     SpillSoak(spill::Args),
     /// Pauses and resumes regions, and compares their bytes.
@@ -153,6 +155,7 @@ fn main() -> ExitCode {
         Program::Sharing(args) => share(&args),
         Program::Conformance(args) => conform(&args),
         Program::Torture(args) => torture::run(&args).map_err(anyhow::Error::from_boxed),
+        Program::KvSoak(args) => kv::run(&args).map_err(anyhow::Error::from_boxed),
         Program::SpillSoak(args) => spill::run(&args).map_err(anyhow::Error::from_boxed),
         Program::SleepSoak(args) => sleep::run(&args).map_err(anyhow::Error::from_boxed),
     };

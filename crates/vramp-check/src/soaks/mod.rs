@@ -3,6 +3,7 @@
 //! Each takes a device by name, `auto` for a card if there is one. A simulated card stores real bytes, so it
 //! is small, and checks that accesses are ordered.
 
+pub mod kv;
 pub mod sleep;
 pub mod spill;
 pub mod torture;

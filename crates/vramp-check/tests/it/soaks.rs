@@ -6,7 +6,7 @@ use std::time::Duration;
 use vramp::peers::Preset;
 use vramp::{Allocator, Bytes, Driver};
 use vramp_check::soaks::torture::Torture;
-use vramp_check::soaks::{sleep, spill};
+use vramp_check::soaks::{kv, sleep, spill};
 use vramp_driver::sim::{Contents, Simulator};
 
 /// Threads and streams on a card of 192 MiB, nearly full.
@@ -49,6 +49,15 @@ fn data_survives_on_one_thread() {
 fn data_survives_on_four_threads() {
     for (seed, preset) in Preset::ALL.into_iter().enumerate() {
         tortured(preset, 4, seed as u64);
+    }
+}
+
+#[test]
+fn pages_of_a_cache_keep_their_bytes_while_threads_commit_them_and_driver_calls_fail() {
+    for seed in 1..=3 {
+        let args =
+            kv::Args { device: "sim".to_owned(), operations: 3000, threads: 4, failing: 20, seed };
+        kv::run(&args).unwrap();
     }
 }
 

@@ -52,7 +52,7 @@ pub enum Measure {
     /// Tensors in one arena, separate and then interleaved. Start: addresses for all. Commits: of a page
     /// that never had memory (every other page, so that no two share a handle), of 16 neighbours, of a
     /// page made ready ahead by the arena's thread, and of a parked page. A step is one page of all
-    /// tensors; medians over the rounds. At last 64 fills of 1 GiB are timed alone and beside a thread
+    /// tensors; medians over the rounds. At last 64 fills of 4 GiB are timed alone and beside a thread
     /// that commits and releases pages without a pause, in turn.
     Kv(Kv),
     /// Hostile patterns of requests, such as many streams, fragments or a full card
