@@ -116,8 +116,9 @@ def arena(
 ) -> Arena:
     """Reserves addresses for `tensors` of `size` bytes each. One driver call at most, and no memory.
 
-    `pool` is by default that of device 0. `page` is what gets memory at once of each tensor, and `superpage` (32 MiB)
-    the longest handle, which neighbours that are committed at once share. With "separate" each tensor is contiguous;
+    `pool` is by default that of device 0. `page` is what gets memory at once of each tensor, and `superpage` the
+    longest handle, by default a page: neighbours that are committed at once share one, for fewer driver calls, and it
+    goes back once none of them is in use. With "separate" each tensor is contiguous;
     with "interleaved" page p of all tensors lies side by side, and is one handle. `limit` is the most memory that the
     arena may have, and `ahead` the most that a thread makes ready before it is needed. Sizes are bytes, or texts such
     as "8GiB".
@@ -129,7 +130,7 @@ def arena(
         tensors=tensors,
         size=size,
         page=page,
-        superpage="32MiB" if superpage is None else superpage,
+        superpage=0 if superpage is None else superpage,
         layout=layout,
         limit=limit,
         ahead=ahead,

@@ -900,7 +900,10 @@ typedef struct {
   uint64_t bytes_each;
   /* Page of a tensor: a multiple of the device's. 2 MiB. */
   uint64_t page;
-  /* Longest handle: neighbours that are committed at once share one. 32 MiB. */
+  /*
+   * Longest handle: neighbours that are committed at once share one, and it goes back once none of them is
+   * in use. A page.
+   */
   uint64_t superpage;
   /* Most memory of the arena, parked pages included. None. */
   uint64_t limit;

@@ -15,7 +15,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use vramp_core::{Bytes, ChunkAt, DeviceAddr, NotPoolMemory};
+use vramp_core::{AddrRange, Bytes, ChunkAt, DeviceAddr, NotPoolMemory};
 use vramp_driver::{DriverError, ExportedHandle, Handle, HandleType};
 use vramp_host::fork::is_forked;
 
@@ -24,6 +24,7 @@ use crate::error::Unusable;
 use crate::manager::Manager;
 use crate::shared::{Inner, Shared};
 use crate::sharing::{Access, range_of};
+use crate::virtual_pool::VirtualPool;
 use crate::{Allocation, Allocator};
 
 /// How an exported block lies in its handles.
@@ -59,6 +60,8 @@ impl Description {
 pub struct Export {
     shared: Arc<Shared>,
     addr: DeviceAddr,
+    /// A block, which is kept; otherwise addresses, whose handles are pinned.
+    of_block: bool,
     description: Description,
     is_fabric: bool,
     memory: Memory,
@@ -70,6 +73,9 @@ enum Memory {
     /// Handles of a segment, which stay because the block does.
     Segment(Vec<Handle>),
 }
+
+/// Lengths of handles, the address of the first, and the handles.
+type PinnedHandles = (Vec<Bytes>, DeviceAddr, Memory);
 
 /// Error of [`Allocator::export`] and [`Export::descriptor`].
 #[derive(Debug, thiserror::Error)]
@@ -115,18 +121,46 @@ impl Allocator {
         if !self.owns(inner, allocation) {
             return Err(ExportError::Foreign(allocation.addr()));
         }
-        let (handles, start, memory) = inner.manager.memory_to_export(allocation)?;
-        let offset = allocation.addr().checked_offset_from(start);
-        let offset = offset.expect("the first handle holds the first byte");
-        let description = Description { handles, offset, len: allocation.len() };
+        let pinned = inner.manager.memory_to_export(allocation)?;
         let entry = inner.exports.blocks.entry(allocation.addr()).or_default();
         entry.count += 1;
         // Its free takes the lock from now on, where the table is looked up.
         allocation.has_recorded_uses.store(true, Ordering::Relaxed);
-        let (shared, addr) = (Arc::clone(self.shared()), allocation.addr());
+        Ok(self.exported_of(inner, range_of(allocation), true, pinned))
+    }
+
+    /// Exports addresses with memory, as the pages of an arena for caches or a stable range: pins their
+    /// handles until the result is dropped, so that what is parked or lent of them stays. No driver call.
+    ///
+    /// The memory of neighbours in the same handles becomes readable and writable for the importer too. The
+    /// caller keeps blocks that lie there; [`export`](Allocator::export) keeps its block itself.
+    ///
+    /// # Errors
+    /// [`ExportError::NotExportable`] where part of it has no memory of the pool, or memory that was created
+    /// for this process only.
+    pub fn export_range(&self, range: AddrRange) -> Result<Export, ExportError> {
+        let mut guard = self.shared().lock()?;
+        let inner = &mut *guard;
+        let reason = "addresses are exported of the preset vramp alone: export a block";
+        let pool = inner.manager.virtual_pool_mut().ok_or(ExportError::NotExportable { reason })?;
+        let pinned = pool.pin_to_export(range)?;
+        Ok(self.exported_of(inner, range, false, pinned))
+    }
+
+    fn exported_of(
+        &self,
+        inner: &mut Inner,
+        range: AddrRange,
+        of_block: bool,
+        (handles, start, memory): PinnedHandles,
+    ) -> Export {
+        let offset = range.start.checked_offset_from(start);
+        let offset = offset.expect("the first handle holds the first byte");
+        let description = Description { handles, offset, len: range.len };
+        let (shared, addr) = (Arc::clone(self.shared()), range.start);
         let properties = inner.manager.access_mut().map(|access| access.properties);
         let is_fabric = properties.is_some_and(|of| of.handle_type == HandleType::Fabric);
-        Ok(Export { shared, addr, description, is_fabric, memory })
+        Export { shared, addr, of_block, description, is_fabric, memory }
     }
 
     /// Returns the number of exported blocks.
@@ -138,27 +172,10 @@ impl Allocator {
 
 impl Manager {
     /// Returns the lengths of the handles of a block, the address of the first, and pins them.
-    fn memory_to_export(
-        &mut self,
-        allocation: &Allocation,
-    ) -> Result<(Vec<Bytes>, DeviceAddr, Memory), ExportError> {
+    fn memory_to_export(&mut self, allocation: &Allocation) -> Result<PinnedHandles, ExportError> {
         let refuse = |reason| Err(ExportError::NotExportable { reason });
         match self {
-            Manager::Virtual { pool, .. } => {
-                if pool.exec.access.properties.handle_type == HandleType::None {
-                    return refuse("it was created for one process: set `sharing` to posix-fd");
-                }
-                let Some(place) = pool.exec.find(range_of(allocation)) else {
-                    return refuse("it is a block of the driver's pool: allocate a page or more");
-                };
-                let pinned = pool.pool.pin(place);
-                let Ok::<_, NotPoolMemory>(chunks) = pinned else {
-                    return refuse("part of it is not memory of the pool");
-                };
-                let start = pool.exec.addr(chunks[0].at);
-                let lens = chunks.iter().map(|chunk| chunk.len).collect();
-                Ok((lens, start, Memory::Chunks(chunks)))
-            }
+            Manager::Virtual { pool, .. } => pool.pin_to_export(range_of(allocation)),
             Manager::Backend(backend) => {
                 let id = allocation.owner.backend_id();
                 let held = id.and_then(|id| backend.handles_of(id));
@@ -179,6 +196,25 @@ impl Manager {
                 }
             }
         }
+    }
+}
+
+impl VirtualPool {
+    /// Pins the handles of addresses.
+    fn pin_to_export(&mut self, range: AddrRange) -> Result<PinnedHandles, ExportError> {
+        let refuse = |reason| Err(ExportError::NotExportable { reason });
+        if self.exec.access.properties.handle_type == HandleType::None {
+            return refuse("it was created for one process: set `sharing` to posix-fd");
+        }
+        let Some(place) = self.exec.find(range) else {
+            return refuse("it is a block of the driver's pool: allocate a page or more");
+        };
+        let Ok::<_, NotPoolMemory>(chunks) = self.pool.pin(place) else {
+            return refuse("part of it is not memory of the pool");
+        };
+        let start = self.exec.addr(chunks[0].at);
+        let lens = chunks.iter().map(|chunk| chunk.len).collect();
+        Ok((lens, start, Memory::Chunks(chunks)))
     }
 }
 
@@ -242,7 +278,8 @@ impl Drop for Export {
         {
             pool.pool.unpin(chunks);
         }
-        if let Some((allocation, stream)) = inner.exports.end(self.addr) {
+        let ended = self.of_block.then(|| inner.exports.end(self.addr)).flatten();
+        if let Some((allocation, stream)) = ended {
             // A drop cannot report a failure. The memory is free all the same, unless the device is lost.
             let _ = inner.free(allocation, stream, self.shared.number);
             self.shared.refresh(inner);

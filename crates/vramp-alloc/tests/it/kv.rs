@@ -25,7 +25,8 @@ fn rig() -> RangeRig {
 }
 
 fn arena(rig: &RangeRig) -> Arena {
-    rig.allocator.kv_arena(LAYOUT, Options::default()).unwrap()
+    let options = Options { superpage: MIB(32), ..Options::default() };
+    rig.allocator.kv_arena(LAYOUT, options).unwrap()
 }
 
 /// The addresses of pages in a tensor that is contiguous.
@@ -78,7 +79,7 @@ fn pages_of_all_tensors_come_and_go_at_addresses_that_stay() {
 fn a_page_of_interleaved_tensors_is_one_handle() {
     let rig = rig();
     let layout = Layout { arrangement: Arrangement::Interleaved, tensors: 5, ..LAYOUT };
-    let options = Options { superpage: PAGE, ..Options::default() };
+    let options = Options::default();
     let cache = rig.allocator.kv_arena(layout, options).unwrap();
     assert_eq!(cache.range(3).start, cache.whole().start + PAGE * 3);
     cache.commit([7..8, 63..64], rig.stream).unwrap();
@@ -211,7 +212,7 @@ fn a_limit_holds_and_parked_pages_make_room_below_it() {
     cache.commit(0..5, rig.stream).unwrap();
     assert_eq!(cache.stats().limit, None);
     // With a handle of which a page is in use, the limit cannot hold.
-    let options = Options { limit: Some(MIB(8) * 16), ..Options::default() };
+    let options = Options { limit: Some(MIB(8) * 16), superpage: MIB(32), ..Options::default() };
     let cache = rig.allocator.kv_arena(LAYOUT, options).unwrap();
     cache.commit(0..16, rig.stream).unwrap();
     cache.park(0..15, rig.stream).unwrap();
@@ -507,7 +508,8 @@ fn large(tensors: u32, arrangement: Arrangement) -> (Arc<Simulator>, Allocator, 
     let allocator = Allocator::new(card.clone(), Config::default()).unwrap();
     let stream = allocator.create_stream().unwrap();
     let layout = Layout { tensors, bytes_each: Bytes::gib(2), page: PAGE, arrangement };
-    let cache = allocator.kv_arena(layout, Options::default()).unwrap();
+    let options = Options { superpage: MIB(32), ..Options::default() };
+    let cache = allocator.kv_arena(layout, options).unwrap();
     (card, allocator, stream, cache)
 }
 

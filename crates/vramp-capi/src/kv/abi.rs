@@ -39,7 +39,8 @@ pub struct vramp_kv_options_t {
     pub bytes_each: u64,
     /// Page of a tensor: a multiple of the device's. 2 MiB.
     pub page: u64,
-    /// Longest handle: neighbours that are committed at once share one. 32 MiB.
+    /// Longest handle: neighbours that are committed at once share one, and it goes back once none of them is
+    /// in use. A page.
     pub superpage: u64,
     /// Most memory of the arena, parked pages included. None.
     pub limit: u64,

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use vramp_alloc::device::{Driver, ExportedHandle, HandleType};
 use vramp_alloc::error::CreateError;
+use vramp_alloc::kv::{Layout, Options};
 use vramp_alloc::sharing::{
     Description, Exchange, ExportError, ImportError, OpenError, OpenMemoryError, Peers, READY_MAX,
     Rdma, SharingConfig, range_of,
 };
 use vramp_alloc::{Allocator, Bytes, Config};
+use vramp_core::AddrRange;
 use vramp_driver::Call;
 use vramp_driver::sim::{FaultPlan, Simulator};
 use vramp_peers::Preset;
@@ -43,6 +45,31 @@ fn imported_memory_is_the_exporters() {
     imported.record_use(stream).unwrap();
     imported.close().unwrap();
     owner.free(first, stream).unwrap();
+    machine.close();
+}
+
+#[test]
+fn pages_of_a_cache_are_exported_and_stay_while_they_are_parked() {
+    let machine = Machine::new(1);
+    let (owner, stream) = (&machine.allocators[0], machine.streams[0]);
+    let layout = Layout { tensors: 2, bytes_each: MIB(64), ..Layout::default() };
+    let cache = owner.kv_arena(layout, Options::default()).unwrap();
+    cache.commit(0..4, stream).unwrap();
+    let whole = cache.range(1);
+    let pages = |len| AddrRange::new(whole.start + MIB(2), MIB(len));
+    assert!(matches!(owner.export_range(pages(8)), Err(ExportError::NotExportable { .. })));
+    machine.fill(0, pages(4), 7);
+    let export = owner.export_range(pages(4)).unwrap();
+    let imported = owner.import(export.description(), fetch(&export)).unwrap();
+    cache.park(0..4, stream).unwrap();
+    assert_eq!(cache.release(Bytes::ZERO).unwrap(), MIB(8), "those of the other tensor");
+    machine.holds(0, imported.range(), 7);
+    assert_eq!(owner.exported(), 0, "no block is kept");
+    drop(export);
+    cache.release(Bytes::ZERO).unwrap();
+    machine.holds(0, imported.range(), 7);
+    imported.close().unwrap();
+    drop(cache);
     machine.close();
 }
 
