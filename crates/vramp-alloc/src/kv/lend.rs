@@ -106,22 +106,28 @@ impl VirtualPool {
             if lent >= needed {
                 break;
             }
-            lent += self.lend_of(id, needed - lent);
+            lent += self.lend_of(id, needed - lent).0;
         }
         Ok(lent)
     }
 
-    /// Lends parked pages of one arena whose work is known to be over.
-    pub(crate) fn lend_of(&mut self, id: TableId, needed: Bytes) -> Bytes {
+    /// Lends parked pages of one arena whose work is known to be over. Returns the bytes lent, and the blocks
+    /// that they lie in.
+    fn lend_of(&mut self, id: TableId, needed: Bytes) -> (Bytes, BTreeSet<u32>) {
         let (pool, table) = (&mut self.pool, self.tables.get_mut(id));
-        let mut lent = Bytes::ZERO;
+        let (mut lent, mut blocks) = (Bytes::ZERO, BTreeSet::new());
         for group in table.pages.lendable_groups(|mark| pool.is_over(mark)) {
             if lent >= needed {
                 break;
             }
-            lent += table.lend_group(pool, group);
+            let block = group.start / table.geometry.per_block;
+            let here = table.lend_group(pool, group);
+            if !here.is_zero() {
+                blocks.insert(block);
+            }
+            lent += here;
         }
-        lent
+        (lent, blocks)
     }
 
     /// Lends parked pages of one arena. As [`lend_parked`](VirtualPool::lend_parked).
@@ -129,14 +135,14 @@ impl VirtualPool {
         &mut self,
         id: TableId,
         needed: Bytes,
-    ) -> Result<Bytes, DriverError> {
+    ) -> Result<BTreeSet<u32>, DriverError> {
         let users = self.record_parked(needed)?;
         self.poll_of(&users)?;
-        Ok(self.lend_of(id, needed))
+        Ok(self.lend_of(id, needed).1)
     }
 
-    /// Lends parked pages of one arena beyond `keep` bytes, and returns all that it lends to the card. Returns
-    /// the bytes returned.
+    /// Lends parked pages of one arena beyond `keep` bytes, and returns them to the card. Returns the bytes
+    /// returned.
     pub(crate) fn release_parked(
         &mut self,
         id: TableId,
@@ -144,11 +150,15 @@ impl VirtualPool {
     ) -> Result<Bytes, DriverError> {
         let table = self.tables.get_mut(id);
         let parked = table.geometry.page_bytes() * u64::from(table.pages.counts().parked);
-        self.lend_parked_of(id, parked.saturating_sub(keep))?;
+        let blocks = self.lend_parked_of(id, parked.saturating_sub(keep))?;
         let before = self.pool.counters().reserved;
-        for cell in self.tables.get_mut(id).cells.clone() {
-            while let Some(plan) = self.pool.release_lent(cell) {
-                self.exec.perform(&mut self.pool, plan)?;
+        for block in blocks {
+            let table = self.tables.get_mut(id);
+            let cells = table.cells[table.geometry.cells_of(block)].to_vec();
+            for cell in cells {
+                while let Some(plan) = self.pool.release_lent(cell) {
+                    self.exec.perform(&mut self.pool, plan)?;
+                }
             }
         }
         Ok(before.saturating_sub(self.pool.counters().reserved))

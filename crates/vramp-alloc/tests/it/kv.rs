@@ -502,6 +502,28 @@ fn pages_are_made_ready_ahead_of_need() {
     assert!(rig.sim.hazards().is_empty());
 }
 
+#[test]
+fn a_release_looks_at_what_it_releases_however_long_the_tensors_are() {
+    let counts = [64, 2048].map(|gib| {
+        let card = Simulator::builder().contents(Contents::Discarded).build();
+        let allocator = Allocator::new(Arc::new(card), Config::default()).unwrap();
+        let stream = allocator.create_stream().unwrap();
+        let layout = Layout { bytes_each: Bytes::gib(gib), ..Layout::default() };
+        let cache = allocator.kv_arena(layout, Options::default()).unwrap();
+        let once = || {
+            cache.commit(5..8, stream).unwrap();
+            cache.park(5..8, stream).unwrap();
+            let counted = allocation_counter::measure(|| {
+                assert_eq!(cache.release(Bytes::ZERO).unwrap(), MIB(6));
+            });
+            counted.count_total
+        };
+        once();
+        once()
+    });
+    assert!(counts[1] <= counts[0] + 4, "{counts:?} allocations");
+}
+
 /// A card like the real one without checks, and an arena of so many tensors of 2 GiB.
 fn large(tensors: u32, arrangement: Arrangement) -> (Arc<Simulator>, Allocator, StreamId, Arena) {
     let card = Arc::new(Simulator::builder().contents(Contents::Discarded).build());
