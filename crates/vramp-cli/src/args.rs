@@ -13,6 +13,7 @@ use crate::amount::{limit, memory};
 pub use crate::bench::args::Bench;
 #[cfg(feature = "bench")]
 use crate::bench::args::parse_seconds;
+pub use crate::budgets::args::{Ctl, Top};
 use crate::device::DeviceArgs;
 use crate::exit::InvalidArguments;
 use crate::graph::Window;
@@ -73,6 +74,10 @@ pub enum Command {
     Info(Info),
     /// Show the memory of this machine as tiers: spaces, NUMA nodes, disks, links
     Tiers(Tiers),
+    /// Show the processes that share a card by budgets: who has what, who waits
+    Top(Top),
+    /// Control processes that share a card by budgets: limit, give back, pause, resume
+    Ctl(Ctl),
     /// Convert a trace: to .vtrace, to a PyTorch snapshot, or to a timeline for Perfetto
     Convert(Convert),
     /// Write a page that shows why a recorded job used its memory as it did

@@ -16,6 +16,7 @@ mod analysis;
 pub mod args;
 #[cfg(feature = "bench")]
 pub mod bench;
+mod budgets;
 #[cfg(feature = "bench")]
 mod calibrate;
 mod convert;
@@ -104,6 +105,8 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
         args::Command::Report(args) => report::run(args, out),
         args::Command::Info(args) => info::run(args, out),
         args::Command::Tiers(args) => tiers::run(args, out),
+        args::Command::Top(args) => budgets::top::run(args, out),
+        args::Command::Ctl(args) => budgets::ctl::run(args, out),
         args::Command::Convert(args) => convert::run(args, out),
         args::Command::Graph(args) => graph::run(args, out),
         #[cfg(feature = "bench")]

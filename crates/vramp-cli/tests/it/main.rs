@@ -5,6 +5,7 @@
 mod adversary;
 mod analysis;
 mod bench;
+mod budgets;
 mod convert;
 mod devices;
 mod graph;
