@@ -18,6 +18,8 @@ from typing import Any as _Any
 
 from . import _native
 from ._errors import (
+    BudgetError,
+    BudgetTimeoutError,
     CancelledError,
     CaptureError,
     ClosedError,
@@ -117,6 +119,8 @@ __all__ = [
     "Allocation",
     "Arg",
     "Array",
+    "BudgetError",
+    "BudgetTimeoutError",
     "Buffer",
     "BufferPin",
     "CancelledError",
@@ -175,6 +179,7 @@ __all__ = [
     "View",
     "VrampError",
     "advise",
+    "budget",
     "clean",
     "diff",
     "disable_region",
@@ -297,4 +302,4 @@ def _joined(options: dict[str, object]) -> str:
 
 _check_versions()
 
-from . import ipc, turns  # noqa: E402  they use the names above
+from . import budget, ipc, turns  # noqa: E402  they use the names above

@@ -132,6 +132,14 @@ class TurnRefusedError(VrampError):
     """The process that holds the turn of a card refused to release it. The text has its reason."""
 
 
+class BudgetError(VrampError):
+    """A budget cannot have what was requested, now or ever. The text names the processes that have it."""
+
+
+class BudgetTimeoutError(BudgetError, TimeoutError):
+    """The processes that share a card did not give back enough memory in time. The text names them."""
+
+
 class RegionError(VrampError):
     """A region cannot be paused, resumed or used now, or there is none with the tag. The text says why."""
 

@@ -10,6 +10,8 @@ from typing_extensions import Self, disjoint_base
 from ._types import (
     Access,
     AccessChange,
+    BudgetRoom,
+    BudgetStatus,
     DeviceInfo,
     KvStats,
     RegionStatus,
@@ -25,6 +27,7 @@ from .ipc import Ticket
 __all__ = [
     "Allocation",
     "Array",
+    "Budget",
     "Buffer",
     "BufferPin",
     "Events",
@@ -46,6 +49,8 @@ __all__ = [
     "Turns",
     "View",
     "advise",
+    "budget_groups",
+    "budget_status",
     "command",
     "explain",
     "library_version",
@@ -1171,6 +1176,115 @@ def command(arguments: Sequence[str]) -> str:
     OptionError or VrampError.
     """
 
+
+@final
+class Budget:
+    """The budget of this process in a group. `vramp.budget.join` makes it.
+
+    It ends with `leave`, the end of a `with` block, its last reference, or the process. One with a pool ends with the
+    pool. A forked child has none: every method raises ForkedError.
+    """
+
+    def __new__(
+        cls,
+        directory: str | os.PathLike[str],
+        card: str,
+        group: str,
+        program: str,
+        capacity: SupportsIndex | str,
+        guaranteed: SupportsIndex | str,
+        limit: SupportsIndex | str | None,
+        priority: int,
+        timeout: float | None,
+    ) -> Budget: ...
+    def attach(
+        self,
+        pool: Pool,
+        *,
+        ahead: SupportsIndex | str | None = None,
+        patience: float | None = 5.0,
+    ) -> None:
+        """Ties a pool, and all pools that regions and memory pools make of it, to the budget.
+
+        From then on the pool's limit is what is claimed. A request that passes it claims what it lacks, with `ahead`
+        more where that is free (64 MiB), and waits `patience` seconds for others to give back. Others get idle memory
+        of the pool, and then what `on_reclaim` handlers free. Raises BudgetError if what is reserved cannot be claimed,
+        and InUseError if the pool has a budget.
+        """
+
+    def claim(self, nbytes: SupportsIndex | str, timeout: float | None = None) -> None:
+        """Claims bytes for memory that is taken past the pool, in whole pages of 2 MiB.
+
+        Waits at most `timeout` seconds, None without end, while the others are requested to give back; 0 does not wait.
+        Raises BudgetTimeoutError, or BudgetError if it can never be had. Then nothing is claimed.
+        """
+
+    def give_back(self, nbytes: SupportsIndex | str) -> int:
+        """Gives claimed bytes back, whose memory was returned to the card before. Returns how many."""
+
+    def give_back_idle(self) -> int:
+        """Returns idle memory of the pool to the card, and gives back what is claimed and not reserved beyond the
+        guarantee. Returns the bytes."""
+
+    def publish(
+        self, *, live: int = 0, cached: int = 0, parked: int = 0, asleep: int = 0
+    ) -> None:
+        """Publishes what memory past the pool is used for. The others request what is cached or parked first."""
+
+    def room(self) -> BudgetRoom:
+        """Returns what this process can have: now, once others give back what is idle, and at most."""
+
+    def status(self) -> BudgetStatus:
+        """Returns the members of the group."""
+
+    def set_limit(self, limit: SupportsIndex | str | None) -> None:
+        """Changes the most that can be claimed. What is claimed above it stays."""
+
+    def on_request(self, handler: Callable[[int, bool], int]) -> None:
+        """Registers a function that gives memory back, for a budget without a pool.
+
+        It takes the bytes that another process lacks, and whether it may release what it has to make again. It returns
+        how many bytes it returned to the card. It runs on a thread of vramp. An exception is reported, and means 0.
+        """
+
+    def on_reclaim(self, handler: Callable[[int], object]) -> None:
+        """Registers a function that frees memory of the pool when another process lacks so many bytes and nothing is
+        idle. It runs on a thread of vramp."""
+
+    def on_sleep(self, handler: Callable[[Literal["pause", "resume"]], bool | None]) -> None:
+        """Registers a function that pauses and resumes this process for `vramp ctl`, such as
+        `vramp.budget.sleep_regions`. An exception, or False, means that it failed."""
+
+    def leave(self) -> None:
+        """Gives everything back and leaves the group. Raises InUseError if the budget has a pool."""
+
+    @property
+    def claimed(self) -> int: ...
+    @property
+    def guaranteed(self) -> int: ...
+    @property
+    def limit(self) -> int | None: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def card(self) -> str: ...
+    def __enter__(self) -> Budget: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
+
+def budget_groups(directory: str | os.PathLike[str]) -> list[tuple[str, str]]:
+    """Returns card and name of each group in a directory."""
+
+def budget_status(directory: str | os.PathLike[str], card: str, group: str) -> BudgetStatus:
+    """Returns the members of a group."""
 
 @final
 class Turns:

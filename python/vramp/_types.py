@@ -270,3 +270,61 @@ class TurnStatus:
     """When the holder acquired it, as `time.time()`."""
     waiting: tuple[TurnProcess, ...]
     """In the order in which they get the turn."""
+
+
+@dataclass(frozen=True)
+class BudgetRoom:
+    """What a process can have of a card that it shares, in bytes."""
+
+    available: int
+    """What it can claim now."""
+    obtainable: int
+    """What it can claim once the others have given back what is idle."""
+    most: int
+    """What it can claim if the others give back all that they are not guaranteed."""
+
+
+@dataclass(frozen=True)
+class BudgetMember:
+    """A process that shares a card by a budget. Amounts are in bytes."""
+
+    program: str
+    """Name that the program gave."""
+    pid: int
+    """Process id, in the PID namespace of that process."""
+    is_pid_valid: bool
+    """True if it is in the PID namespace of this process."""
+    is_stopped: bool
+    """True if it was stopped, by SIGSTOP or a debugger."""
+    priority: int
+    """The larger is served first, and gives back last."""
+    claimed: int
+    """What it may use."""
+    guaranteed: int
+    """What it can always claim."""
+    limit: int | None
+    """What it may claim at most. None is all of the group's."""
+    live: int
+    """In use, as it published."""
+    cached: int
+    """Free in its pools."""
+    parked: int
+    """Mapped, and without contents that are needed."""
+    asleep: int
+    """Contents of paused memory, which are not on the card."""
+    waits_for: int | None
+    """What it waits for. None if it does not wait."""
+    waited: float | None
+    """Seconds that it has waited."""
+
+
+@dataclass(frozen=True)
+class BudgetStatus:
+    """The processes of a group that share a card. Amounts are in bytes."""
+
+    capacity: int | None
+    """What they share. None without members."""
+    free: int
+    """What no member has claimed or is guaranteed."""
+    members: tuple[BudgetMember, ...]
+    """In the order in which they took their places in the ledger."""

@@ -217,7 +217,7 @@ def header(text: str) -> str:
 
 # The public modules of the Python package.
 MODULES = [
-    "vramp", "vramp.ipc", "vramp.kv", "vramp.turns", "vramp.torch", "vramp.cupy", "vramp.numba", "vramp.rmm",
+    "vramp", "vramp.budget", "vramp.ipc", "vramp.kv", "vramp.turns", "vramp.torch", "vramp.cupy", "vramp.numba", "vramp.rmm",
     "vramp.cuda_core", "vramp.dask",
 ]  # fmt: skip
 

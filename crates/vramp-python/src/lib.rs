@@ -9,7 +9,7 @@
 //! 4. `array.rs` lets other libraries access a block without a copy, `measure.rs` reads peaks of a part
 //!    of a program, and `analysis.rs` replays and explains recordings.
 //! 5. `shortage.rs` calls functions of the program that free memory before a request fails.
-//!    `turns.rs` lets processes take turns at a card. `kv.rs` has arenas for caches.
+//!    `turns.rs` lets processes take turns at a card, `budget.rs` share its memory. `kv.rs` has arenas for caches.
 //! 6. `error.rs` converts a failure to the exception of its kind, `arguments.rs` reads arguments, and
 //!    `python.rs` is what several files ask of the interpreter. `ending.rs` is for threads inside of the
 //!    library when the interpreter ends.
@@ -28,6 +28,7 @@ mod allocation;
 mod analysis;
 mod arguments;
 mod array;
+mod budget;
 mod calls;
 mod dlpack;
 mod ending;

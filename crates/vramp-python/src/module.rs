@@ -19,6 +19,8 @@ mod _native {
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
+    use crate::budget::{Budget, budget_groups, budget_status};
+    #[pymodule_export]
     use crate::ipc::{Exported, Imported};
     #[pymodule_export]
     use crate::kv::KvArena;

@@ -116,7 +116,7 @@ pub struct PoolBudget {
 /// What ties a group of pools to a budget. The group's handler has it, and the handlers of the budget a
 /// weak reference.
 struct Tied {
-    budget: Budget,
+    budget: Arc<Budget>,
     group: Weak<Group>,
     /// The limit that the allocator had, which holds as well.
     own_limit: Option<Bytes>,
@@ -229,14 +229,18 @@ impl Allocator {
     ///
     /// # Errors
     /// What is reserved cannot be claimed, or the allocator has a budget already.
-    pub fn join_budget(&self, budget: Budget, ahead: Ahead) -> Result<PoolBudget, JoinBudgetError> {
+    pub fn join_budget(
+        &self,
+        budget: impl Into<Arc<Budget>>,
+        ahead: Ahead,
+    ) -> Result<PoolBudget, JoinBudgetError> {
         let group = &self.shared().group;
         let own_limit = group.limit();
         if !group.take_budget_right() {
             return Err(JoinBudgetError::HasBudget);
         }
         let tied = Tied {
-            budget,
+            budget: budget.into(),
             group: Arc::downgrade(group),
             own_limit,
             ahead,

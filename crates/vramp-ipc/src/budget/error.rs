@@ -120,7 +120,7 @@ impl fmt::Display for Shortfall {
         if most < requested {
             write!(
                 f,
-                "{requested_} can not be had: the others are guaranteed all but {} of the group's \
+                "{requested_} cannot be had: with all that the others are not guaranteed it would be {} of \
                  {capacity_}",
                 Size(*most)
             )?;

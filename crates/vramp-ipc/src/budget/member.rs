@@ -107,7 +107,7 @@ impl Budget {
         inner.ledger.check()?;
         inner.check_capacity()?;
         let guaranteed = pages_of(config.guaranteed);
-        inner.acquire(guaranteed, config.timeout)?;
+        inner.acquire(guaranteed, config.timeout, &mut || true)?;
         let Seat { slot, generation, .. } = inner.seat;
         let guarantee = Guarantee { pages: guaranteed, generation };
         inner.ledger.set(slot, Field::Guarantee, guarantee.pack());
@@ -132,7 +132,22 @@ impl Budget {
     /// guaranteed too much, and [`ClaimError::TimedOut`], which names who has what. Nothing is claimed
     /// then.
     pub fn claim(&self, bytes: u64, timeout: Duration) -> Result<(), ClaimError> {
-        self.inner.acquire(pages_of(bytes), timeout)
+        self.inner.acquire(pages_of(bytes), timeout, &mut || true)
+    }
+
+    /// Does the same, and gives up once `go_on` returns false. A wait calls it at least 60 times in a
+    /// second, without a lock.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Budget::claim`].
+    pub fn claim_while(
+        &self,
+        bytes: u64,
+        timeout: Duration,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Result<(), ClaimError> {
+        self.inner.acquire(pages_of(bytes), timeout, &mut go_on)
     }
 
     /// Gives bytes back, in whole pages and at most those that are claimed. Returns how many. The memory

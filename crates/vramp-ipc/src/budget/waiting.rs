@@ -129,8 +129,13 @@ impl Contested {
 }
 
 impl Inner {
-    /// Claims pages, and waits for them.
-    pub fn acquire(&self, pages: u64, timeout: Duration) -> Result<(), ClaimError> {
+    /// Claims pages, and waits for them while `go_on` returns true, which each look calls.
+    pub fn acquire(
+        &self,
+        pages: u64,
+        timeout: Duration,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<(), ClaimError> {
         self.check_fork()?;
         if pages == 0 {
             return Ok(());
@@ -147,7 +152,7 @@ impl Inner {
                 Err(Refusal::Short { .. }) => self.ring_waiting(),
             }
         }
-        self.wait(pages, timeout)
+        self.wait(pages, timeout, go_on)
     }
 
     fn check_limit(&self, pages: u64) -> Result<(), ClaimError> {
@@ -160,7 +165,12 @@ impl Inner {
         Err(ClaimError::Limit { claimed, requested, limit })
     }
 
-    fn wait(&self, pages: u64, timeout: Duration) -> Result<(), ClaimError> {
+    fn wait(
+        &self,
+        pages: u64,
+        timeout: Duration,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<(), ClaimError> {
         let deadline = Instant::now().checked_add(timeout);
         let Some(_entered) = self.gate.enter(deadline) else {
             return Err(ClaimError::TimedOut(self.shortfall(pages, timeout)));
@@ -201,7 +211,7 @@ impl Inner {
                 }
             }
             let left = left_of(deadline);
-            if pause > 0 && left.is_zero() {
+            if (pause > 0 && left.is_zero()) || !go_on() {
                 return Err(ClaimError::TimedOut(self.shortfall(pages, timeout)));
             }
             let pause = Duration::from_millis(pause).min(left);
