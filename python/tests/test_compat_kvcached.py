@@ -420,6 +420,18 @@ def test_install_stands_in_for_the_compiled_module(tmp_path: Path) -> None:
     assert "call install before it imports kvcached" in run_python(late, PYTHONPATH=str(tmp_path)).stderr
 
 
+@pytest.mark.parametrize(("wanted", "printed"), [("on", "ours\n"), ("off", "installed\n")])
+def test_programs_under_run_and_those_they_start_find_it(tmp_path: Path, wanted: str, printed: str) -> None:
+    (tmp_path / "kvcached").mkdir()
+    (tmp_path / "kvcached" / "__init__.py").touch()
+    (tmp_path / "kvcached" / "vmm_ops.py").touch()
+    code = "import kvcached.vmm_ops as v; print('ours' if hasattr(v, 'PageAllocator') else 'installed')"
+    inherit = Path(vramp.__file__).parent / "_inherit"
+    path = os.pathsep.join((str(inherit), str(tmp_path)))
+    ran = run_python(code, PYTHONPATH=path, VRAMP_RUN_ROUTE="auto", VRAMP_COMPAT=wanted)
+    assert ran.stdout == printed, ran.stderr
+
+
 def test_a_forked_child_has_no_device() -> None:
     create()
     read, write = os.pipe()

@@ -209,6 +209,22 @@ def test_pages_are_made_ahead_on_a_thread(pool: vramp.Pool) -> None:
         assert taken.start >= 4 and arena.stats().committed == 5
 
 
+def test_pages_that_are_pinned_or_exported_stay(pool: vramp.Pool) -> None:
+    with vramp.kv.arena(pool, tensors=2, size=4 * PAGE, layout="interleaved") as arena:
+        arena.commit(range(4))
+        numpy.asarray(arena.view(offset=2 * PAGE, size=2 * PAGE))[:] = 6
+        with pool.pin(arena.ptr, 2 * PAGE), pool.export(arena.ptr + 2 * PAGE, size=2 * PAGE) as exported:
+            arena.park(range(4))
+            assert arena.release() == 4 * PAGE and arena.stats().parked == 2
+            with pool.open_ticket(bytes(exported.ticket())) as imported:
+                assert (numpy.asarray(imported.array()) == 6).all()
+        assert arena.release() == 4 * PAGE and arena.stats().parked == 0
+        with pytest.raises(vramp.UnknownPointerError):
+            pool.pin(arena.ptr, PAGE)
+        with pytest.raises(vramp.VrampError, match="not memory"):
+            pool.export(arena.ptr, size=PAGE)
+
+
 def test_threads_share_an_arena(pool: vramp.Pool) -> None:
     failures: list[BaseException] = []
     with vramp.kv.arena(pool, tensors=8, size=64 * PAGE, superpage=PAGE) as arena:

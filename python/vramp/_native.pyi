@@ -176,10 +176,14 @@ class Pool:
         (pytorch.org/memory_viz), `vramp.replay` and `vramp.explain`. Raises FileError.
         """
 
-    def export(self, memory: Allocation | int, stream: _Stream = None) -> Exported:
+    def export(
+        self, memory: Allocation | int, stream: _Stream = None, *, size: SupportsIndex | None = None
+    ) -> Exported:
         """Exports the allocation, or the live block that begins at an address, to other processes.
 
-        Tickets wait for the work on `stream`, by default the allocation's. See `vramp.ipc.export`.
+        Tickets wait for the work on `stream`, by default the allocation's. See `vramp.ipc.export`. With `size` it is
+        so many bytes from an address on, whatever lies there, such as committed pages of a `vramp.kv.Arena`: they stay
+        at their addresses until the export is closed and no importer has it open, also while they are parked.
         """
 
     def open_ticket(self, ticket: bytes, stream: _Stream = None) -> Imported:

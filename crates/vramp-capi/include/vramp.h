@@ -1484,6 +1484,22 @@ vramp_status_t vramp_export(vramp_allocator_t allocator,
                             vramp_export_t *exported);
 
 /*
+ * Exports `length` bytes from `address` on, as vramp_export does, whatever lies there: pages of an arena for
+ * caches that have memory. Until the export is closed and no importer has it open any more, its physical handles
+ * stay at their addresses, also while the pages are parked. Blocks that lie there are not kept: the caller does
+ * not free them.
+ *
+ * VRAMP_ERROR_UNSUPPORTED if part of it has no memory of the pool, or memory that was created for one process.
+ *
+ * What the caller promises:
+ * `exported` is null or valid for writing.
+ */
+vramp_status_t vramp_export_range(vramp_allocator_t allocator,
+                                  void *address,
+                                  size_t length,
+                                  vramp_export_t *exported);
+
+/*
  * Returns a ticket for another process, which can be opened any number of times while the export is
  * open. With `keep_until_opened` it also counts as a holder of the memory until it was opened once, or
  * vramp_export_revoke ends that. The bytes are those that work wrote: before the ticket is sent,

@@ -35,12 +35,18 @@ impl Session {
         Ok(exchange().share(exported)?)
     }
 
-    /// Publishes the block that begins at `addr` and returns the export's id.
-    pub(crate) fn add_export(&self, addr: u64) -> Result<u64> {
-        let shared = Arc::new(self.share(addr)?);
+    /// Publishes addresses with memory, whatever lies there.
+    pub fn share_range(&self, addr: u64, len: u64) -> Result<SharedMemory> {
+        let range = AddrRange::new(DeviceAddr::new(addr), Bytes::new(len));
+        let exported = self.in_pool_of(range, |pool| pool.export_range(range))?;
+        Ok(exchange().share(exported)?)
+    }
+
+    /// Keeps an export and returns its id.
+    pub(crate) fn add_export(&self, shared: SharedMemory) -> u64 {
         let id = next_id();
-        self.shares.lock().exports.insert(id, shared);
-        Ok(id)
+        self.shares.lock().exports.insert(id, Arc::new(shared));
+        id
     }
 
     pub(crate) fn close_export(&self, id: u64) -> Result<()> {
@@ -133,7 +139,33 @@ pub unsafe extern "C" fn vramp_export(
     address: *mut c_void,
     exported: *mut vramp_export_t,
 ) -> vramp_status_t {
-    let find = |session: &Session| Ok(vramp_export_t { id: session.add_export(address as u64)? });
+    let find = |session: &Session| {
+        Ok(vramp_export_t { id: session.add_export(session.share(address as u64)?) })
+    };
+    // SAFETY: required by this function's contract.
+    unsafe { handles::out(allocator, (exported, "exported"), find) }
+}
+
+/// Exports `length` bytes from `address` on, as vramp_export does, whatever lies there: pages of an arena for
+/// caches that have memory. Until the export is closed and no importer has it open any more, its physical handles
+/// stay at their addresses, also while the pages are parked. Blocks that lie there are not kept: the caller does
+/// not free them.
+///
+/// VRAMP_ERROR_UNSUPPORTED if part of it has no memory of the pool, or memory that was created for one process.
+///
+/// # Safety
+/// `exported` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_export_range(
+    allocator: vramp_allocator_t,
+    address: *mut c_void,
+    length: usize,
+    exported: *mut vramp_export_t,
+) -> vramp_status_t {
+    let find = |session: &Session| {
+        let shared = session.share_range(address as u64, length as u64)?;
+        Ok(vramp_export_t { id: session.add_export(shared) })
+    };
     // SAFETY: required by this function's contract.
     unsafe { handles::out(allocator, (exported, "exported"), find) }
 }

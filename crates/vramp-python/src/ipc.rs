@@ -39,8 +39,17 @@ pub struct Exported {
 }
 
 impl Exported {
-    pub fn new(pool: &Bound<'_, Pool>, addr: u64, stream: NamedStream) -> PyResult<Exported> {
-        let shared = pool.get().call(pool.py(), |session| session.share(addr))?;
+    /// Exports the block that begins at `addr`, or `size` bytes whatever lies there.
+    pub fn new(
+        pool: &Bound<'_, Pool>,
+        addr: u64,
+        size: Option<u64>,
+        stream: NamedStream,
+    ) -> PyResult<Exported> {
+        let shared = pool.get().call(pool.py(), |session| match size {
+            None => session.share(addr),
+            Some(size) => session.share_range(addr, size),
+        })?;
         let shared = Mutex::new(Some(Arc::new(shared)));
         Ok(Exported {
             pool: pool.clone().unbind(),

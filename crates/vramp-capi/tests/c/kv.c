@@ -55,6 +55,7 @@ static void moves(uint32_t arrangement) {
     void *first, *second;
     size_t length = 0, ranges = 0;
     uint64_t released = 0;
+    vramp_export_t exported;
     CHECK(vramp_kv_create(allocator, &wanted, &kv) == VRAMP_OK && kv.id != 0);
     CHECK(vramp_kv_address(allocator, kv, 0, &first, &length) == VRAMP_OK);
     CHECK(vramp_kv_address(allocator, kv, 1, &second, NULL) == VRAMP_OK);
@@ -77,6 +78,14 @@ static void moves(uint32_t arrangement) {
     CHECK(stats_of(kv).committed == 1 && stats_of(kv).parked == 2 && stats_of(kv).moving == 0);
     CHECK(vramp_kv_take(allocator, kv, 2, any, taken, 16, &ranges) == VRAMP_OK);
     CHECK(ranges == 1 && taken[0].first == 0 && taken[0].end == 2 && *(char *)first == 7);
+    CHECK(vramp_export_range(allocator, first, 2 * MIB, &exported) == VRAMP_OK);
+    CHECK(vramp_kv_park(allocator, kv, some, 2, any) == VRAMP_OK);
+    CHECK(vramp_kv_release(allocator, kv, 0, &released) == VRAMP_OK && stats_of(kv).parked == 1);
+    CHECK(released < 24 * MIB && *(char *)first == 7);
+    CHECK(vramp_export_close(allocator, exported) == VRAMP_OK);
+    CHECK(vramp_kv_release(allocator, kv, 0, &released) == VRAMP_OK && stats_of(kv).parked == 0);
+    CHECK(vramp_export_range(allocator, first, 2 * MIB, &exported) != VRAMP_OK);
+    CHECK(vramp_kv_commit(allocator, kv, some, 2, any) == VRAMP_OK);
     CHECK(vramp_kv_park(allocator, kv, some, 2, any) == VRAMP_OK);
     CHECK(vramp_kv_release(allocator, kv, 8 * MIB, &released) == VRAMP_OK && released == 16 * MIB);
     CHECK(vramp_kv_release(allocator, kv, 0, NULL) == VRAMP_OK && stats_of(kv).parked == 0);

@@ -263,20 +263,22 @@ impl Pool {
         self.info(py).is_err()
     }
 
-    /// Exports a block to other processes.
-    #[pyo3(signature = (memory, stream = None))]
+    /// Exports a block, or addresses, to other processes.
+    #[pyo3(signature = (memory, stream = None, *, size = None))]
     fn export(
         slf: &Bound<'_, Pool>,
         memory: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
+        size: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Exported> {
         let (addr, own) = address(memory)?;
         let py = slf.py();
+        let size = size.map(|size| bytes(py, size, "size")).transpose()?;
         let stream = match (stream, own) {
             (None, Some(block)) => block.named_stream(py),
             _ => stream_in(slf, stream)?,
         };
-        Exported::new(slf, addr, stream)
+        Exported::new(slf, addr, size, stream)
     }
 
     /// Opens the memory of a ticket.
