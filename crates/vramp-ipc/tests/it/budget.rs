@@ -279,7 +279,7 @@ fn a_wait_looks_rarely_and_a_member_that_nobody_needs_does_not() {
     assert!(own.claim(PAGE, Duration::from_millis(150)).is_err());
     let looks = own.wake_ups();
     let most = started.elapsed().as_millis() / 5 + 10;
-    assert!((3..=most).contains(&u128::from(looks)), "{looks} in {:?}", started.elapsed());
+    assert!((1..=most).contains(&u128::from(looks)), "{looks} in {:?}", started.elapsed());
     assert_eq!(holder.wake_ups(), 0);
 }
 
@@ -504,12 +504,14 @@ fn a_wait_for_a_member_that_is_killed_ends_after_a_few_looks() {
         wait_until_waiting(folder.path(), &["first"]);
         let claims = scope.spawn(|| own.claim(60 * PAGE, LONG).unwrap());
         wait_until_waiting(folder.path(), &["own"]);
-        let before = own.wake_ups();
         let (first, holder) = (first.kill_unreaped(), holder.kill_unreaped());
+        let group = group(folder.path());
+        wait_until("both are dead", || group.status().unwrap().members.len() == 1);
+        let before = own.wake_ups();
         claims.join().unwrap();
-        // A look takes 15 ms at most. One finds the first dead, one the holder, and one claims.
+        // They are 15 ms apart. One finds the first dead, one the holder, and one claims.
         let looks = own.wake_ups() - before;
-        assert!(looks <= 12, "{looks} looks, from before the two were zombies");
+        assert!(looks <= 4, "{looks} looks");
         drop((first, holder));
     });
     assert_eq!(own.claimed(), 60 * PAGE);
