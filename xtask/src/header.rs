@@ -13,7 +13,7 @@ pub const PATH: &str = "crates/vramp-capi/include/vramp.h";
 pub const CPP_PATH: &str = "crates/vramp-capi/include/vramp.hpp";
 
 /// Sources of the functions and types of the header, in its order. Modules of a source are read with it.
-const SOURCES: [&str; 18] = [
+const SOURCES: [&str; 20] = [
     "src/abi.rs",
     "src/interface.rs",
     "src/queries.rs",
@@ -31,6 +31,8 @@ const SOURCES: [&str; 18] = [
     "src/sleep.rs",
     "src/kv/abi.rs",
     "src/kv.rs",
+    "src/budget/abi.rs",
+    "src/budget.rs",
     "src/torch/mod.rs",
 ];
 

@@ -177,6 +177,7 @@ def prose(text: str) -> str:
 # Families of the C interface, by what their names begin with; the first that fits counts.
 FAMILIES = [
     ("Regions by tag", ["region", "pause", "backup"]),
+    ("Budgets", ["budget", "reclaim"]),
     ("Graphs", ["arena", "graph", "capture", "lease_end"]),
     ("Tiers and reservations", ["tier", "space", "reserv", "map_simulated", "store", "release"]),
     ("Deferrable buffers", ["buffer", "lease", "lock", "unlock", "sync_and", "evict"]),

@@ -943,6 +943,60 @@ typedef struct {
   uint64_t limit;
 } vramp_kv_stats_t;
 
+/*
+ * How an allocator shares a card with other processes, for vramp_budget_join. Set the struct to zero before.
+ * Amounts are in bytes. Later versions add fields at the end.
+ */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_budget_options_t)`. */
+  uint64_t struct_size;
+  /* A directory that only the user may use. It is made if it is missing, and its parent is there. */
+  const char *directory;
+  /* The card, by its UUID: the same text in all processes. */
+  const char *card;
+  /* Name of the group of processes. */
+  const char *group;
+  /* Name of this program in messages, of which 64 bytes are used. Null is none. */
+  const char *program;
+  /*
+   * What the group shares: the card's memory, less what contexts and other programs need. The same in all
+   * processes.
+   */
+  uint64_t capacity;
+  /* What this process can always claim. */
+  uint64_t guaranteed;
+  /* What it may claim at most; zero for all of the capacity. */
+  uint64_t limit;
+  /* What is claimed beyond a request where it is free; zero for 64 MiB. */
+  uint64_t ahead;
+  /* Milliseconds to wait for others to give back, here and in each request that claims. */
+  uint64_t patience_ms;
+  /* From 0 to 255: the larger is served first, and gives back last. */
+  uint32_t priority;
+  /* Zero. */
+  uint32_t reserved;
+} vramp_budget_options_t;
+
+/* What a process can have of a card that it shares, in bytes. Later versions add fields at the end. */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_budget_room_t)`, as in vramp_stats_t. */
+  uint64_t struct_size;
+  /* What it has claimed. */
+  uint64_t claimed;
+  /* What it can claim now. */
+  uint64_t available;
+  /* What it can claim once the others have given back what is idle. */
+  uint64_t obtainable;
+  /* What it can claim if the others give back all that they are not guaranteed. */
+  uint64_t most;
+} vramp_budget_room_t;
+
+/*
+ * Called when another process lacks so many bytes and nothing is idle, on the thread of the budget. No lock is
+ * held. It may free blocks and call vramp, but for vramp_close. It must not unwind: no C++ exception may leave it.
+ */
+typedef void (*vramp_reclaim_handler_t)(uint64_t bytes, void *user);
+
 /* A block, as PyTorch's statistics need it. Amounts are in bytes. */
 typedef struct {
   /* Address of its first byte. */
@@ -2455,6 +2509,51 @@ vramp_status_t vramp_kv_record_use(vramp_allocator_t allocator,
 vramp_status_t vramp_kv_stats(vramp_allocator_t allocator,
                               vramp_kv_t kv,
                               vramp_kv_stats_t *stats);
+
+/*
+ * Joins a group of processes that share a card, and ties the allocator to the budget: from then on its limit is
+ * what is claimed, and a request that passes it claims what it lacks. Other processes get idle memory of the
+ * allocator, and then what vramp_budget_on_reclaim frees. The budget ends with the allocator.
+ *
+ * VRAMP_ERROR_OPTION for amounts and names that cannot be; VRAMP_ERROR_OUT_OF_MEMORY if the others are guaranteed
+ * too much; VRAMP_ERROR_TIMEOUT if they gave back too little; VRAMP_ERROR_IN_USE if the allocator has a budget, or
+ * another process counts with another capacity. The message names the processes. Then the allocator is as before.
+ *
+ * What the caller promises:
+ * `options` is null, or its first eight bytes hold a size that is valid for reading, and its texts are null or
+ * zero-terminated.
+ */
+vramp_status_t vramp_budget_join(vramp_allocator_t allocator,
+                                 const vramp_budget_options_t *options);
+
+/*
+ * Returns what the process can have. Some instructions and a system call for each member.
+ *
+ * What the caller promises:
+ * `room` is null, or its first eight bytes hold a size that is valid for reading and writing.
+ */
+vramp_status_t vramp_budget_room(vramp_allocator_t allocator, vramp_budget_room_t *room);
+
+/*
+ * Returns idle memory of the allocator to the card, and gives back what is claimed and not reserved beyond the
+ * guarantee. Returns the bytes in `*given`, which may be null.
+ *
+ * What the caller promises:
+ * `given` is null or valid for writing.
+ */
+vramp_status_t vramp_budget_give_back(vramp_allocator_t allocator,
+                                      uint64_t *given);
+
+/*
+ * Registers `handler`, which is called with `user` when another process lacks memory and nothing is idle: the
+ * place to free blocks. Handlers run in the order of registration, until enough is free.
+ *
+ * What the caller promises:
+ * `handler` may be called from any thread with `user` until the allocator is closed. It does not unwind.
+ */
+vramp_status_t vramp_budget_on_reclaim(vramp_allocator_t allocator,
+                                       vramp_reclaim_handler_t handler,
+                                       void *user);
 
 /* Checks VRAMP_CONF and VRAMP_DEVICE, and opens nothing. */
 vramp_status_t vramp_torch_check_settings(void);

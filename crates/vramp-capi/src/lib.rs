@@ -3,7 +3,7 @@
 //!
 //! Steps of a call:
 //!
-//! 1. `interface.rs`, `queries.rs`, `graphs.rs`, `kv.rs`, `sharing.rs`, `sleep.rs`, `tiers.rs` or `torch/mod.rs`
+//! 1. `interface.rs`, `queries.rs`, `graphs.rs`, `kv.rs`, `budget.rs`, `sharing.rs`, `sleep.rs`, `tiers.rs` or `torch/mod.rs`
 //!    receives ids and pointers. An id is looked up, never dereferenced.
 //! 2. `handles.rs` looks up the allocator; `gate.rs` keeps it open until the call returns.
 //! 3. `addresses.rs` looks up the allocation at an address. `captures.rs` looks up arenas, graphs
@@ -49,6 +49,7 @@
 pub mod abi;
 mod addresses;
 mod brief_lock;
+pub mod budget;
 mod captures;
 mod device;
 mod environment;

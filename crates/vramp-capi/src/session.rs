@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use rustc_hash::FxHashMap;
+use vramp_alloc::budget::PoolBudget;
 use vramp_alloc::history::{HistoryRecording, HistorySize};
 use vramp_alloc::{Allocator, Bytes, CloseError, StreamId};
 
@@ -77,6 +78,8 @@ pub struct Session {
     blocks: Addresses,
     pub(crate) captures: Captures,
     pub(crate) caches: Caches,
+    /// The budget of the process that the allocator is tied to, if it is.
+    pub(crate) budget: OnceLock<PoolBudget>,
     pub(crate) shares: Shares,
     /// Also of the comm pools made from this allocator.
     adopted: Arc<RwLock<AdoptedStreams>>,
@@ -163,6 +166,7 @@ impl Session {
             blocks: Addresses::new(),
             captures: Captures::default(),
             caches: Caches::default(),
+            budget: OnceLock::new(),
             shares: Shares::default(),
             adopted: Arc::default(),
             forgets: Arc::default(),
@@ -187,6 +191,7 @@ impl Session {
             blocks: Addresses::new(),
             captures: Captures::default(),
             caches: Caches::default(),
+            budget: OnceLock::new(),
             shares: Shares::default(),
             adopted: Arc::clone(&self.adopted),
             forgets: Arc::clone(&self.forgets),

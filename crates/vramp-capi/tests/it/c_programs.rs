@@ -129,6 +129,14 @@ fn pages_of_caches_are_committed_and_parked_in_c() {
 }
 
 #[test]
+fn allocators_share_a_card_by_budgets_in_c() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let directory = folder.path().join("vramp");
+    let program = Program::compile("cc", "budget.c", "-std=c99");
+    assert_eq!(program.run(directory.to_str().expect("a plain path"), &[]), "");
+}
+
+#[test]
 fn the_example_gives_its_memory_up_and_gets_it_back() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/sleep.c");
     let program = Program::compile("cc", path.to_str().expect("a plain path"), "-std=c89");
