@@ -50,6 +50,8 @@ struct Member {
     slot: usize,
     generation: u64,
     guaranteed: u64,
+    /// What it was granted and has not given back.
+    claimed: u64,
     is_stopped: bool,
 }
 
@@ -85,6 +87,7 @@ impl World {
             slot: 0,
             generation: 0,
             guaranteed: 0,
+            claimed: 0,
             is_stopped: false,
         };
         World {
@@ -122,6 +125,7 @@ impl World {
                 let expected =
                     Guarantee { pages: member.guaranteed, generation: member.generation };
                 assert_eq!(slot.guarantee, expected, "a live member lost its slot");
+                assert_eq!(slot.word.claimed, member.claimed, "a live member lost its pages");
             }
         }
     }
@@ -194,6 +198,7 @@ impl World {
                     (Next::Granted, Then::Guarantee) => At::Guaranteeing,
                     (Next::Granted, Then::Rest) => {
                         self.granted += 1;
+                        self.members[at].claimed = self.slots[slot].word.claimed;
                         At::Idle
                     }
                     (Next::Refused(_), Then::Guarantee) => At::Leaving(0),
@@ -219,6 +224,7 @@ impl World {
             At::Settling => {
                 let word = self.slots[slot].word;
                 assert!(self.exchange(slot, word, word.next(0, 0)));
+                self.members[at].claimed = 0;
                 At::Idle
             }
             At::Idle => match self.random.u32(..10) {
@@ -241,6 +247,7 @@ impl World {
             },
             At::Giving(word, pages) => {
                 assert!(self.exchange(slot, word, word.next(word.claimed - pages, 0)));
+                self.members[at].claimed = word.claimed - pages;
                 At::Idle
             }
             At::Reaping { slot: other, word, guarantee, is_cleared: false } => {
