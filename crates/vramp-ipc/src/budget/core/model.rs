@@ -33,6 +33,8 @@ enum At {
         guarantee: Guarantee,
         is_cleared: bool,
     },
+    /// It clears the guarantee of that slot.
+    Unseating(usize, Guarantee),
     Leaving(u8),
     /// It takes away what it saw pending.
     Cancelling(usize, Word),
@@ -260,18 +262,18 @@ impl World {
             }
             At::Reaping { slot: other, word, guarantee, .. } => {
                 // An exchange that fails leaves the rest to the next look. The guarantee goes last.
-                if self.slots[other].word != word {
-                    At::Idle
-                } else if word.claimed + word.pending > 0 {
+                let is_same = self.slots[other].word == word;
+                if is_same && word.claimed + word.pending > 0 {
                     self.slots[other].word = word.next(0, 0);
-                    let word = self.slots[other].word;
-                    At::Reaping { slot: other, word, guarantee, is_cleared: true }
-                } else {
-                    if self.slots[other].guarantee == guarantee {
-                        self.slots[other].guarantee = Guarantee::default();
-                    }
-                    At::Idle
                 }
+                let is_cleared = is_same || word.claimed + word.pending == 0;
+                if is_cleared { At::Unseating(other, guarantee) } else { At::Idle }
+            }
+            At::Unseating(other, guarantee) => {
+                if self.slots[other].guarantee == guarantee {
+                    self.slots[other].guarantee = Guarantee::default();
+                }
+                At::Idle
             }
             At::Leaving(0) => {
                 let word = self.slots[slot].word;
@@ -300,12 +302,17 @@ impl World {
         for _ in 0..steps {
             let at = self.random.usize(..self.members.len());
             let dice = self.random.u32(..1000);
+            let is_outside = matches!(self.members[at].at, At::Outside);
             let member = &mut self.members[at];
+            // Between question and exchange a member that clears a slot is often stopped, and dead slots last.
+            let is_clearing =
+                matches!(member.at, At::Reaping { is_cleared: true, .. } | At::Unseating(..));
+            let stops = if is_clearing && !member.is_stopped { 400 } else { 2 } * per_mille.min(2);
             if dice < per_mille {
                 self.kill(at);
-            } else if dice < 3 * per_mille {
+            } else if dice < per_mille + stops {
                 member.is_stopped = !member.is_stopped;
-            } else if !member.is_stopped {
+            } else if !member.is_stopped && (!is_outside || dice > 800) {
                 self.step(at);
             }
         }
