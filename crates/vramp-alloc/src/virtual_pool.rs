@@ -855,7 +855,7 @@ impl VirtualPool {
         if let Progress::External(_) = self.progress {
             return Ok(Vec::new());
         }
-        self.record_parked(Bytes::MAX)?;
+        self.record_parked()?;
         self.find_idle()?;
         let marks: Vec<Mark> = self.pool.pending().collect();
         Ok(marks.into_iter().filter_map(|mark| self.exec.events.begin_wait(mark)).collect())

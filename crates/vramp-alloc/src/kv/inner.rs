@@ -76,11 +76,11 @@ impl Inner {
         let pool = guard.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
         let table = pool.tables.get_mut(self.id);
         match &backed {
-            Ok(()) => table.pages.finish_commit(begun),
+            Ok(()) => table.pages.finish_commit(begun, stream),
             Err(_) => {
                 // What was backed is ordered behind older work only on the stream.
                 let now = pool.pool.now(stream);
-                table.pages.undo_commit(begun, mapped.then(|| Marks::from_iter([now])));
+                table.undo_commit(&pool.pool, begun, mapped.then(|| Marks::from_iter([now])));
             }
         }
         drop(guard);

@@ -2,6 +2,7 @@
 //! short.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use vramp_core::{ArenaId, Attempt, Bytes, Inconsistency, Mark, StreamId};
 use vramp_driver::DriverError;
@@ -43,7 +44,7 @@ impl VirtualPool {
     /// call. O(cells).
     pub(crate) fn remove_table(&mut self, id: TableId) {
         let Some(table) = self.tables.by_id.remove(&id) else { return };
-        let mut marks = table.pages.all_marks();
+        let mut marks = table.pages.marks();
         for stream in table.users {
             marks.retain(|mark| mark.stream != stream);
             marks.push(self.pool.now(stream));
@@ -76,18 +77,11 @@ impl VirtualPool {
     }
 
     /// Records events for the work that keeps parked pages from being lent, so that it can be queried and
-    /// waited for.
-    pub(crate) fn record_parked(
-        &mut self,
-        needed: Bytes,
-    ) -> Result<BTreeSet<StreamId>, DriverError> {
+    /// waited for. Returns its streams.
+    pub(crate) fn record_parked(&mut self) -> Result<BTreeSet<StreamId>, DriverError> {
         let Tables { by_id, .. } = &self.tables;
-        let mut marks: Vec<Mark> = Vec::new();
-        for table in by_id.values() {
-            let pages = needed.count().div_ceil(table.geometry.page_bytes().count());
-            let pages = u32::try_from(pages).unwrap_or(u32::MAX);
-            marks.extend(table.pages.awaited(pages, |mark| self.pool.is_over(mark)));
-        }
+        let marks = by_id.values().flat_map(|table| table.awaited(&self.pool));
+        let marks: Vec<Mark> = marks.collect();
         self.record_all(&marks)?;
         Ok(marks.into_iter().map(|mark| mark.stream).collect())
     }
@@ -98,7 +92,7 @@ impl VirtualPool {
         if self.tables.by_id.values().all(|table| table.pages.counts().parked == 0) {
             return Ok(Bytes::ZERO);
         }
-        let users = self.record_parked(needed)?;
+        let users = self.record_parked()?;
         self.poll_of(&users)?;
         let mut lent = Bytes::ZERO;
         let ids: Vec<TableId> = self.tables.by_id.keys().copied().collect();
@@ -111,21 +105,27 @@ impl VirtualPool {
         Ok(lent)
     }
 
-    /// Lends parked pages of one arena whose work is known to be over. Returns the bytes lent, and the blocks
+    /// Lends parked pages of one arena whose work is known to be over. Handles that the arena made come first, then
+    /// longer ones, which it has from others: their pages leave together. Returns the bytes lent, and the blocks
     /// that they lie in.
     fn lend_of(&mut self, id: TableId, needed: Bytes) -> (Bytes, BTreeSet<u32>) {
         let (pool, table) = (&mut self.pool, self.tables.get_mut(id));
         let (mut lent, mut blocks) = (Bytes::ZERO, BTreeSet::new());
-        for group in table.pages.lendable_groups(|mark| pool.is_over(mark)) {
-            if lent >= needed {
-                break;
+        let geometry = table.geometry;
+        let of_block = |page| geometry.pages_of(page / geometry.per_block);
+        let widths: [&dyn Fn(u32) -> Range<u32>; 2] = [&|page| geometry.group_of(page), &of_block];
+        for together in widths {
+            for group in table.pages.lendable_groups(|mark| pool.is_over(mark), together) {
+                if lent >= needed {
+                    return (lent, blocks);
+                }
+                let block = group.start / geometry.per_block;
+                let here = table.lend_group(pool, group);
+                if !here.is_zero() {
+                    blocks.insert(block);
+                }
+                lent += here;
             }
-            let block = group.start / table.geometry.per_block;
-            let here = table.lend_group(pool, group);
-            if !here.is_zero() {
-                blocks.insert(block);
-            }
-            lent += here;
         }
         (lent, blocks)
     }
@@ -136,7 +136,7 @@ impl VirtualPool {
         id: TableId,
         needed: Bytes,
     ) -> Result<BTreeSet<u32>, DriverError> {
-        let users = self.record_parked(needed)?;
+        let users = self.record_parked()?;
         self.poll_of(&users)?;
         Ok(self.lend_of(id, needed).1)
     }

@@ -67,9 +67,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use vramp_core::{AddrRange, Bytes, StreamId};
 
 use self::core::geometry::Geometry;
-use self::core::pages::{Begun, Refused};
+use self::core::pages::{Begun, Marks, Refused};
 use crate::allocator::Allocator;
-use crate::error::AllocError;
+use crate::error::{AllocError, Unusable};
 use ahead::Ahead;
 use inner::Inner;
 use tables::Table;
@@ -294,7 +294,8 @@ impl Arena {
     /// Gives pages memory in all tensors, for work on `stream`, which is ordered behind work that still uses
     /// it: all of the pages, or none. The contents are not defined.
     ///
-    /// Waits while another thread backs one of them.
+    /// Waits while another thread backs one of them: a shortage handler that this commit runs may call the
+    /// arena, but not for its pages.
     ///
     /// # Errors
     /// [`KvError::Beyond`], [`KvError::Twice`], [`KvError::Committed`]: which pages are wrong.
@@ -302,7 +303,8 @@ impl Arena {
     /// parked stays parked.
     pub fn commit(&self, pages: impl PageRanges, stream: StreamId) -> Result<(), KvError> {
         let pages = pages.ranges();
-        let (begun, ()) = self.begin(stream, |table| Ok((table.pages.begin_commit(pages)?, ())))?;
+        let (begun, ()) =
+            self.begin(stream, |table| Ok((table.pages.begin_commit(pages, stream)?, ())))?;
         self.go_on(begun, stream)
     }
 
@@ -318,7 +320,7 @@ impl Arena {
             if found < count {
                 return Err(Choice::TooFew { left: found });
             }
-            Ok((table.pages.begin_commit(&chosen)?, chosen))
+            Ok((table.pages.begin_commit(&chosen, stream)?, chosen))
         })?;
         self.go_on(begun, stream)?;
         Ok(chosen)
@@ -330,6 +332,7 @@ impl Arena {
         stream: StreamId,
         choose: impl Fn(&mut Table) -> Result<(Begun, R), Choice>,
     ) -> Result<(Begun, R), KvError> {
+        Unusable::check_fork()?;
         loop {
             let moves = *self.inner.lock_moves();
             let mut guard = self.inner.shared.lock()?;
@@ -377,8 +380,8 @@ impl Arena {
         backed
     }
 
-    /// Gives up pages, once the work that is queued on `stream` by now is over. They stay mapped, and lose
-    /// their contents when they are lent. No driver call.
+    /// Gives up pages, once the work that is queued by now on `stream`, and on the streams that they were committed
+    /// for, is over. They stay mapped, and lose their contents when they are lent. No driver call.
     ///
     /// # Errors
     /// [`KvError::Beyond`], [`KvError::Twice`], [`KvError::NotCommitted`]: which pages are wrong. None is
@@ -397,6 +400,7 @@ impl Arena {
     }
 
     fn park_behind(&self, pages: &[Range<u32>], stream: Option<StreamId>) -> Result<(), KvError> {
+        Unusable::check_fork()?;
         loop {
             let moves = *self.inner.lock_moves();
             let mut guard = self.inner.shared.lock()?;
@@ -409,11 +413,16 @@ impl Arena {
                 None => inner.streams.iter().map(|(id, _)| id).collect(),
             };
             let pool = inner.manager.virtual_pool_mut().expect("only a virtual pool has arenas");
-            let marks = streams.iter().map(|&stream| pool.pool.now(stream)).collect();
+            let core = &pool.pool;
+            let mut marks: Marks = streams.iter().map(|&stream| core.now(stream)).collect();
+            if stream.is_none() {
+                // Work of streams that ended may not be over.
+                marks.extend(core.pending().filter(|mark| !core.is_open(mark.stream)));
+            }
             let table = pool.tables.get_mut(self.inner.id);
-            match table.pages.park(pages, marks) {
+            match table.pages.park(pages, marks, |stream| core.now(stream)) {
                 Ok(()) => {
-                    streams.into_iter().for_each(|stream| table.note_user(&pool.pool, stream));
+                    streams.into_iter().for_each(|stream| table.note_user(core, stream));
                     drop(guard);
                     self.inner.shared.notify_waiters();
                     return Ok(());

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use vramp_core::{ArenaId, Bytes, Pool, StreamId};
+use vramp_core::{ArenaId, Bytes, Mark, Pool, StreamId};
 
 use super::core::geometry::{Geometry, Run};
-use super::core::pages::{PageState, Pages};
+use super::core::pages::{Begun, Marks, PageState, Pages};
 
 /// Number of an arena for caches in its pool. None is used twice.
 pub(crate) type TableId = u64;
@@ -52,11 +52,22 @@ impl Tables {
 }
 
 impl Table {
-    /// Notes a stream whose work may use the arena. Of many streams, those that ended are forgotten.
+    /// Notes a stream whose work may use the arena. Of many streams, those are forgotten that ended and whose
+    /// work is over.
     pub(crate) fn note_user(&mut self, pool: &Pool, stream: StreamId) {
         if self.users.insert(stream) && self.users.len() > 16 {
-            self.users.retain(|&user| user == stream || pool.is_open(user));
+            let is_over = |user| !pool.is_open(user) && pool.is_over(pool.now(user));
+            self.users.retain(|&user| user == stream || !is_over(user));
         }
+    }
+
+    /// The work that keeps parked pages from being lent: what they were parked behind, and what used their
+    /// memory before and was only ordered behind. O(parks + parked pages + cells of their blocks).
+    pub(super) fn awaited(&self, pool: &Pool) -> Vec<Mark> {
+        let marks = self.pages.marks().into_iter().filter(|&mark| !pool.is_over(mark));
+        let blocks = self.pages.parked_blocks().into_iter();
+        let cells = blocks.flat_map(|block| &self.cells[self.geometry.cells_of(block)]);
+        marks.chain(cells.flat_map(|&cell| pool.arena_inherited(cell))).collect()
     }
 
     /// The parts of cells that a run lies in.
@@ -66,8 +77,8 @@ impl Table {
         cells.iter().map(move |&cell| Part { cell, from, len })
     }
 
-    /// Lends what is parked among the pages of a handle, where its work is over and nothing of the handle is
-    /// in use. Returns the bytes lent.
+    /// Lends what is parked among pages of one block, where its work is over and nothing of the handle is in use.
+    /// Returns the bytes lent.
     pub(super) fn lend_group(&mut self, pool: &mut Pool, group: Range<u32>) -> Bytes {
         let block = group.start / self.geometry.per_block;
         let of_block = self.geometry.pages_of(block);
@@ -82,9 +93,8 @@ impl Table {
                 keep.push((unit * u64::from(page - first), unit));
             }
         }
-        let cells = &self.cells[self.geometry.cells_of(block)];
         let mut lent = Bytes::ZERO;
-        for &cell in cells {
+        for &cell in &self.cells[self.geometry.cells_of(block)] {
             if pool.arena_inherited(cell).is_empty() {
                 lent += pool.lend(cell, &keep);
             }
@@ -92,16 +102,37 @@ impl Table {
         if lent.is_zero() && !lendable.iter().any(|&page| self.pages.is_in_part(page)) {
             return lent;
         }
+        self.note_memory(pool, block, &lendable);
+        lent
+    }
+
+    /// Notes what parked pages of a block have: those without memory become absent.
+    fn note_memory(&mut self, pool: &Pool, block: u32, parked: &[u32]) {
+        let unit = self.geometry.unit;
+        let first = self.geometry.pages_of(block).start;
+        let cells = &self.cells[self.geometry.cells_of(block)];
         let parts: Vec<Vec<(Bytes, Bytes)>> =
             cells.iter().map(|&cell| pool.backed_parts(cell)).collect();
-        for page in lendable {
+        for &page in parked {
             let at = unit * u64::from(page - first);
             let backed: Bytes = parts.iter().map(|parts| backed_within(parts, at, unit)).sum();
             if backed < self.geometry.page_bytes() {
                 self.pages.lent(page, backed.is_zero());
             }
         }
-        lent
+    }
+
+    /// Undoes a commit. Memory that was mapped for it may be in use by the work of `marks`; `None` if none was
+    /// mapped.
+    pub(super) fn undo_commit(&mut self, pool: &Pool, begun: Begun, marks: Option<Marks>) {
+        let runs = runs(self.geometry, &begun.absent);
+        let mapped = marks.is_some();
+        self.pages.undo_commit(begun, marks);
+        for run in runs.into_iter().filter(|_| mapped) {
+            let first = self.geometry.pages_of(run.block).start + run.first;
+            let pages: Vec<u32> = (first..first + run.pages).collect();
+            self.note_memory(pool, run.block, &pages);
+        }
     }
 }
 

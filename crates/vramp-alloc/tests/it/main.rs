@@ -20,6 +20,7 @@ mod hazards;
 mod hits;
 mod hostile;
 mod kv;
+mod kv_ends;
 mod limits;
 mod random_sharing;
 mod rmm_peers;

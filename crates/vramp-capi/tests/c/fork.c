@@ -35,6 +35,7 @@
 
 static vramp_allocator_t shared;
 static vramp_stream_t stream;
+static vramp_kv_t cache;
 static volatile int stop;
 
 static void ignore(const vramp_event_t *event, void *user) {
@@ -64,6 +65,11 @@ static void *work(void *argument) {
         vramp_allocator_t mine;
         vramp_region_scope_t scope;
         uint64_t registration = 0;
+        /* Each has a page of its own. The arena's thread makes others ready. */
+        vramp_kv_pages_t page = {(uint32_t)number * 3, (uint32_t)number * 3 + 1};
+        CHECK(vramp_kv_commit(shared, cache, &page, 1, own) == VRAMP_OK);
+        CHECK(vramp_kv_park(shared, cache, &page, 1, own) == VRAMP_OK);
+        CHECK(number != 0 || vramp_kv_release(shared, cache, 0, NULL) == VRAMP_OK);
         CHECK(vramp_malloc(shared, 1000 * (number + 1), own, &block) == VRAMP_OK);
         CHECK(vramp_malloc(shared, 3 << 20, stream, &large) == VRAMP_OK);
         CHECK(vramp_free(shared, block, stream) == VRAMP_OK);
@@ -106,11 +112,18 @@ static void child(void *block) {
     vramp_sharing_t sharing;
     vramp_reservation_t reservation = {1};
     vramp_region_scope_t scope = {1};
+    vramp_kv_pages_t page = {40, 41};
     int number = 0;
     uint64_t registration = 0;
     ANSWER(vramp_malloc(shared, 100, stream, &address) == VRAMP_ERROR_FORKED && address == NULL);
     ANSWER(strstr(vramp_last_error(), "spawn or exec") != NULL);
     ANSWER(vramp_free(shared, block, stream) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_kv_commit(shared, cache, &page, 1, stream) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_kv_park(shared, cache, &page, 1, stream) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_kv_take(shared, cache, 1, stream, &page, 1, &size) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_kv_release(shared, cache, 0, NULL) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_kv_record_use(shared, cache, stream) == VRAMP_ERROR_FORKED);
+    ANSWER(vramp_kv_destroy(shared, cache) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_usable_size(shared, block, &size) == VRAMP_ERROR_FORKED);
     ANSWER(vramp_record_use(shared, block, stream) == VRAMP_ERROR_FORKED);
     stats.struct_size = sizeof stats;
@@ -195,10 +208,16 @@ static void child(void *block) {
 static void busy(void) {
     pthread_t threads[THREADS];
     void *block = NULL;
+    vramp_kv_options_t options = {0};
     size_t number;
     CHECK(vramp_open("sim:h200", NULL, &shared) == VRAMP_OK);
     CHECK(vramp_stream_create(shared, &stream) == VRAMP_OK);
     CHECK(vramp_malloc(shared, 4096, stream, &block) == VRAMP_OK);
+    options.struct_size = sizeof options;
+    options.tensors = 2;
+    options.bytes_each = 64ull << 21;
+    options.ahead = 32ull << 20;
+    CHECK(vramp_kv_create(shared, &options, &cache) == VRAMP_OK);
     for (number = 0; number < THREADS; number++)
         CHECK(pthread_create(&threads[number], NULL, work, (void *)number) == 0);
     for (number = 0; number < CHILDREN; number++) {
@@ -219,6 +238,7 @@ static void busy(void) {
         CHECK(pthread_join(threads[number], NULL) == 0);
     /* The parent is as before. */
     CHECK(vramp_free(shared, block, stream) == VRAMP_OK);
+    CHECK(vramp_kv_destroy(shared, cache) == VRAMP_OK);
     CHECK(vramp_audit(shared) == VRAMP_OK);
     CHECK(vramp_close(shared) == VRAMP_OK);
 }

@@ -2,3 +2,6 @@
 
 pub(super) mod geometry;
 pub(super) mod pages;
+
+#[cfg(test)]
+mod twin;

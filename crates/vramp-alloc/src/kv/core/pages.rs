@@ -14,11 +14,11 @@
 //! Growth: 16 bytes for each page and a lot for each park of which a page is left. Committing or parking
 //! n pages is O(n log lots). Nothing here grows with the operations made.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use smallvec::SmallVec;
-use vramp_core::Mark;
+use vramp_core::{Mark, StreamId};
 
 use super::geometry::Geometry;
 
@@ -32,7 +32,10 @@ type LotId = i64;
 enum Page {
     Absent,
     Moving,
-    Committed,
+    /// For work on a stream, which the commit ordered behind older work on the page.
+    Committed {
+        by: StreamId,
+    },
     /// `whole` unless backing it failed in some tensors.
     Parked {
         lot: LotId,
@@ -119,6 +122,8 @@ pub(crate) struct Pages {
     limit: u32,
     /// Where the last absent pages were committed: the next ones are likely needed.
     cursor: u32,
+    /// No page before this one is absent.
+    absent_from: u32,
 }
 
 impl Pages {
@@ -132,6 +137,7 @@ impl Pages {
             counts: Counts::default(),
             limit: u32::MAX,
             cursor: 0,
+            absent_from: 0,
         }
     }
 
@@ -151,7 +157,7 @@ impl Pages {
         self.states.get(page as usize).map(|page| match page {
             Page::Absent => PageState::Absent,
             Page::Moving => PageState::Moving,
-            Page::Committed => PageState::Committed,
+            Page::Committed { .. } => PageState::Committed,
             Page::Parked { .. } => PageState::Parked,
         })
     }
@@ -163,16 +169,14 @@ impl Pages {
 
     /// Checks that ranges lie within the arena and have no page twice.
     fn check(&self, ranges: &[Range<u32>]) -> Result<(), Refused> {
-        let beyond = |range: &&Range<u32>| range.end > self.geometry.pages;
-        if let Some(range) = ranges.iter().filter(|range| !range.is_empty()).find(beyond) {
+        let given = || ranges.iter().filter(|range| !range.is_empty());
+        if let Some(range) = given().find(|range| range.end > self.geometry.pages) {
             return Err(Refused::Beyond { page: range.start.max(self.geometry.pages) });
         }
-        let apart = |pair: &[Range<u32>]| pair[0].end <= pair[1].start;
-        if ranges.windows(2).all(apart) {
+        if given().is_sorted_by(|range, next| range.end <= next.start) {
             return Ok(());
         }
-        let mut sorted: Vec<&Range<u32>> =
-            ranges.iter().filter(|range| !range.is_empty()).collect();
+        let mut sorted: Vec<&Range<u32>> = given().collect();
         sorted.sort_unstable_by_key(|range| range.start);
         match sorted.windows(2).find(|pair| pair[1].start < pair[0].end) {
             Some(pair) => Err(Refused::Twice { page: pair[1].start }),
@@ -180,15 +184,15 @@ impl Pages {
         }
     }
 
-    /// Begins to commit pages. Parked ones are committed at once.
-    pub fn begin_commit(&mut self, ranges: &[Range<u32>]) -> Result<Begun, Refused> {
+    /// Begins to commit pages for a stream. Parked ones are committed at once.
+    pub fn begin_commit(&mut self, ranges: &[Range<u32>], by: StreamId) -> Result<Begun, Refused> {
         self.check(ranges)?;
         let mut absent = 0;
         for page in ranges.iter().cloned().flatten() {
             match self.states[page as usize] {
                 Page::Absent => absent += 1,
                 Page::Moving => return Err(Refused::Moving),
-                Page::Committed => return Err(Refused::Committed { page }),
+                Page::Committed { .. } => return Err(Refused::Committed { page }),
                 Page::Parked { .. } => {}
             }
         }
@@ -207,7 +211,7 @@ impl Pages {
                     self.take_from_lot(lot, page, &mut begun);
                     self.counts.parked -= 1;
                     if whole {
-                        self.states[page as usize] = Page::Committed;
+                        self.states[page as usize] = Page::Committed { by };
                         self.counts.committed += 1;
                         continue;
                     }
@@ -249,10 +253,10 @@ impl Pages {
     }
 
     /// Ends a commit whose absent pages are backed.
-    pub fn finish_commit(&mut self, begun: Begun) {
+    pub fn finish_commit(&mut self, begun: Begun, by: StreamId) {
         for page in begun.absent.into_iter().flatten() {
             assert_eq!(self.states[page as usize], Page::Moving, "page {page} is being backed");
-            self.states[page as usize] = Page::Committed;
+            self.states[page as usize] = Page::Committed { by };
             self.counts.moving -= 1;
             self.counts.committed += 1;
         }
@@ -263,7 +267,7 @@ impl Pages {
     pub fn undo_commit(&mut self, begun: Begun, marks: Option<Marks>) {
         let mut in_part: Vec<(Marks, Vec<u32>)> = Vec::new();
         for (_, marks, pages) in begun.taken {
-            let whole = |page: &u32| self.states[*page as usize] == Page::Committed;
+            let whole = |page: &u32| self.is_committed(*page);
             let (pages, moving): (Vec<u32>, Vec<u32>) = pages.into_iter().partition(whole);
             self.counts.committed -= pages.len() as u32;
             let id = self.next_lot;
@@ -287,7 +291,7 @@ impl Pages {
         let pages: Vec<u32> = ranges.into_iter().flatten().collect();
         for &page in &pages {
             assert_eq!(self.states[page as usize], Page::Moving, "page {page} is being backed");
-            self.states[page as usize] = Page::Absent;
+            self.note_absent(page);
         }
         self.counts.moving -= pages.len() as u32;
         if let Some(marks) = marks {
@@ -296,6 +300,11 @@ impl Pages {
             *next += if ahead { -1 } else { 1 };
             self.add_lot(id, pages, marks, ahead);
         }
+    }
+
+    fn note_absent(&mut self, page: u32) {
+        self.states[page as usize] = Page::Absent;
+        self.absent_from = self.absent_from.min(page);
     }
 
     fn add_lot(&mut self, id: LotId, pages: Vec<u32>, marks: Marks, whole: bool) {
@@ -310,12 +319,23 @@ impl Pages {
         self.lots.insert(id, Lot { marks, pages, left });
     }
 
-    /// Parks committed pages behind the work of `marks`.
-    pub fn park(&mut self, ranges: &[Range<u32>], marks: Marks) -> Result<(), Refused> {
+    /// Parks committed pages behind the work of `marks`, and behind what streams have to do `now` for which they
+    /// were committed: only there are they ordered behind older work.
+    pub fn park(
+        &mut self,
+        ranges: &[Range<u32>],
+        mut marks: Marks,
+        now: impl Fn(StreamId) -> Mark,
+    ) -> Result<(), Refused> {
         self.check(ranges)?;
+        let mut last = None;
         for page in ranges.iter().cloned().flatten() {
             match self.states[page as usize] {
-                Page::Committed => {}
+                Page::Committed { by } if last == Some(by) => {}
+                Page::Committed { by } => {
+                    add_mark(&mut marks, now(by));
+                    last = Some(by);
+                }
                 Page::Moving => return Err(Refused::Moving),
                 _ => return Err(Refused::NotCommitted { page }),
             }
@@ -328,22 +348,29 @@ impl Pages {
         Ok(())
     }
 
-    /// Chooses pages for a commit of `count`: parked ones, the youngest first, then absent ones by number.
+    /// Chooses pages for a commit of `count`: parked ones, the youngest first and those last that were lent in
+    /// part, then absent ones by number.
     /// Fewer if there are no more. Sorted, neighbours together.
-    pub fn choose(&self, count: u32) -> Vec<Range<u32>> {
+    pub fn choose(&mut self, count: u32) -> Vec<Range<u32>> {
         let mut chosen: Vec<u32> = Vec::new();
         let wanted = count as usize;
-        for (&id, lot) in self.lots.iter().rev() {
-            let here = lot.pages.iter().rev().filter(|&&page| self.is_parked_in(page, id));
-            chosen.extend(here.take(wanted - chosen.len()));
+        let young = || self.lots.iter().rev();
+        for (whole, (&id, lot)) in
+            young().map(|lot| (true, lot)).chain(young().map(|lot| (false, lot)))
+        {
             if chosen.len() == wanted {
                 break;
             }
+            let parked = Page::Parked { lot: id, whole };
+            let here = lot.pages.iter().rev().filter(|&&page| self.states[page as usize] == parked);
+            chosen.extend(here.take(wanted - chosen.len()));
         }
         if chosen.len() < wanted {
-            let absent =
-                (0..self.geometry.pages).filter(|&page| self.states[page as usize] == Page::Absent);
-            chosen.extend(absent.take(wanted - chosen.len()));
+            let is_absent = |&page: &u32| self.states[page as usize] == Page::Absent;
+            let pages = self.geometry.pages;
+            let first = (self.absent_from..pages).find(is_absent).unwrap_or(pages);
+            self.absent_from = first;
+            chosen.extend((first..pages).filter(is_absent).take(wanted - chosen.len()));
         }
         chosen.sort_unstable();
         let mut ranges = Vec::new();
@@ -353,8 +380,8 @@ impl Pages {
         ranges
     }
 
-    fn is_parked_in(&self, page: u32, id: LotId) -> bool {
-        matches!(self.states[page as usize], Page::Parked { lot, whole: true } if lot == id)
+    fn is_committed(&self, page: u32) -> bool {
+        matches!(self.states[page as usize], Page::Committed { .. })
     }
 
     /// Committed pages in the order in which it is best to park them: those of blocks with the fewest come
@@ -362,7 +389,7 @@ impl Pages {
     pub fn park_first(&self, count: u32) -> Vec<Range<u32>> {
         let committed = |block: u32| {
             let pages = self.geometry.pages_of(block);
-            pages.filter(|&page| self.states[page as usize] == Page::Committed)
+            pages.filter(|&page| self.is_committed(page))
         };
         let mut blocks: Vec<(usize, u32)> = (0..self.geometry.blocks())
             .map(|block| (committed(block).count(), block))
@@ -377,25 +404,28 @@ impl Pages {
         ranges
     }
 
-    /// The work that keeps parked pages from being lent, the oldest lots first, until so many pages are free
-    /// to be lent or wait.
-    pub fn awaited(&self, pages: u32, is_over: impl Fn(Mark) -> bool) -> Marks {
-        let (mut marks, mut seen) = (Marks::new(), 0);
-        for lot in self.lots.values() {
-            if seen >= pages {
-                break;
-            }
-            seen += lot.left;
-            for &mark in lot.marks.iter().filter(|&&mark| !is_over(mark)) {
-                add_mark(&mut marks, mark);
-            }
+    /// The work that parked pages wait for.
+    pub fn marks(&self) -> Marks {
+        let mut marks = Marks::new();
+        for &mark in self.lots.values().flat_map(|lot| &lot.marks) {
+            add_mark(&mut marks, mark);
         }
         marks
     }
 
-    /// The handles' worth of pages in which some are parked whose work is over, the oldest lot first. One may
-    /// come more than once.
-    pub fn lendable_groups(&self, is_over: impl Fn(Mark) -> bool) -> Vec<Range<u32>> {
+    /// The blocks that have parked pages, and maybe some that had.
+    pub fn parked_blocks(&self) -> BTreeSet<u32> {
+        let pages = self.lots.values().flat_map(|lot| &lot.pages);
+        pages.map(|page| page / self.geometry.per_block).collect()
+    }
+
+    /// The pages that are `together` with some that are parked and whose work is over, the oldest lot first. One
+    /// group may come more than once.
+    pub fn lendable_groups(
+        &self,
+        is_over: impl Fn(Mark) -> bool,
+        together: impl Fn(u32) -> Range<u32>,
+    ) -> Vec<Range<u32>> {
         let over = self.lots.iter().filter(|(_, lot)| lot.marks.iter().all(|&mark| is_over(mark)));
         let mut groups: Vec<Range<u32>> = Vec::new();
         for (&id, lot) in over {
@@ -403,7 +433,7 @@ impl Pages {
                 let here =
                     matches!(self.states[page as usize], Page::Parked { lot, .. } if lot == id);
                 if here && groups.last().is_none_or(|last| !last.contains(&page)) {
-                    groups.push(self.geometry.group_of(page));
+                    groups.push(together(page));
                 }
             }
         }
@@ -428,7 +458,7 @@ impl Pages {
             return;
         }
         self.take_from_lot(lot, page, &mut Begun::default());
-        self.states[page as usize] = Page::Absent;
+        self.note_absent(page);
         self.counts.parked -= 1;
     }
 
@@ -454,11 +484,6 @@ impl Pages {
         self.end_moving(ranges, Some(marks), whole);
     }
 
-    /// The work of all lots.
-    pub fn all_marks(&self) -> Marks {
-        self.awaited(u32::MAX, |_| false)
-    }
-
     /// Checks that counts, lots and states agree.
     pub fn audit(&self) -> Result<(), String> {
         let mut counts = Counts::default();
@@ -467,7 +492,7 @@ impl Pages {
             match *state {
                 Page::Absent => {}
                 Page::Moving => counts.moving += 1,
-                Page::Committed => counts.committed += 1,
+                Page::Committed { .. } => counts.committed += 1,
                 Page::Parked { lot, .. } => {
                     counts.parked += 1;
                     *by_lot.entry(lot).or_default() += 1;
