@@ -7,6 +7,7 @@
 //! the calls of the Python module that take no lock which others hold for long. The header has none of them.
 
 use std::ffi::{CStr, CString, c_void};
+use std::ops::Range;
 use std::sync::Arc;
 
 use vramp_alloc::observe::is_in_callback;
@@ -21,6 +22,11 @@ use crate::device::Device;
 use crate::graphs::*;
 use crate::handles;
 use crate::interface::*;
+use crate::kv::abi::{vramp_kv_options_t, vramp_kv_pages_t, vramp_kv_stats_t, vramp_kv_t};
+use crate::kv::{
+    vramp_kv_address, vramp_kv_commit, vramp_kv_create, vramp_kv_park, vramp_kv_release,
+    vramp_kv_stats, vramp_kv_take,
+};
 use crate::process::{OpenAllocator, StreamName};
 use crate::session::Session;
 use crate::status::{catch_failure, check_fork, last_error_text};
@@ -184,6 +190,100 @@ pub fn create_arena(allocator: vramp_allocator_t, options: &str) -> Outcome<vram
     // SAFETY: the text ends with a zero and the result outlives the call.
     done(unsafe { vramp_arena_create(allocator, options.as_ptr(), &mut arena) })?;
     Ok(arena)
+}
+
+/// Calls `vramp_kv_create`, and `vramp_kv_address` of the first tensor.
+///
+/// # Errors
+/// Those of the functions.
+pub fn create_cache(
+    allocator: vramp_allocator_t,
+    options: vramp_kv_options_t,
+) -> Outcome<(vramp_kv_t, u64)> {
+    let struct_size = size_of::<vramp_kv_options_t>() as u64;
+    let options = vramp_kv_options_t { struct_size, ..options };
+    let mut kv = vramp_kv_t::default();
+    // SAFETY: the struct is as large as it says and the result outlives the call.
+    done(unsafe { vramp_kv_create(allocator, &options, &mut kv) })?;
+    let (mut address, mut length) = (std::ptr::null_mut(), 0);
+    // SAFETY: the results outlive the call.
+    done(unsafe { vramp_kv_address(allocator, kv, 0, &mut address, &mut length) })?;
+    Ok((kv, address as u64))
+}
+
+fn pages_to_c(pages: &[Range<u32>]) -> Vec<vramp_kv_pages_t> {
+    pages.iter().map(|range| vramp_kv_pages_t { first: range.start, end: range.end }).collect()
+}
+
+/// Calls `vramp_kv_commit`.
+///
+/// # Errors
+/// Those of the function.
+pub fn commit(
+    allocator: vramp_allocator_t,
+    kv: vramp_kv_t,
+    pages: &[Range<u32>],
+    stream: vramp_stream_t,
+) -> Outcome<()> {
+    let pages = pages_to_c(pages);
+    // SAFETY: the ranges are as many as said.
+    done(unsafe { vramp_kv_commit(allocator, kv, pages.as_ptr(), pages.len(), stream) })
+}
+
+/// Calls `vramp_kv_park`.
+///
+/// # Errors
+/// Those of the function.
+pub fn park(
+    allocator: vramp_allocator_t,
+    kv: vramp_kv_t,
+    pages: &[Range<u32>],
+    stream: vramp_stream_t,
+) -> Outcome<()> {
+    let pages = pages_to_c(pages);
+    // SAFETY: the ranges are as many as said.
+    done(unsafe { vramp_kv_park(allocator, kv, pages.as_ptr(), pages.len(), stream) })
+}
+
+/// Calls `vramp_kv_take`.
+///
+/// # Errors
+/// Those of the function.
+pub fn take(
+    allocator: vramp_allocator_t,
+    kv: vramp_kv_t,
+    count: u32,
+    stream: vramp_stream_t,
+) -> Outcome<Vec<Range<u32>>> {
+    let mut pages = vec![vramp_kv_pages_t::default(); count as usize];
+    let mut ranges = 0;
+    let (to, capacity) = (pages.as_mut_ptr(), pages.len());
+    // SAFETY: there is room for as many ranges as said, and the result outlives the call.
+    done(unsafe { vramp_kv_take(allocator, kv, count, stream, to, capacity, &mut ranges) })?;
+    Ok(pages[..ranges].iter().map(|pages| pages.first..pages.end).collect())
+}
+
+/// Calls `vramp_kv_release`.
+///
+/// # Errors
+/// Those of the function.
+pub fn release(allocator: vramp_allocator_t, kv: vramp_kv_t, keep: u64) -> Outcome<u64> {
+    let mut released = 0;
+    // SAFETY: the result outlives the call.
+    done(unsafe { vramp_kv_release(allocator, kv, keep, &mut released) })?;
+    Ok(released)
+}
+
+/// Calls `vramp_kv_stats`.
+///
+/// # Errors
+/// Those of the function.
+pub fn cache_stats(allocator: vramp_allocator_t, kv: vramp_kv_t) -> Outcome<vramp_kv_stats_t> {
+    let struct_size = size_of::<vramp_kv_stats_t>() as u64;
+    let mut stats = vramp_kv_stats_t { struct_size, ..vramp_kv_stats_t::default() };
+    // SAFETY: the struct is as large as it says.
+    done(unsafe { vramp_kv_stats(allocator, kv, &mut stats) })?;
+    Ok(stats)
 }
 
 /// Calls `vramp_capture_end`.

@@ -13,7 +13,7 @@ pub struct Plant {
 }
 
 /// Every planted bug.
-pub const PLANTS: [Plant; 20] = [
+pub const PLANTS: [Plant; 23] = [
     Plant {
         breaks: "the event at a stream's end is not recorded",
         file: "crates/vramp-alloc/src/stream_end.rs",
@@ -136,5 +136,24 @@ pub const PLANTS: [Plant; 20] = [
         file: "crates/vramp-alloc/src/shared.rs",
         old: "            self.manager.end_stream(id, Some(end));",
         new: "            let _ = end;",
+    },
+    Plant {
+        breaks: "parked pages of caches are lent before their work is over",
+        file: "crates/vramp-alloc/src/kv/core/pages.rs",
+        old: "        self.add_lot(id, pages, marks, true);\n        Ok(())",
+        new: "        self.add_lot(id, pages, Marks::new(), true);\n        let _ = marks;\n        Ok(())",
+    },
+    Plant {
+        breaks: "a commit that was undone keeps the pages that were parked",
+        file: "crates/vramp-alloc/src/kv/core/pages.rs",
+        old: "            self.counts.committed -= pages.len() as u32;\n            let id = self.next_lot;\n            \
+              self.next_lot += 1;\n            self.add_lot(id, pages, marks.clone(), true);",
+        new: "            let _ = pages;",
+    },
+    Plant {
+        breaks: "a page of a cache is lent under work that its commit was ordered behind",
+        file: "crates/vramp-alloc/src/kv/core/pages.rs",
+        old: "                    add_mark(&mut marks, now(by));",
+        new: "                    let _ = (&mut marks, now(by));",
     },
 ];

@@ -299,8 +299,8 @@ impl Arena {
     ///
     /// # Errors
     /// [`KvError::Beyond`], [`KvError::Twice`], [`KvError::Committed`]: which pages are wrong.
-    /// [`KvError::Limit`], and [`KvError::Memory`] as of a malloc. Nothing is committed then, and what was
-    /// parked stays parked.
+    /// [`KvError::Limit`], and [`KvError::Memory`] as of a malloc, or because pages were parked behind work of
+    /// another stream that captures now. Nothing is committed then, and what was parked stays parked.
     pub fn commit(&self, pages: impl PageRanges, stream: StreamId) -> Result<(), KvError> {
         let pages = pages.ranges();
         let (begun, ()) =

@@ -15,6 +15,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -33,12 +34,18 @@ use vramp_capi::interface::{
     vramp_audit, vramp_close, vramp_free, vramp_record_use, vramp_set_limit, vramp_stream_forget,
     vramp_trim, vramp_unobserve,
 };
+use vramp_capi::kv::abi::{
+    VRAMP_KV_INTERLEAVED, VRAMP_KV_SEPARATE, vramp_kv_options_t, vramp_kv_t,
+};
+use vramp_capi::kv::{vramp_kv_destroy, vramp_kv_record_use};
 use vramp_capi::testing::{self, Observer, Refusal, done};
 use vramp_core::AddrRange;
 use vramp_driver::{CaptureMode, Stream};
 
 use super::op::Op;
-use super::subject::{ArenaChoice, Outcome, PoolEnd, Reaction, Refused, Subject, Way, Why, in_way};
+use super::subject::{
+    ArenaChoice, CacheChoice, Outcome, PoolEnd, Reaction, Refused, Subject, Way, Why, in_way,
+};
 
 /// An object with the allocator that made it.
 #[derive(Clone, Copy)]
@@ -120,6 +127,7 @@ pub struct CSubject {
     captures: HashMap<u64, Capture>,
     graphs: HashMap<u64, Of<vramp_graph_t>>,
     leases: HashMap<u64, Of<vramp_lease_t>>,
+    caches: HashMap<u64, Of<vramp_kv_t>>,
     observers: HashMap<u64, (Arc<Callback>, Observer)>,
     /// Values of adopted streams so far. Each is another stream.
     adopted: Arc<AtomicUsize>,
@@ -193,6 +201,7 @@ impl CSubject {
             captures: HashMap::new(),
             graphs: HashMap::new(),
             leases: HashMap::new(),
+            caches: HashMap::new(),
             observers: HashMap::new(),
             adopted: Arc::default(),
             is_shared: false,
@@ -266,6 +275,7 @@ impl Subject for CSubject {
     fn reported(&self, why: Why) -> Why {
         match why {
             Why::Arena | Why::Over | Why::OtherThread | Why::Invalidated => Why::Capturing,
+            Why::Occupied => Why::Other,
             why => why,
         }
     }
@@ -493,6 +503,64 @@ impl Subject for CSubject {
 
     fn drop_range(&mut self, _: u64, _: Way) -> Outcome<()> {
         Err(Refused::absent())
+    }
+
+    fn cache(&mut self, pool: u64, cache: u64, choice: CacheChoice) -> Outcome<AddrRange> {
+        let allocator = self.pool(pool)?;
+        let (arrangement, unit) = match choice.interleaved {
+            true => (VRAMP_KV_INTERLEAVED, choice.tensors),
+            false => (VRAMP_KV_SEPARATE, 1),
+        };
+        let options = vramp_kv_options_t {
+            tensors: choice.tensors,
+            arrangement,
+            bytes_each: CacheChoice::bytes(choice.pages).count(),
+            superpage: CacheChoice::bytes(choice.superpage * unit).count(),
+            limit: choice.limit_bytes().map_or(0, Bytes::count),
+            ..vramp_kv_options_t::default()
+        };
+        let (id, start) = testing::create_cache(allocator, options).map_err(refused)?;
+        self.caches.insert(cache, Of { allocator, id });
+        let len = CacheChoice::bytes(choice.pages) * u64::from(choice.tensors);
+        Ok(AddrRange::new(DeviceAddr::new(start), len))
+    }
+
+    fn commit(&mut self, cache: u64, pages: &[Range<u32>], stream: u64) -> Outcome<()> {
+        let Of { allocator, id } = *self.caches.get(&cache).ok_or_else(gone)?;
+        testing::commit(allocator, id, pages, self.stream(stream)).map_err(refused)
+    }
+
+    fn take(&mut self, cache: u64, count: u32, stream: u64) -> Outcome<Vec<Range<u32>>> {
+        let Of { allocator, id } = *self.caches.get(&cache).ok_or_else(gone)?;
+        testing::take(allocator, id, count, self.stream(stream)).map_err(refused)
+    }
+
+    fn park(&mut self, cache: u64, pages: &[Range<u32>], stream: Option<u64>) -> Outcome<()> {
+        let Of { allocator, id } = *self.caches.get(&cache).ok_or_else(gone)?;
+        let stream = stream.map_or(vramp_stream_t::default(), |stream| self.stream(stream));
+        testing::park(allocator, id, pages, stream).map_err(refused)
+    }
+
+    fn release(&mut self, cache: u64, keep: Bytes) -> Outcome<()> {
+        let Of { allocator, id } = *self.caches.get(&cache).ok_or_else(gone)?;
+        testing::release(allocator, id, keep.count()).map(drop).map_err(refused)
+    }
+
+    fn use_cache(&mut self, cache: u64, stream: u64) -> Outcome<()> {
+        let Of { allocator, id } = *self.caches.get(&cache).ok_or_else(gone)?;
+        outcome(vramp_kv_record_use(allocator, id, self.stream(stream)))
+    }
+
+    fn drop_cache(&mut self, cache: u64, way: Way) -> Outcome<()> {
+        let Some(Of { allocator, id }) = self.caches.remove(&cache) else { return Ok(()) };
+        let end = move || vramp_kv_destroy(allocator, id);
+        in_way(way, || end_twice(end, VRAMP_ERROR_UNKNOWN_ARENA))
+    }
+
+    fn cache_pages(&self, cache: u64) -> (u32, u32) {
+        let Some(&Of { allocator, id }) = self.caches.get(&cache) else { return (0, 0) };
+        let stats = testing::cache_stats(allocator, id).unwrap_or_default();
+        (stats.committed, stats.moving)
     }
 
     fn observe(&mut self, pool: u64, observer: u64, how: Reaction, stream: u64) -> Outcome<()> {

@@ -66,6 +66,8 @@ pub(super) struct Mix {
     pub graphs: bool,
     /// Stable ranges.
     pub ranges: bool,
+    /// Arenas for caches.
+    pub caches: bool,
     /// Callbacks.
     pub callbacks: bool,
     /// Injected failures.
@@ -84,6 +86,7 @@ pub(super) enum Focus {
     Blocks,
     Graphs,
     Ranges,
+    Caches,
     Streams,
 }
 
@@ -94,6 +97,7 @@ impl Mix {
             0..3 if has_graphs => Focus::Graphs,
             3 if has_graphs => Focus::Ranges,
             4 => Focus::Streams,
+            5 if has_graphs => Focus::Caches,
             _ => Focus::Blocks,
         };
         Mix {
@@ -102,6 +106,7 @@ impl Mix {
                 || has_graphs && random.below(4) < 3
                 || random.one_in(16),
             ranges: focus == Focus::Ranges || has_graphs && random.one_in(2),
+            caches: focus == Focus::Caches || has_graphs && random.one_in(2) || random.one_in(16),
             callbacks: random.one_in(4),
             faults: random.one_in(4),
             ends: random.one_in(2),
@@ -184,6 +189,7 @@ impl Drawer {
                 Focus::Blocks => {}
                 Focus::Graphs => return self.graphs(world),
                 Focus::Ranges => return self.ranges(world),
+                Focus::Caches => return self.caches(world),
                 Focus::Streams if self.random.one_in(4) => return self.streams(world),
                 Focus::Streams => {}
             }
@@ -208,7 +214,8 @@ impl Drawer {
             }
             818..838 => self.streams(world),
             838..940 => self.graphs(world),
-            940..970 => self.ranges(world),
+            940..955 => self.ranges(world),
+            955..970 => self.caches(world),
             970..980 => self.callbacks(world),
             980..986 => self.faults(),
             986..996 => self.misuse(world),
@@ -424,6 +431,53 @@ impl Drawer {
             17..18 => Some(Op::Unhost { range: any? }),
             _ => Some(Op::DropRange { range: any?, way: self.way(3) }),
         }
+    }
+
+    fn caches(&mut self, world: &World) -> Option<Op> {
+        if !self.mix.caches {
+            return None;
+        }
+        if world.caches.len() == 0 || world.caches.len() < 3 && self.random.one_in(10) {
+            let pool = self.random.pick(&world.pools)?;
+            let (pages, shape) = (1 + self.random.below(24), self.random.below(72));
+            return Some(Op::Cache { pool, cache: self.name(), pages, shape });
+        }
+        let cache = self.random.pick(&world.caches)?;
+        let stream = self.any_stream(world)?;
+        let state = world.caches.get(cache)?;
+        // Some neighbours that a call may be made for, and at times others too.
+        let any = self.random.one_in(24);
+        let run = 1 + self.random.below(4);
+        let first = self.random.below(state.pages.len() as u64);
+        let mask = |committed: bool| {
+            let pages = (first..first + run).filter(|page| {
+                state.pages.get(*page as usize).is_some_and(|p| any || p.is_some() == committed)
+            });
+            pages.fold(0, |mask, page| mask | 1 << page)
+        };
+        Some(match self.random.below(20) {
+            0..6 => Op::Commit { cache, stream, pages: mask(false) },
+            6..7 => Op::Take { cache, stream, count: 1 + self.random.below(4) },
+            7..12 => {
+                let pages = mask(true);
+                let kind = self.random.below(5);
+                Op::WorkCache { cache, stream, pages, kind, ns: self.ns() }
+            }
+            12..17 => {
+                let pages = mask(true);
+                // Destroyed streams too.
+                let stream = match self.random.one_in(6) {
+                    true => self.random.pick(&world.streams)?,
+                    false => stream,
+                };
+                Op::Park { cache, stream, pages, way: u64::from(self.random.one_in(6)) }
+            }
+            17..19 => {
+                let keep = if self.random.one_in(2) { 0 } else { self.random.below(CARD / 4) };
+                Op::Release { cache, keep }
+            }
+            _ => Op::DropCache { cache, way: self.way(3) },
+        })
     }
 
     fn callbacks(&mut self, world: &World) -> Option<Op> {

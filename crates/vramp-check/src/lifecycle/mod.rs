@@ -1,5 +1,5 @@
 //! Random programs of objects that begin and end: streams, blocks, pools, arenas, captures, graphs,
-//! leases, ranges, callbacks. `docs/background/life-cycles.md` is the table that they are drawn from.
+//! leases, ranges, caches, callbacks. `docs/background/life-cycles.md` is the table that they are drawn from.
 //!
 //! 1. A seed gives a program: operations, drawn from what exists (`draw.rs`).
 //! 2. `world.rs` performs each one on a subject (`subject.rs`: an interface of the allocator), as a
@@ -37,8 +37,8 @@ use vramp::{Bytes, Driver};
 pub use c_subject::{CSubject, Calls};
 pub use op::{NotAnOp, Op};
 pub use subject::{
-    ArenaChoice, Outcome, Planned, PoolEnd, Reaction, Refused, RustSubject, Subject, Way, Why,
-    in_way,
+    ArenaChoice, CacheChoice, Outcome, Planned, PoolEnd, Reaction, Refused, RustSubject, Subject,
+    Way, Why, in_way,
 };
 pub use world::{Counts, Finding};
 

@@ -164,6 +164,21 @@ ops! {
     Unhost = "unhost" { range }
     /// Drops a range.
     DropRange = "drop-range" { range, way }
+    /// Reserves an arena for caches. The shape is the number of tensors, where they lie, the superpage and whether
+    /// there is a limit.
+    Cache = "cache" { pool, cache, pages, shape }
+    /// Commits pages of an arena for caches: those whose bit is set.
+    Commit = "commit" { cache, stream, pages }
+    /// Commits pages of the arena's choice.
+    Take = "take" { cache, stream, count }
+    /// Queues work on committed pages, as on a block; 4 copies their bytes to the host.
+    WorkCache = "work-cache" { cache, stream, pages, kind, ns }
+    /// Parks pages behind a stream, after ordering other streams' work before it: 1 behind all streams.
+    Park = "park" { cache, stream, pages, way }
+    /// Returns parked pages to the card.
+    Release = "release" { cache, keep }
+    /// Drops an arena for caches.
+    DropCache = "drop-cache" { cache, way }
     /// Registers an observer: 0 counts, 1 allocates and frees, 2 trims, 3 unregisters itself, 4
     /// panics once.
     Observe = "observe" { pool, observer, kind, stream }

@@ -25,6 +25,7 @@ impl Drawer {
         let Some(scene) = self.scene(world) else { return };
         let story = match self.random.below(8) {
             0..3 if self.mix.graphs => self.replays(world, scene),
+            3 if self.mix.caches => self.cache_in_use(scene),
             3..5 if self.mix.ranges => self.range_in_use(scene),
             5 if self.mix.ends => self.close_in_use(scene),
             _ => self.stream_in_use(world, scene),
@@ -145,6 +146,36 @@ impl Drawer {
             false => Op::DropRange { range, way: 0 },
         });
         self.pressure(scene, len, &mut story);
+        story
+    }
+
+    /// Pages go from stream to stream while work is in flight, and others want their memory.
+    fn cache_in_use(&mut self, scene: Scene) -> Vec<Op> {
+        let (pool, cache, count) = (scene.pool, self.name(), 4 + self.random.below(12));
+        let shape = self.random.below(54);
+        let mut story = vec![Op::Cache { pool, cache, pages: count, shape }];
+        let size = self.size();
+        for _ in 0..=self.random.below(3) {
+            let stream = self.any_of(scene);
+            let pages = ((1 << (1 + self.random.below(4))) - 1) << self.random.below(count);
+            story.push(Op::Commit { cache, stream, pages });
+            if !self.random.one_in(3) {
+                let kind = 1 + self.random.below(3);
+                story.push(Op::WorkCache { cache, stream, pages, kind, ns: self.ns() });
+            }
+            if self.random.one_in(4) {
+                story.push(Op::Destroy { pool, stream: self.any_of(scene) });
+            }
+            let (stream, way) = (self.any_of(scene), u64::from(self.random.one_in(6)));
+            story.push(Op::Park { cache, stream, pages, way });
+            if self.random.one_in(3) {
+                story.push(Op::Release { cache, keep: 0 });
+            }
+        }
+        if self.random.one_in(2) {
+            story.push(Op::DropCache { cache, way: 0 });
+        }
+        self.pressure(scene, size.max(16 << 20), &mut story);
         story
     }
 

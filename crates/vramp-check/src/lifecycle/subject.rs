@@ -1,6 +1,7 @@
 //! What a program runs on: an interface of the allocator, with its objects by name.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,6 +11,7 @@ use vramp::graph::{
     ArenaConfig, ArenaError, ArenaPolicy, AttachedCapture, Capture, CaptureError, CaptureMode,
     CapturedGraph, GraphArena, GraphHold, LaunchError, Overlap, ReplayLease,
 };
+use vramp::kv::{self, Arrangement, KvError, Layout};
 use vramp::observe::Registration;
 use vramp::peers::{Config, Preset};
 use vramp::range::{HostBackingError, StableRange};
@@ -108,6 +110,36 @@ pub struct ArenaChoice {
     pub mode: CaptureMode,
 }
 
+/// Choices of an arena for caches.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheChoice {
+    /// Tensors.
+    pub tensors: u32,
+    /// Pages of each.
+    pub pages: u32,
+    /// The same page of all tensors is side by side.
+    pub interleaved: bool,
+    /// Pages of the longest handle.
+    pub superpage: u32,
+    /// Most pages.
+    pub limit: Option<u32>,
+}
+
+impl CacheChoice {
+    /// Length of a page.
+    pub const PAGE: Bytes = Bytes::mib(2);
+
+    /// Returns the bytes of so many pages of a tensor.
+    pub fn bytes(pages: u32) -> Bytes {
+        CacheChoice::PAGE * u64::from(pages)
+    }
+
+    /// Returns the bytes of the limit.
+    pub fn limit_bytes(&self) -> Option<Bytes> {
+        self.limit.map(|pages| CacheChoice::bytes(pages) * u64::from(self.tensors))
+    }
+}
+
 /// What a callback does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reaction {
@@ -168,6 +200,16 @@ pub trait Subject: Send {
     fn unhost(&mut self, range: u64, len: Bytes) -> Outcome<()>;
     fn use_range(&mut self, range: u64, stream: u64) -> Outcome<()>;
     fn drop_range(&mut self, range: u64, way: Way) -> Outcome<()>;
+    fn cache(&mut self, pool: u64, cache: u64, choice: CacheChoice) -> Outcome<AddrRange>;
+    fn commit(&mut self, cache: u64, pages: &[Range<u32>], stream: u64) -> Outcome<()>;
+    fn take(&mut self, cache: u64, count: u32, stream: u64) -> Outcome<Vec<Range<u32>>>;
+    /// Parks pages behind a stream, or all.
+    fn park(&mut self, cache: u64, pages: &[Range<u32>], stream: Option<u64>) -> Outcome<()>;
+    fn release(&mut self, cache: u64, keep: Bytes) -> Outcome<()>;
+    fn use_cache(&mut self, cache: u64, stream: u64) -> Outcome<()>;
+    fn drop_cache(&mut self, cache: u64, way: Way) -> Outcome<()>;
+    /// Returns the committed and the moving pages.
+    fn cache_pages(&self, cache: u64) -> (u32, u32);
     fn observe(&mut self, pool: u64, observer: u64, how: Reaction, stream: u64) -> Outcome<()>;
     /// Registers a shortage handler. It frees `blocks`, one at a time.
     fn handle(
@@ -208,6 +250,7 @@ pub struct RustSubject {
     holds: HashMap<u64, GraphHold>,
     leases: HashMap<u64, ReplayLease>,
     ranges: HashMap<u64, StableRange>,
+    caches: HashMap<u64, kv::Arena>,
     observers: HashMap<u64, (u64, Arc<Callback>)>,
 }
 
@@ -360,6 +403,20 @@ fn why_host(error: HostBackingError) -> Refused {
     }
 }
 
+fn why_cache(error: KvError) -> Refused {
+    match error {
+        KvError::Memory(error) => why_alloc(error),
+        KvError::Arena(error) => why_arena(error),
+        KvError::Unusable(ref unusable) => why_unusable(unusable),
+        KvError::UnknownStream(_) => other(Why::UnknownStream, &error),
+        KvError::Limit { .. } | KvError::InUse { .. } => other(Why::OutOfMemory, &error),
+        KvError::Committed { .. } | KvError::NotCommitted { .. } | KvError::NoPages { .. } => {
+            other(Why::Occupied, &error)
+        }
+        _ => other(Why::Other, &error),
+    }
+}
+
 /// Runs `end` on the thread that is asked for.
 pub fn in_way<R: Send>(way: Way, end: impl FnOnce() -> R + Send) -> R {
     match way {
@@ -409,6 +466,7 @@ impl RustSubject {
             holds: HashMap::new(),
             leases: HashMap::new(),
             ranges: HashMap::new(),
+            caches: HashMap::new(),
             observers: HashMap::new(),
         }
     }
@@ -691,6 +749,68 @@ impl Subject for RustSubject {
         Ok(())
     }
 
+    fn cache(&mut self, pool: u64, cache: u64, choice: CacheChoice) -> Outcome<AddrRange> {
+        let arrangement = match choice.interleaved {
+            true => Arrangement::Interleaved,
+            false => Arrangement::Separate,
+        };
+        let unit = if choice.interleaved { choice.tensors } else { 1 };
+        let layout = Layout {
+            tensors: choice.tensors,
+            bytes_each: CacheChoice::bytes(choice.pages),
+            page: CacheChoice::PAGE,
+            arrangement,
+        };
+        let options = kv::Options {
+            superpage: CacheChoice::bytes(choice.superpage * unit),
+            limit: choice.limit_bytes(),
+            ..kv::Options::default()
+        };
+        let made = self.pool(pool)?.kv_arena(layout, options).map_err(why_cache)?;
+        let whole = made.whole();
+        self.caches.insert(cache, made);
+        Ok(whole)
+    }
+
+    fn commit(&mut self, cache: u64, pages: &[Range<u32>], stream: u64) -> Outcome<()> {
+        let cache = self.caches.get(&cache).ok_or_else(gone)?;
+        cache.commit(pages, self.stream(stream)).map_err(why_cache)
+    }
+
+    fn take(&mut self, cache: u64, count: u32, stream: u64) -> Outcome<Vec<Range<u32>>> {
+        let cache = self.caches.get(&cache).ok_or_else(gone)?;
+        cache.take(count, self.stream(stream)).map_err(why_cache)
+    }
+
+    fn park(&mut self, cache: u64, pages: &[Range<u32>], stream: Option<u64>) -> Outcome<()> {
+        let cache = self.caches.get(&cache).ok_or_else(gone)?;
+        let parked = match stream {
+            Some(stream) => cache.park(pages, self.stream(stream)),
+            None => cache.park_behind_all(pages),
+        };
+        parked.map_err(why_cache)
+    }
+
+    fn release(&mut self, cache: u64, keep: Bytes) -> Outcome<()> {
+        let cache = self.caches.get(&cache).ok_or_else(gone)?;
+        cache.release(keep).map(drop).map_err(why_cache)
+    }
+
+    fn use_cache(&mut self, cache: u64, stream: u64) -> Outcome<()> {
+        self.caches.get(&cache).ok_or_else(gone)?.record_use(self.stream(stream));
+        Ok(())
+    }
+
+    fn drop_cache(&mut self, cache: u64, way: Way) -> Outcome<()> {
+        drop_in(way, self.caches.remove(&cache));
+        Ok(())
+    }
+
+    fn cache_pages(&self, cache: u64) -> (u32, u32) {
+        let stats = self.caches.get(&cache).map(kv::Arena::stats).unwrap_or_default();
+        (stats.committed, stats.moving)
+    }
+
     fn observe(&mut self, pool: u64, observer: u64, how: Reaction, stream: u64) -> Outcome<()> {
         let callback = self.callback(pool, how, stream)?;
         let allocator = self.pool(pool)?;
@@ -751,6 +871,7 @@ impl Subject for RustSubject {
         self.graphs.clear();
         self.holds.clear();
         self.ranges.clear();
+        self.caches.clear();
         self.arenas.clear();
         self.blocks.clear();
         self.observers.clear();

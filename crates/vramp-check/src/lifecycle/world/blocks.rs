@@ -336,10 +336,27 @@ impl World {
         if !self.stores || range.len < Bytes::new(SLOT) {
             return Ok(false);
         }
-        let Some(slot) = self.slots.pop() else { return Ok(false) };
+        if self.slots.is_empty() {
+            return Ok(false);
+        }
         for user in later_than(&state.users, false) {
             self.order(user, stream)?;
         }
+        self.copy_back(range, raw, byte, block)?;
+        let state = self.blocks.get_mut(block).expect("it was found above");
+        note(&mut state.users, stream, false);
+        Ok(true)
+    }
+
+    /// Queues a copy of the first and last bytes of memory to the host, where a slot has to be free.
+    pub(super) fn copy_back(
+        &mut self,
+        range: AddrRange,
+        raw: Stream,
+        byte: u8,
+        of: u64,
+    ) -> Result<(), Finding> {
+        let slot = self.slots.pop().expect("the caller found a free slot");
         let half = Bytes::new(SLOT / 2);
         let end = range.start + (range.len - half);
         for (from, offset) in [(range.start, slot * SLOT), (end, slot * SLOT + SLOT / 2)] {
@@ -348,11 +365,9 @@ impl World {
         }
         let done = self.device.create_event().map_err(words)?;
         self.device.record(done, raw).map_err(words)?;
-        self.looks.push(Look { slot, byte, done, block });
-        let state = self.blocks.get_mut(block).expect("it was found above");
-        note(&mut state.users, stream, false);
+        self.looks.push(Look { slot, byte, done, of });
         self.counts.looks += 1;
-        Ok(true)
+        Ok(())
     }
 
     pub(super) fn sync(&mut self) -> Done {
@@ -393,8 +408,8 @@ impl World {
             self.device.read_host(self.buffer, offset, &mut bytes).map_err(words)?;
             self.slots.push(look.slot);
             if let Some(wrong) = bytes.iter().find(|byte| **byte != look.byte) {
-                let Look { block, byte, .. } = look;
-                return Err(format!("block {block} holds {wrong} where {byte} was written"));
+                let Look { of, byte, .. } = look;
+                return Err(format!("block {of} holds {wrong} where {byte} was written"));
             }
         }
         Ok(())

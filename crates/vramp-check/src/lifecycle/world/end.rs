@@ -46,6 +46,9 @@ impl World {
         for range in self.ranges.names() {
             self.drop_range(range, 0)?;
         }
+        for cache in self.caches.names() {
+            self.drop_cache(cache, 0)?;
+        }
         for arena in self.arenas.names() {
             self.drop_arena(arena, 0)?;
         }

@@ -6,6 +6,7 @@
 //! is ordered after earlier work, uses are recorded), or does nothing.
 
 mod blocks;
+mod caches;
 mod captures;
 mod end;
 mod model;
@@ -27,7 +28,7 @@ use super::op::Op;
 use super::subject::{Outcome, Planned, Reaction, Refused, Subject, Way, Why};
 use super::tap::{Ground, Tap};
 
-use model::{Arena, Block, Capture, Graph, Lease, Look, Range, StreamState};
+use model::{Arena, Block, Cache, Capture, Graph, Lease, Look, Range, StreamState};
 pub(super) use model::{From, Named};
 
 /// What a program found, in words.
@@ -85,6 +86,7 @@ pub struct World {
     pub(super) graphs: Named<Graph>,
     pub(super) leases: Named<Lease>,
     pub(super) ranges: Named<Range>,
+    pub(super) caches: Named<Cache>,
     pub(super) observers: Named<u64>,
     gates: Vec<Gate>,
     looks: Vec<Look>,
@@ -143,6 +145,7 @@ impl World {
             graphs: Named::default(),
             leases: Named::default(),
             ranges: Named::default(),
+            caches: Named::default(),
             observers: Named::default(),
             gates: Vec::new(),
             looks: Vec::new(),
@@ -232,6 +235,7 @@ impl World {
                     return Err(format!("audit of pool {pool}: {text}"));
                 }
             }
+            self.check_caches()?;
         }
         Ok(())
     }
@@ -378,6 +382,15 @@ impl World {
             Op::Host { range, len } => self.host(range, len),
             Op::Unhost { range } => self.unhost(range),
             Op::DropRange { range, way } => self.drop_range(range, way),
+            Op::Cache { pool, cache, pages, shape } => self.cache(pool, cache, pages, shape),
+            Op::Commit { cache, stream, pages } => self.commit(cache, stream, pages),
+            Op::Take { cache, stream, count } => self.take(cache, stream, count),
+            Op::WorkCache { cache, stream, pages, kind, ns } => {
+                self.work_cache(cache, stream, pages, (kind, ns))
+            }
+            Op::Park { cache, stream, pages, way } => self.park(cache, stream, pages, way),
+            Op::Release { cache, keep } => self.release_cache(cache, keep),
+            Op::DropCache { cache, way } => self.drop_cache(cache, way),
             Op::Observe { pool, observer, kind, stream } => {
                 let own = !self.shared || pool != SHARED;
                 if !self.pools.has(pool) || !self.streams.has(stream) || !own {

@@ -1,9 +1,13 @@
 //! The user's books: each object, and who works on which memory.
 
+use std::collections::BTreeSet;
+
 use vramp::Bytes;
 use vramp::graph::CaptureMode;
 use vramp_core::AddrRange;
 use vramp_driver::{Event, GraphExec, Stream};
+
+use crate::lifecycle::subject::CacheChoice;
 
 /// Objects by name, in order of creation.
 #[derive(Debug)]
@@ -155,13 +159,33 @@ pub(in crate::lifecycle) struct Range {
     pub users: Vec<User>,
 }
 
+/// An arena for caches.
+#[derive(Debug)]
+pub(in crate::lifecycle) struct Cache {
+    pub pool: u64,
+    pub whole: AddrRange,
+    pub choice: CacheChoice,
+    /// The committed ones.
+    pub pages: Vec<Option<CachePage>>,
+    /// Streams of commits and parks.
+    pub noted: BTreeSet<u64>,
+}
+
+/// A committed page.
+#[derive(Debug)]
+pub(in crate::lifecycle) struct CachePage {
+    pub users: Vec<User>,
+    pub byte: Option<u8>,
+}
+
 /// Bytes that were copied to the host, to be compared.
 #[derive(Debug)]
 pub(super) struct Look {
     pub slot: u64,
     pub byte: u8,
     pub done: Event,
-    pub block: u64,
+    /// The block, or the cache.
+    pub of: u64,
 }
 
 /// Returns true if work of another stream than `stream` is neither recorded nor over.

@@ -121,10 +121,13 @@ impl World {
         let raw = state.raw;
         let end = self.device.create_event().map_err(words)?;
         self.device.record(end, raw).map_err(words)?;
-        // Uses of a range can be recorded only while the stream is open. Of every second stream
+        // Uses of ranges and caches can be recorded only while the stream is open. Of every second stream
         // those of blocks are recorded too; the others are freed on the ended stream.
         for range in self.ranges.names() {
             self.record_range_uses(range, Some(stream))?;
+        }
+        for cache in self.caches.names() {
+            self.record_cache_uses(cache, Some(stream))?;
         }
         if stream.is_multiple_of(2) {
             for block in self.blocks.names() {
