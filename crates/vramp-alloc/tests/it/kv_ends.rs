@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use vramp_alloc::error::Unusable;
-use vramp_alloc::kv::{Arena, Arrangement, KvError, Layout, Options, PageState};
+use vramp_alloc::kv::{Arena, Arrangement, KvError, Layout, Options, PageRanges, PageState};
 use vramp_alloc::{AllocError, Allocator, Bytes, Config, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::sim::{Contents, Kernel, LiveObjects, Simulator};
@@ -27,6 +27,9 @@ const LAYOUT: Layout = Layout {
 fn rig() -> RangeRig {
     RangeRig::limited(MIB(512))
 }
+
+/// Handles of 16 pages.
+const LONG: Options = Options { superpage: Bytes::mib(32), limit: None, ahead: Bytes::ZERO };
 
 /// An arena whose handles are one page.
 fn paged(rig: &RangeRig) -> Arena {
@@ -139,7 +142,7 @@ fn pages_whose_memory_came_from_another_stream_are_lent_once_its_work_is_over() 
 fn parked_pages_that_cannot_be_lent_hide_no_others() {
     let rig = rig();
     let (other, _) = another(&rig);
-    let cache = rig.allocator.kv_arena(LAYOUT, Options::default()).unwrap();
+    let cache = rig.allocator.kv_arena(LAYOUT, LONG).unwrap();
     cache.commit([0..16, 16..32], rig.stream).unwrap();
     cache.park(0..15, rig.stream).unwrap();
     cache.park(16..32, other).unwrap();
@@ -214,7 +217,11 @@ fn commits_and_parks_beside_a_capture_leave_it_valid() {
         cache.commit(16..18, other).unwrap();
         rig.sim.launch(raw, Kernel::new("use").writing(at(&cache, 1, 16..18))).unwrap();
         cache.commit(20..22, rig.stream).unwrap();
-        assert_eq!(cache.release(Bytes::ZERO).unwrap(), Bytes::ZERO, "nobody knows what is over");
+        assert_eq!(
+            cache.release(Bytes::ZERO).unwrap(),
+            Bytes::ZERO,
+            "no event of the stream can be had"
+        );
         let graph =
             rig.sim.end_capture(rig.queue).unwrap_or_else(|error| panic!("{mode:?}: {error}"));
         rig.sim.destroy_graph(graph).unwrap();
@@ -400,7 +407,7 @@ fn arenas_that_were_dropped_leave_nothing() {
 fn an_arena_of_160_tensors_of_4_gib_costs_calls_for_what_is_committed_alone() {
     let (card, allocator, stream) = card();
     let layout = Layout { tensors: 160, bytes_each: Bytes::gib(4), ..LAYOUT };
-    let cache = allocator.kv_arena(layout, Options::default()).unwrap();
+    let cache = allocator.kv_arena(layout, LONG).unwrap();
     assert_eq!(cache.pages(), 2048);
     assert!(card.calls_of(Call::Reserve) <= 2);
     let calls = card.calls();
@@ -422,7 +429,7 @@ fn calls_on_one_page_of_131_072_cost_as_much_as_on_one_of_few() {
     let costs = [64, 131_072].map(|pages| {
         let (card, allocator, stream) = card();
         let layout = Layout { tensors: 1, bytes_each: PAGE * pages, ..LAYOUT };
-        let cache = allocator.kv_arena(layout, Options::default()).unwrap();
+        let cache = allocator.kv_arena(layout, LONG).unwrap();
         assert_eq!(u64::from(cache.pages()), pages);
         cache.commit(0..32, stream).unwrap();
         cache.take(1, stream).unwrap();
@@ -449,7 +456,7 @@ fn pages_that_were_lent_in_part_can_be_taken() {
     let pin = rig.allocator.pin_range(at(&cache, 0, 0..4)).unwrap();
     cache.release(Bytes::ZERO).unwrap();
     assert_eq!(count(&cache), (28, 4));
-    assert_eq!(cache.take(4, rig.stream).unwrap(), [0..4]);
+    assert_eq!(*cache.take(4, rig.stream).unwrap().ranges(), *(0..4).ranges());
     rig.fill(at(&cache, 1, 0..4), 1);
     drop(pin);
     no_hazards(&rig);
