@@ -170,7 +170,9 @@ impl Group {
             usage.live += inner.counts().live().count();
             if let Some(pool) = inner.manager.virtual_pool() {
                 usage.cached += pool.pool.idle().count();
-                usage.parked += pool.tables.parked().count();
+                let (committed, parked) = pool.tables.bytes();
+                usage.live += committed.count();
+                usage.parked += parked.count();
                 let asleep = pool.exec.asleep.as_ref();
                 usage.asleep += asleep.map_or(0, |asleep| asleep.released().count());
             }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use vramp_core::{ArenaId, Bytes, Mark, Pool, StreamId};
 
 use super::core::geometry::{Geometry, Run};
-use super::core::pages::{Begun, Marks, PageState, Pages};
+use super::core::pages::{Begun, Counts, Marks, PageState, Pages};
 
 /// Number of an arena for caches in its pool. None is used twice.
 pub(crate) type TableId = u64;
@@ -43,11 +43,15 @@ impl Tables {
 }
 
 impl Tables {
-    /// Returns the bytes that are parked. O(arenas).
-    pub(crate) fn parked(&self) -> Bytes {
-        let parked =
-            |table: &Table| table.geometry.page_bytes() * u64::from(table.pages.counts().parked);
-        self.by_id.values().map(parked).sum()
+    /// Returns the bytes that are committed, and those that are parked. O(arenas).
+    pub(crate) fn bytes(&self) -> (Bytes, Bytes) {
+        let of = |pages: fn(Counts) -> u32| {
+            let bytes = |table: &Table| {
+                table.geometry.page_bytes() * u64::from(pages(table.pages.counts()))
+            };
+            self.by_id.values().map(bytes).sum()
+        };
+        (of(|counts| counts.committed + counts.moving), of(|counts| counts.parked))
     }
 }
 
