@@ -148,10 +148,10 @@ fn random_messages_leave_nothing_open() {
             let _ = send(&socket, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }
     }
-    wait_until("all connections ended", || server.connections() == 0);
+    // Descriptors of a connection are closed a moment after it was counted out.
+    wait_until("all ended", || server.connections() == 0 && descriptors() == before);
     assert!(published.wait_released(soon()));
     assert!(published.ever_opened() > 1_000);
-    assert_eq!(descriptors(), before);
     // It serves as before.
     receive_all(&mut connections().open(&ticket).unwrap()).unwrap();
 }
