@@ -62,7 +62,7 @@ fn pages_of_a_cache_are_exported_and_stay_while_they_are_parked() {
     let export = owner.export_range(pages(4)).unwrap();
     let imported = owner.import(export.description(), fetch(&export)).unwrap();
     cache.park(0..4, stream).unwrap();
-    assert_eq!(cache.release(Bytes::ZERO).unwrap(), MIB(8), "those of the other tensor");
+    assert_eq!(cache.release(Bytes::ZERO).unwrap(), MIB(12), "all but the two that are exported");
     machine.holds(0, imported.range(), 7);
     assert_eq!(owner.exported(), 0, "no block is kept");
     drop(export);
