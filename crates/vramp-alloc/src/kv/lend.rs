@@ -8,8 +8,9 @@ use vramp_core::{ArenaId, Attempt, Bytes, Inconsistency, Mark, StreamId};
 use vramp_driver::DriverError;
 
 use super::core::geometry::Geometry;
-use super::core::pages::{PageState, Pages};
+use super::core::pages::{Marks, PageState, Pages};
 use super::tables::{Part, Table, TableId, Tables};
+use crate::completion::captures;
 use crate::virtual_pool::{Refusal, Served, VirtualPool};
 
 impl VirtualPool {
@@ -74,6 +75,31 @@ impl VirtualPool {
             Err(Refusal::Driver(error)) => Err(error),
             Err(_) => Ok(false),
         }
+    }
+
+    /// Orders a stream behind the work that pages were parked behind, except where that is over. An event and a wait
+    /// for each stream, and a query whether the stream captures.
+    ///
+    /// # Errors
+    /// A driver call failed. A capture waits for nothing outside it: a stream that captures is refused before the
+    /// wait would invalidate its capture.
+    pub(super) fn order_commit(
+        &mut self,
+        stream: StreamId,
+        marks: &mut Marks,
+    ) -> Result<(), DriverError> {
+        if marks.is_empty() {
+            return Ok(());
+        }
+        if self.exec.driver.is_capturing(self.exec.stream(stream))? {
+            self.record_all(marks)?;
+            self.poll_of(&marks.iter().map(|mark| mark.stream).collect())?;
+            marks.retain(|mark| !self.pool.is_over(*mark));
+            if !marks.is_empty() {
+                return Err(captures(stream));
+            }
+        }
+        self.order_behind(stream, marks)
     }
 
     /// Records events for the work that keeps parked pages from being lent, so that it can be queried and

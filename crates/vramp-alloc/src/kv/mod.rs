@@ -35,7 +35,7 @@
 //! | call | driver calls | host |
 //! |---|---|---|
 //! | [`kv_arena`](Allocator::kv_arena) | one at most | O(cells log cells): a cell is 16 pages of a tensor, or a superpage |
-//! | commit of parked pages | none; an event and a wait for each other stream that they were parked behind | O(pages log parks), one lock |
+//! | commit of parked pages | none; an event and a wait for each other stream that they were parked behind, and then a query whether the stream captures | O(pages log parks), one lock |
 //! | commit of absent pages | a map and a set-access for each handle, and a create where the pool grows | O(handles), the pool's lock for one at a time |
 //! | [`park`](Arena::park) | none | O(pages) |
 //! | [`release`](Arena::release) | an unmap and a release for each handle, an event and a query for each stream | O(pages) |
@@ -300,7 +300,7 @@ impl Arena {
     /// # Errors
     /// [`KvError::Beyond`], [`KvError::Twice`], [`KvError::Committed`]: which pages are wrong.
     /// [`KvError::Limit`], and [`KvError::Memory`] as of a malloc, or because pages were parked behind work of
-    /// another stream that captures now. Nothing is committed then, and what was parked stays parked.
+    /// another stream and one of the two captures now. Nothing is committed then, and what was parked stays parked.
     pub fn commit(&self, pages: impl PageRanges, stream: StreamId) -> Result<(), KvError> {
         let pages = pages.ranges();
         let (begun, ()) =
@@ -347,7 +347,7 @@ impl Arena {
                     begun
                         .marks
                         .retain(|mark| !core.is_over(*mark) && !core.is_ordered(stream, *mark));
-                    if let Err(error) = pool.order_behind(stream, &begun.marks) {
+                    if let Err(error) = pool.order_commit(stream, &mut begun.marks) {
                         pool.tables.get_mut(self.inner.id).pages.undo_commit(begun, None);
                         drop(guard);
                         self.inner.note_moved();

@@ -461,3 +461,61 @@ fn pages_that_were_lent_in_part_can_be_taken() {
     drop(pin);
     no_hazards(&rig);
 }
+
+#[test]
+fn a_commit_for_a_capturing_stream_of_memory_that_another_one_uses_leaves_the_capture_valid() {
+    for mode in MODES {
+        let rig = rig();
+        let cache = paged(&rig);
+        let (other, raw) = another(&rig);
+        cache.commit(0..4, other).unwrap();
+        let block = rig.allocator.malloc(MIB(512) - MIB(16), rig.stream).unwrap();
+        let range = AddrRange::new(block.addr(), MIB(256));
+        let gate = rig.sim.gate();
+        rig.sim.launch(rig.queue, Kernel::new("first").writing(range).until(gate)).unwrap();
+        rig.allocator.free(block, rig.stream).unwrap();
+        rig.sim.begin_capture(raw, mode).unwrap();
+        let kernel = Kernel::new("captured").writing(at(&cache, 0, 0..4));
+        rig.sim.launch(raw, kernel).unwrap();
+        // A capture waits for nothing outside.
+        let error = cache.commit(8..12, other).unwrap_err();
+        assert!(matches!(error, KvError::Memory(AllocError::OutOfMemory(_))), "{error}");
+        let kernel = Kernel::new("captured").writing(at(&cache, 0, 0..4));
+        rig.sim.launch(raw, kernel).unwrap();
+        let graph = rig.sim.end_capture(raw).unwrap_or_else(|error| panic!("{mode:?}: {error}"));
+        rig.sim.destroy_graph(graph).unwrap();
+        rig.sim.open(gate);
+        no_hazards(&rig);
+    }
+}
+
+#[test]
+fn a_commit_for_a_capturing_stream_of_pages_parked_behind_another_leaves_the_capture_valid() {
+    for mode in MODES {
+        let rig = rig();
+        let cache = paged(&rig);
+        let (other, raw) = another(&rig);
+        cache.commit(0..8, rig.stream).unwrap();
+        let gate = rig.sim.gate();
+        let kernel = Kernel::new("first").writing(at(&cache, 0, 0..8)).until(gate);
+        rig.sim.launch(rig.queue, kernel).unwrap();
+        cache.park(0..4, rig.stream).unwrap();
+        rig.sim.begin_capture(raw, mode).unwrap();
+        let error = cache.commit(0..2, other).unwrap_err();
+        let KvError::Memory(AllocError::Driver(error)) = error else { panic!("{error}") };
+        assert_eq!(error.kind, ErrorKind::Capturing);
+        assert_eq!(count(&cache), (4, 4));
+        let graph = rig.sim.end_capture(raw).unwrap_or_else(|error| panic!("{mode:?}: {error}"));
+        rig.sim.destroy_graph(graph).unwrap();
+        cache.commit(0..2, other).unwrap();
+        rig.sim.launch(raw, Kernel::new("next").writing(at(&cache, 0, 0..2))).unwrap();
+        rig.sim.open(gate);
+        rig.sim.synchronize_stream(rig.queue).unwrap();
+        // What is over needs no wait.
+        rig.sim.begin_capture(raw, mode).unwrap();
+        cache.commit(2..4, other).unwrap();
+        let graph = rig.sim.end_capture(raw).unwrap_or_else(|error| panic!("{mode:?}: {error}"));
+        rig.sim.destroy_graph(graph).unwrap();
+        no_hazards(&rig);
+    }
+}

@@ -7,7 +7,7 @@ use vramp::Bytes;
 use vramp::peers::Preset;
 use vramp_core::AddrRange;
 
-use super::model::{Cache, CachePage, User, later_than, note, users_work};
+use super::model::{Cache, CachePage, User, later_than, note};
 use super::{Done, Finding, World, byte_of, way_of};
 use crate::lifecycle::subject::{CacheChoice, Why};
 
@@ -161,7 +161,9 @@ impl World {
                 let parked = self.subject.park(cache, &ranges(&pages), Some(stream));
                 return self.expect(parked, &[Why::Occupied]);
             };
-            users.extend(of_page.iter().filter(|user| users_work(user, stream)).map(|u| u.stream));
+            // Recorded uses count when the arena is dropped, and not here.
+            let others = of_page.iter().filter(|user| user.worked && user.stream != stream);
+            users.extend(others.map(|user| user.stream));
         }
         let behind = (way != 1).then_some(stream);
         if behind.is_some() && !users.is_empty() {
