@@ -59,6 +59,15 @@ impl Relief<'_> {
     pub(crate) fn of_range(patience: Duration) -> Self {
         Relief { backs_range: true, ..Relief::new(patience) }
     }
+
+    /// Goes on with the next part of what is one request to its caller: all is tried again, and the deadline
+    /// stays.
+    pub(crate) fn begin_next(&mut self) {
+        self.rounds = 0;
+        self.others_may_be_idle = true;
+        self.own_waited_for = false;
+        self.waited_up_to = 0;
+    }
 }
 
 /// # Shortages and observers

@@ -10,6 +10,7 @@ use super::core::geometry::{Geometry, Layout};
 use super::core::pages::{Begun, Marks, Refused};
 use super::error::KvError;
 use super::tables::{Part, TableId, runs};
+use crate::allocator::Relief;
 use crate::error::{AllocError, Unusable};
 use crate::shared::Shared;
 
@@ -90,8 +91,10 @@ impl Inner {
 
     /// Backs pages in all tensors.
     pub fn back(&self, pages: &[Range<u32>], stream: StreamId) -> Result<(), KvError> {
+        let mut relief = Relief::of_range(self.patience);
         for Part { cell, from, len } in self.parts(pages)? {
-            self.shared.back_range(cell, (from, len), stream, self.patience)?;
+            relief.begin_next();
+            self.shared.back_range(cell, (from, len), stream, &mut relief)?;
         }
         Ok(())
     }

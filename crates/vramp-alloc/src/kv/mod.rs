@@ -46,9 +46,9 @@
 //!
 //! # Growth
 //!
-//! 16 bytes for each page and about 300 for each cell; a dropped arena leaves nothing. With a full card a commit runs the
-//! allocator's shortage handlers and waits as a malloc does, then fails with its report, and what was parked
-//! before is parked again. A pinned page stays where it is: while parked it is not lent.
+//! 16 bytes for each page and about 300 for each cell; a dropped arena leaves nothing. With a full card a
+//! commit runs the allocator's shortage handlers and waits as one malloc does, for all tensors together; then it
+//! fails with its report, and what was parked before is parked again. A pinned page stays where it is: while parked it is not lent.
 //!
 //! Deliberately absent: which request has which page, contents, and copies. A page that was parked has lost
 //! its contents once it was lent: read none of them.

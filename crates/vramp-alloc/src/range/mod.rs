@@ -144,7 +144,7 @@ impl StableRange {
     pub fn back_part(&self, from: Bytes, len: Bytes, stream: StreamId) -> Result<(), AllocError> {
         let inside = from.checked_add(len).is_some_and(|end| end <= self.range.len);
         assert!(inside, "{len} from {from} on do not lie in {self:?}");
-        self.shared.back_range(self.id, (from, len), stream, self.patience)
+        self.shared.back_range(self.id, (from, len), stream, &mut Relief::of_range(self.patience))
     }
 
     /// Lends all of it except `keep`, a sorted list of offsets and lengths that do not overlap, to
@@ -217,14 +217,13 @@ impl StableRange {
 
 impl Shared {
     /// Backs a part of an arena of the pool, as [`StableRange::back_part`] does.
-    pub(crate) fn back_range(
-        self: &Arc<Shared>,
+    pub(crate) fn back_range<'a>(
+        self: &'a Arc<Shared>,
         id: ArenaId,
         part: (Bytes, Bytes),
         stream: StreamId,
-        patience: Duration,
+        relief: &mut Relief<'a>,
     ) -> Result<(), AllocError> {
-        let mut relief = Relief::of_range(patience);
         loop {
             let (shortage, call) = match self.try_back(id, part, stream)? {
                 Ok(()) => return Ok(()),
@@ -234,7 +233,7 @@ impl Shared {
                 Err(Refusal::Host(short)) => return Err(AllocError::HostMemory(short)),
             };
             self.observers.notify(&Event::Short(&shortage));
-            if !self.relieve(&mut relief, &shortage)? {
+            if !self.relieve(relief, &shortage)? {
                 let report = Box::new(self.report(*shortage, call, stream));
                 self.observers.notify(&Event::OutOfMemory(&report));
                 return Err(AllocError::OutOfMemory(report));

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use vramp_alloc::kv::{Arena, Arrangement, KvError, Layout, Options, PageRanges, PageState};
 use vramp_alloc::{AllocError, Allocation, Allocator, Bytes, Config, Driver, StreamId};
@@ -173,6 +174,31 @@ fn what_is_parked_behind_work_is_not_lent_before_that_is_over() {
     assert_eq!(cache.release(Bytes::ZERO).unwrap(), MIB(128));
     assert_eq!(count(&cache), (48, 0));
     assert!(rig.sim.hazards().is_empty(), "{:?}", rig.sim.hazards());
+}
+
+#[test]
+fn a_commit_waits_as_long_as_one_request_however_many_tensors_there_are() {
+    let patience = Duration::from_millis(150);
+    let config = Config { limit: Some(MIB(64)), patience, ..Config::default() };
+    let rig = RangeRig::with(config);
+    let layout = Layout { tensors: 16, bytes_each: MIB(32), ..LAYOUT };
+    let cache = rig.allocator.kv_arena(layout, Options::default()).unwrap();
+    let blocks: Vec<Allocation> =
+        (0..32).map(|_| rig.allocator.malloc(PAGE, rig.stream).unwrap()).collect();
+    std::thread::scope(|scope| {
+        // Each comes in time for one tensor, and all of them do not for 16.
+        scope.spawn(|| {
+            for block in blocks {
+                std::thread::sleep(Duration::from_millis(50));
+                rig.allocator.free(block, rig.stream).unwrap();
+            }
+        });
+        let error = cache.commit(0..1, rig.stream).unwrap_err();
+        assert!(matches!(error, KvError::Memory(AllocError::OutOfMemory(_))), "{error}");
+    });
+    assert_eq!(cache.stats().committed, 0);
+    cache.commit(0..1, rig.stream).unwrap();
+    rig.allocator.audit().unwrap();
 }
 
 #[test]
