@@ -148,7 +148,7 @@ impl Inner {
     }
 }
 
-/// Whether it is dropped by an error of [`Budget::join`], by the end of the [`Budget`], or by its thread.
+/// Whether it is dropped by a join that failed, by the end of the budget, or by its thread.
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.check_fork().is_ok() {
