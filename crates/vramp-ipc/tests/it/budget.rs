@@ -689,7 +689,15 @@ fn sums_hold_and_requests_are_served_while_members_are_killed_and_stopped() {
         let mut running: Vec<(Child, bool)> =
             (0..MEMBERS).map(|_| (start(STORM, "storm", folder.path()), false)).collect();
         running.iter_mut().for_each(|(child, _)| child.expect("there"));
+        // Nearly all is held until one of them waits, however short the run is.
+        let holder = join(folder.path(), "holder", Part { capacity: SPACE, ..PART });
+        let free = holder.room().unwrap().available;
+        holder.claim(free - 12 * PAGE, Duration::ZERO).unwrap();
         running.iter_mut().for_each(|(child, _)| child.tell("begin"));
+        wait_until("one waits", || {
+            group.status().unwrap().members.iter().any(|member| member.waiting.is_some())
+        });
+        drop(holder);
         while !running.is_empty() {
             let at = random.usize(..running.len());
             if running[at].0.is_over() {
