@@ -245,14 +245,15 @@ class Pages:
         """Unmaps pages that are counted in `_moving`. Those of a failed call stay mapped, and reserved."""
         if not pages:
             return
-        where = self._reserved
+        is_unmapped = False
         try:
             self._unmap(pages)
-            where = self._free
+            is_unmapped = True
         finally:
             with self._lock:
                 self._moving -= len(pages)
-                where.extend(pages)
+                # Chosen with the lock: `sort` replaces the list.
+                (self._free if is_unmapped else self._reserved).extend(pages)
                 self._note()
 
     def trim(self) -> None:
