@@ -237,6 +237,14 @@ impl Shared {
         Ok(MemoryGuard { shared: self, inner, _growth: growth })
     }
 
+    /// Returns the bytes that the group's pools can create now: what is free on the card, and at most what is
+    /// left of the limit. Zero if the driver does not say. One driver call, no lock.
+    pub(crate) fn room(&self) -> Bytes {
+        let free = self.driver.memory_info().map_or(Bytes::ZERO, |memory| memory.free);
+        let left = |limit: Bytes| limit.saturating_sub(self.group.reserved());
+        self.group.limit().map_or(free, |limit| free.min(left(limit)))
+    }
+
     /// Notes how much memory the pool has reserved, for the limit that it shares with others.
     pub(crate) fn note_reserved(&self, inner: &Inner) {
         let now = if inner.closed { Bytes::ZERO } else { inner.manager.reserved() };

@@ -26,9 +26,7 @@ impl Allocator {
     /// Returns the bytes that this allocator and its pools can create now: what is free on the card, and at
     /// most what is left of the limit. Zero if the driver does not say. One driver call, no lock.
     pub fn room(&self) -> Bytes {
-        let free = self.driver().memory_info().map_or(Bytes::ZERO, |memory| memory.free);
-        let left = |limit: Bytes| limit.saturating_sub(self.shared.group.reserved());
-        self.limit().map_or(free, |limit| free.min(left(limit)))
+        self.shared.room()
     }
 
     /// Changes the limit. Idle memory above it is returned to the card at once. Memory in use

@@ -220,8 +220,12 @@ impl Allocator {
         });
         let most = u32::try_from(options.ahead.count() / geometry.page_bytes().count());
         let most = most.unwrap_or(u32::MAX);
-        let ahead = (most > 0).then(|| Ahead::start(&inner, most)).transpose();
-        Ok(Arena { ahead: ahead.map_err(KvError::Thread)?, inner })
+        // Without the thread the arena is dropped, and its addresses with it.
+        let mut arena = Arena { inner, ahead: None };
+        if most > 0 {
+            arena.ahead = Some(Ahead::start(&arena.inner, most).map_err(KvError::Thread)?);
+        }
+        Ok(arena)
     }
 }
 
@@ -231,9 +235,7 @@ impl Layout {
         let Layout { tensors, bytes_each, page, .. } = *self;
         let refused = |why: &'static str| KvError::Layout { layout: *self, why };
         if page.is_zero() || !page.is_multiple_of(device_page) {
-            return Err(refused(
-                "a page has to be a multiple of the device's page, which is 2 MiB",
-            ));
+            return Err(refused("a page has to be a multiple of the device's own"));
         }
         if tensors == 0 || bytes_each.is_zero() {
             return Err(refused("there is nothing to reserve: give it tensors with a length"));
@@ -496,10 +498,7 @@ impl Arena {
         let shared = &self.inner.shared;
         let stats = self.stats();
         let page = stats.page_bytes.count();
-        let card = shared.driver.memory_info().map_or(Bytes::ZERO, |memory| memory.free);
-        let group = &shared.group;
-        let left =
-            group.limit().map_or(card, |limit| card.min(limit.saturating_sub(group.reserved())));
+        let left = shared.room();
         let mut idle = Bytes::ZERO;
         {
             let guard = shared.lock_anyway();
