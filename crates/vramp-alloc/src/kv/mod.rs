@@ -235,7 +235,7 @@ impl Layout {
         let Layout { tensors, bytes_each, page, .. } = *self;
         let refused = |why: &'static str| KvError::Layout { layout: *self, why };
         if page.is_zero() || !page.is_multiple_of(device_page) {
-            return Err(refused("a page has to be a multiple of the device's own"));
+            return Err(refused("a page has to be a multiple of the device's page"));
         }
         if tensors == 0 || bytes_each.is_zero() {
             return Err(refused("there is nothing to reserve: give it tensors with a length"));
