@@ -41,7 +41,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A running allocator records into a [`History`], a ring of its last events.
+//! A running allocator records into a [`History`], a ring of its last events. A program that `vramp exec`
+//! runs records into a file, [`spool`].
 //!
 //! Feature `formats` (default): reading and writing files. Without it the crate has the trace
 //! types, [`Workload`] and [`History`], and depends on no parser or compressor.
@@ -58,6 +59,7 @@ mod history;
 mod infer;
 mod labels;
 mod repairs;
+pub mod spool;
 mod stacks;
 mod trace;
 mod workload;

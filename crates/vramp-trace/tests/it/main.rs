@@ -6,5 +6,6 @@ mod containers;
 mod devices;
 mod hostile;
 mod snapshots;
+mod spools;
 mod timelines;
 mod workloads;
