@@ -11,6 +11,7 @@ pub const PATH: &str = "crates/vramp-capi/include/vramp.h";
 
 /// The header for C++, written by hand, relative to the root.
 pub const CPP_PATH: &str = "crates/vramp-capi/include/vramp.hpp";
+pub const RMM_PATH: &str = "crates/vramp-capi/include/vramp/rmm.hpp";
 
 /// Sources of the functions and types of the header, in its order. Modules of a source are read with it.
 const SOURCES: [&str; 20] = [

@@ -19,6 +19,7 @@ mod page;
 mod plant;
 mod python;
 mod quick;
+mod rmm;
 mod sanitize;
 mod shell;
 mod site;
@@ -27,6 +28,7 @@ mod suite;
 mod tidy;
 mod torch;
 mod tree;
+mod wheels;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -189,6 +191,9 @@ enum Task {
         #[arg(long, value_name = "VERSION", num_args = 0.., conflicts_with = "allocator")]
         headers: Option<Vec<String>>,
     },
+    /// Compiles `vramp/rmm.hpp` against the headers of every supported RMM and of CCCL, and runs its tests on the
+    /// simulator: downloads 50 MB once.
+    Rmm,
     /// Builds the folder `gpu-bundle`, which runs on a machine with a card and without Rust.
     GpuBundle {
         /// A folder with more traces to take along. May be given several times.
@@ -252,6 +257,7 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Python { libraries, .. } => python::check(root, *libraries),
         Task::Torch { headers: Some(versions), .. } => torch::headers(root, versions),
         Task::Torch { allocator, headers: None } => torch::tests(root, *allocator),
+        Task::Rmm => rmm::run(root),
         Task::GpuBundle { traces } => bundle::run(root, traces),
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use crate::ci::{self, Steps};
 use crate::plant::{self, Finder};
 use crate::suite::{self, Suite};
-use crate::{install, models, mutants, page, python, sanitize, shell, torch};
+use crate::{install, models, mutants, page, python, rmm, sanitize, shell, torch};
 
 /// How many times as many random programs are run as in CI.
 pub const LENGTH: u32 = 20;
@@ -49,7 +49,7 @@ impl Shard {
 type Part = (&'static str, fn(&Path) -> Result<()>);
 
 /// What runs beside the tests, the longest first.
-const PARTS: [Part; 17] = [
+const PARTS: [Part; 18] = [
     ("mutants", |root| mutants::run(root, &mutants::Extent::All)),
     ("planted bugs", |root| plant::run(root, None, Finder::LifeCycles)),
     ("planted bugs by tests", |root| plant::run(root, None, Finder::Tests)),
@@ -77,6 +77,7 @@ const PARTS: [Part; 17] = [
         shell::run(doc.args(args))
     }),
     ("torch headers", |root| torch::headers(root, &["all".to_owned()])),
+    ("rmm", rmm::run),
     ("install", install::check::run),
     ("oldest Rust", ci::oldest),
     ("page", |root| page::run(root, &page::build(root)?, page::Scope::Whole)),

@@ -1,7 +1,6 @@
 //! `cargo xtask torch`: `vramp.torch` with PyTorch, on machines without a GPU.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 
 use crate::python::{self, Kind};
-use crate::shell;
+use crate::{shell, wheels};
 
 /// Versions of PyTorch whose allocator class is supported, oldest first.
 const VERSIONS: [&str; 7] = ["2.9", "2.10", "2.11", "2.12", "2.13", "2.14", "2.15"];
@@ -18,8 +17,6 @@ const VERSIONS: [&str; 7] = ["2.9", "2.10", "2.11", "2.12", "2.13", "2.14", "2.1
 pub const TESTED: &str = "2.11";
 /// The wheels of PyTorch for this system have 140 MB, those with CUDA 900. Their headers are the same.
 const SMALL: [&str; 2] = ["macosx_14_0_arm64", "macosx_11_0_arm64"];
-/// The headers of the CUDA runtime.
-const RUNTIME: &str = "nvidia-cuda-runtime==13.0.*";
 /// A header that only builds with CUDA have.
 const CMAKE_MACROS: &str = "c10/cuda/impl/cuda_cmake_macros.h";
 const CMAKE_TEXT: &str = "#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n";
@@ -66,7 +63,7 @@ pub fn headers(root: &Path, versions: &[String]) -> Result<()> {
     needs_compiler()?;
     let versions = chosen(versions)?;
     let folder = root.join("target/torch-headers");
-    let cuda = runtime(&folder)?;
+    let cuda = wheels::cuda_headers(root)?;
     for version in versions {
         let torch = unpacked(&folder, version)?;
         shell::run(&mut compile(root, version, &torch, &cuda)).with_context(|| {
@@ -109,55 +106,14 @@ fn unpacked(folder: &Path, version: &str) -> Result<PathBuf> {
     if !to.join(CMAKE_MACROS).is_file() {
         println!("torch: downloading the headers of PyTorch {version}: 140 MB");
         let platforms = SMALL.iter().flat_map(|platform| ["--platform", platform]);
-        let mut wheel = download(&format!("torch=={version}.*"));
+        let mut wheel = wheels::download(&format!("torch=={version}.*"));
         wheel.args(platforms).args(["--python-version", "3.11"]);
-        unpack(&mut wheel, folder, "torch/include/", &to)?;
+        wheels::unpack(&mut wheel, folder, "torch/include/", &to)?;
         fs::create_dir_all(to.join("c10/cuda/impl"))?;
         // Written last: the folder is complete once it is there.
         fs::write(to.join(CMAKE_MACROS), CMAKE_TEXT)?;
     }
     Ok(to)
-}
-
-/// Returns the folder of the CUDA runtime's headers, which are downloaded once.
-fn runtime(folder: &Path) -> Result<PathBuf> {
-    let to = folder.join("cuda");
-    if !to.join("cuda_runtime_api.h").is_file() {
-        let mut wheel = download(RUNTIME);
-        wheel.args(["--platform", "manylinux2014_x86_64"]);
-        unpack(&mut wheel, folder, "nvidia/cu13/include/", &to)?;
-    }
-    Ok(to)
-}
-
-/// Downloads one wheel into the folder that is added.
-fn download(what: &str) -> Command {
-    let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]);
-    pip.args(["--only-binary=:all:", what]);
-    pip
-}
-
-/// Unpacks the files of a downloaded wheel whose names begin with `prefix` into `to`.
-fn unpack(download: &mut Command, folder: &Path, prefix: &str, to: &Path) -> Result<()> {
-    let wheels = folder.join("wheel");
-    let half = folder.join("half");
-    for old in [&wheels, &half, to] {
-        if old.exists() {
-            fs::remove_dir_all(old)?;
-        }
-    }
-    shell::run(download.arg("--dest").arg(&wheels)).context("pip cannot download the headers")?;
-    let program = "import sys, zipfile, pathlib\n\
-        (wheel,) = pathlib.Path(sys.argv[1]).glob('*.whl')\n\
-        file = zipfile.ZipFile(wheel)\n\
-        file.extractall(sys.argv[2], [name for name in file.namelist() if name.startswith(sys.argv[3])])\n";
-    let arguments: [OsString; 3] = [(&wheels).into(), (&half).into(), prefix.into()];
-    shell::run(Command::new("python3").args(["-c", program]).args(arguments))?;
-    fs::rename(half.join(prefix), to)
-        .with_context(|| format!("the wheel has no files in {prefix}"))?;
-    fs::remove_dir_all(&half)?;
-    Ok(fs::remove_dir_all(&wheels)?)
 }
 
 /// Returns the command that `vramp/torch/_build.py` would compile with, with all warnings and no output.

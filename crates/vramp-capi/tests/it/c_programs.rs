@@ -81,6 +81,21 @@ fn the_header_compiles_in_every_standard_from_c89_and_cpp11_on() {
 }
 
 #[test]
+fn the_header_for_rmm_says_what_it_needs() {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (standard, needed) in [("c++14", "needs C++17"), ("c++17", "needs CCCL")] {
+        let output = Command::new("c++")
+            .args(["-x", "c++", &format!("-std={standard}"), "-fsyntax-only"])
+            .arg(own.join("include/vramp/rmm.hpp"))
+            .output()
+            .expect("a C++ compiler is installed");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let first = errors.lines().find(|line| line.contains("error:")).unwrap_or_default();
+        assert!(!output.status.success() && first.contains(needed), "{standard}: {errors}");
+    }
+}
+
+#[test]
 fn the_shared_library_exports_exactly_the_functions_of_the_header() {
     let output = Command::new("nm")
         .args(["--dynamic", "--defined-only", "--format=posix"])
