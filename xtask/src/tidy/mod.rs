@@ -31,6 +31,7 @@ const LAYERS: [&str; 18] = [
     "vramp-driver",
     "vramp-cuda",
     "vramp-trace",
+    "vramp-preload",
     "vramp-alloc",
     "vramp-peers",
     "vramp-tiers",
@@ -45,7 +46,8 @@ const LAYERS: [&str; 18] = [
 ];
 
 /// Crates that may hold `unsafe`.
-const UNSAFE_CRATES: [&str; 4] = ["vramp-host", "vramp-cuda", "vramp-capi", "vramp-python"];
+const UNSAFE_CRATES: [&str; 5] =
+    ["vramp-host", "vramp-cuda", "vramp-capi", "vramp-python", "vramp-preload"];
 
 /// Sources that a generator wrote.
 pub const GENERATED: [&str; 1] = ["crates/vramp-cuda/src/sys.rs"];

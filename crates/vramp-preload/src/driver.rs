@@ -1,0 +1,252 @@
+//! Functions of the driver that this library calls itself, and what it asks the driver.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use crate::lookup;
+
+/// A result of the driver: `CUresult`.
+pub type Code = c_int;
+
+pub const SUCCESS: Code = 0;
+pub const INVALID_VALUE: Code = 1;
+pub const OUT_OF_MEMORY: Code = 2;
+pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+/// What a hook returns where the process has no function of the driver to call.
+pub const NOT_FOUND: Code = 302;
+
+/// Most devices of a process.
+pub const DEVICES: usize = 64;
+
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, as the driver takes them.
+pub const LEGACY: usize = 1;
+pub const PER_THREAD: usize = 2;
+
+/// A function of the driver, found at its first use.
+pub struct Function {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Function {
+    pub const fn new(name: &'static CStr) -> Function {
+        Function { name, address: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// Returns its address, or null if the driver lacks it.
+    #[inline]
+    pub fn address(&self) -> *mut c_void {
+        let known = self.address.load(Ordering::Acquire);
+        if known.is_null() { self.find() } else { known }
+    }
+
+    #[cold]
+    fn find(&self) -> *mut c_void {
+        let found = lookup::driver_function(self.name);
+        self.set(found);
+        found
+    }
+
+    /// Keeps an address that the driver gave the program.
+    pub fn set(&self, address: *mut c_void) {
+        self.address.store(address, Ordering::Release);
+    }
+
+    pub fn name(&self) -> &'static CStr {
+        self.name
+    }
+}
+
+/// Calls a function of the driver by its signature; [`NOT_FOUND`] if the driver lacks it.
+macro_rules! call {
+    ($function:expr, fn($($type:ty),*), $($argument:expr),* $(,)?) => {{
+        let address = $function.address();
+        if address.is_null() {
+            $crate::driver::NOT_FOUND
+        } else {
+            // SAFETY: the address is that of the driver's function of this name, whose signature this is.
+            let function = unsafe {
+                std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) -> $crate::driver::Code>(
+                    address,
+                )
+            };
+            // SAFETY: the arguments are the program's, or valid for the call.
+            unsafe { function($($argument),*) }
+        }
+    }};
+}
+pub(crate) use call;
+
+static CTX_GET_CURRENT: Function = Function::new(c"cuCtxGetCurrent");
+static CTX_GET_DEVICE: Function = Function::new(c"cuCtxGetDevice");
+static CTX_PUSH: Function = Function::new(c"cuCtxPushCurrent_v2");
+static CTX_POP: Function = Function::new(c"cuCtxPopCurrent_v2");
+static CTX_SYNCHRONIZE: Function = Function::new(c"cuCtxSynchronize");
+static PRIMARY_RETAIN: Function = Function::new(c"cuDevicePrimaryCtxRetain");
+static PRIMARY_RELEASE: Function = Function::new(c"cuDevicePrimaryCtxRelease_v2");
+static PRIMARY_STATE: Function = Function::new(c"cuDevicePrimaryCtxGetState");
+static STREAM_CONTEXT: Function = Function::new(c"cuStreamGetCtx");
+static STREAM_IS_CAPTURING: Function = Function::new(c"cuStreamIsCapturing");
+static DEVICE_NAME: Function = Function::new(c"cuDeviceGetName");
+static DEVICE_TOTAL: Function = Function::new(c"cuDeviceTotalMem_v2");
+static MEMORY_INFO: Function = Function::new(c"cuMemGetInfo_v2");
+static DEFAULT_POOL: Function = Function::new(c"cuDeviceGetMemPool");
+
+/// Where a call works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The device's number, below [`DEVICES`].
+    pub device: usize,
+    /// The context, as a number.
+    pub context: usize,
+    /// True if the context is the device's primary one, which the pool uses.
+    pub is_primary: bool,
+}
+
+/// The primary contexts that were seen, by device.
+static PRIMARY: [AtomicUsize; DEVICES] = [const { AtomicUsize::new(0) }; DEVICES];
+
+/// Returns where the calling thread works. `None` without a current context.
+pub fn current_place() -> Option<Place> {
+    let mut context = std::ptr::null_mut::<c_void>();
+    let code = call!(CTX_GET_CURRENT, fn(*mut *mut c_void), &mut context);
+    if code != SUCCESS || context.is_null() {
+        return None;
+    }
+    let device = current_device()?;
+    let is_primary = is_primary(device, context);
+    Some(Place { device, context: context as usize, is_primary })
+}
+
+/// Returns where the work of a stream is done. `None` without a current context.
+pub fn place_of(stream: usize) -> Option<Place> {
+    if stream <= PER_THREAD {
+        return current_place();
+    }
+    let mut context = std::ptr::null_mut::<c_void>();
+    let code = call!(
+        STREAM_CONTEXT,
+        fn(*mut c_void, *mut *mut c_void),
+        stream as *mut c_void,
+        &mut context
+    );
+    if code != SUCCESS {
+        // A driver from before the function, or not a stream, which the driver will say.
+        return current_place();
+    }
+    let known = PRIMARY.iter().position(|seen| seen.load(Ordering::Relaxed) == context as usize);
+    if let Some(device) = known {
+        return Some(Place { device, context: context as usize, is_primary: true });
+    }
+    place_in(context)
+}
+
+/// Returns where a context is.
+pub fn place_in(context: *mut c_void) -> Option<Place> {
+    within(context, current_place)?
+}
+
+/// Calls `work` with another current context. `None` if the driver refuses the context.
+fn within<T>(context: *mut c_void, work: impl FnOnce() -> T) -> Option<T> {
+    if call!(CTX_PUSH, fn(*mut c_void), context) != SUCCESS {
+        return None;
+    }
+    let answer = work();
+    let mut popped = std::ptr::null_mut::<c_void>();
+    let _ = call!(CTX_POP, fn(*mut *mut c_void), &mut popped);
+    Some(answer)
+}
+
+fn current_device() -> Option<usize> {
+    let mut device: c_int = 0;
+    let code = call!(CTX_GET_DEVICE, fn(*mut c_int), &mut device);
+    let device = usize::try_from(device).ok()?;
+    (code == SUCCESS && device < DEVICES).then_some(device)
+}
+
+fn is_primary(device: usize, context: *mut c_void) -> bool {
+    let seen = PRIMARY[device].load(Ordering::Relaxed);
+    if seen != 0 {
+        return seen == context as usize;
+    }
+    let (mut flags, mut active) = (0_u32, 0);
+    let state = call!(
+        PRIMARY_STATE,
+        fn(c_int, *mut u32, *mut c_int),
+        device as c_int,
+        &mut flags,
+        &mut active
+    );
+    if state != SUCCESS || active == 0 {
+        return false;
+    }
+    let mut primary = std::ptr::null_mut::<c_void>();
+    let code = call!(PRIMARY_RETAIN, fn(*mut *mut c_void, c_int), &mut primary, device as c_int);
+    if code != SUCCESS {
+        return false;
+    }
+    let _ = call!(PRIMARY_RELEASE, fn(c_int), device as c_int);
+    PRIMARY[device].store(primary as usize, Ordering::Relaxed);
+    primary == context
+}
+
+/// Forgets the primary context of a device, which is reset.
+pub fn forget_primary(device: usize) {
+    if let Some(seen) = PRIMARY.get(device) {
+        seen.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Waits for all work of a device's primary context.
+pub fn synchronize(device: usize) -> Code {
+    let wait = || call!(CTX_SYNCHRONIZE, fn(),);
+    let place = current_place();
+    if place.is_some_and(|place| place.is_primary && place.device == device) {
+        return wait();
+    }
+    let primary = PRIMARY[device].load(Ordering::Relaxed) as *mut c_void;
+    within(primary, wait).unwrap_or(INVALID_VALUE)
+}
+
+/// Returns true if the stream captures a graph, or if that cannot be told.
+pub fn is_capturing(stream: usize) -> bool {
+    let mut status: c_int = 0;
+    let code =
+        call!(STREAM_IS_CAPTURING, fn(*mut c_void, *mut c_int), stream as *mut c_void, &mut status);
+    (code != SUCCESS && code != NOT_FOUND) || status != 0
+}
+
+/// Returns the name of a device and its memory in bytes.
+pub fn describe(device: usize) -> (String, u64) {
+    let mut name = [0_u8; 256];
+    let code = call!(
+        DEVICE_NAME,
+        fn(*mut c_char, c_int, c_int),
+        name.as_mut_ptr().cast(),
+        255,
+        device as c_int
+    );
+    let end = name.iter().position(|&byte| byte == 0).unwrap_or(0);
+    let name = if code == SUCCESS {
+        String::from_utf8_lossy(&name[..end]).into_owned()
+    } else {
+        String::new()
+    };
+    let mut total = 0_usize;
+    let _ = call!(DEVICE_TOTAL, fn(*mut usize, c_int), &mut total, device as c_int);
+    (name, total as u64)
+}
+
+/// Returns free and total bytes of the current device.
+pub fn memory_info() -> Option<(u64, u64)> {
+    let (mut free, mut total) = (0_usize, 0_usize);
+    let code = call!(MEMORY_INFO, fn(*mut usize, *mut usize), &mut free, &mut total);
+    (code == SUCCESS).then_some((free as u64, total as u64))
+}
+
+/// Returns the pool that stream-ordered requests of a device use, as a number. `None` if the driver has none.
+pub fn current_pool(device: usize) -> Option<usize> {
+    let mut pool = std::ptr::null_mut::<c_void>();
+    let code = call!(DEFAULT_POOL, fn(*mut *mut c_void, c_int), &mut pool, device as c_int);
+    (code == SUCCESS).then_some(pool as usize)
+}

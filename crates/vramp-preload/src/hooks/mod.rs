@@ -1,0 +1,188 @@
+//! The functions that stand in front of the driver's, and the table by which programs get them.
+//!
+//! Each is exported under the name of the driver's. A call that is not the program's, or with nothing to do, goes on to
+//! the driver's own function; what else happens is in the files below, by what the functions are about.
+
+mod contexts;
+mod memory;
+mod queries;
+mod symbols;
+mod virtual_memory;
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+
+use crate::driver::{Code, Function, call};
+use crate::process::enter;
+
+/// A function in front of one of the driver's.
+struct Hook {
+    /// The driver's own function.
+    driver: &'static Function,
+    /// This library's function.
+    own: *const c_void,
+    /// Its name for `cuGetProcAddress`, without a version.
+    name: &'static str,
+    /// The first CUDA version whose callers of `cuGetProcAddress` get it.
+    since: c_int,
+    /// True for the variant in which stream zero is the calling thread's.
+    is_per_thread: bool,
+}
+
+// SAFETY: the pointer is that of a function.
+unsafe impl Sync for Hook {}
+
+/// Exports the hooks and makes the table. The last name of an entry is what does the work: it gets the process, a call
+/// of the driver's own function with the same arguments, and the arguments.
+macro_rules! hooks {
+    ($($symbol:ident, $name:literal since $since:literal $(per $thread:ident)?: ($($argument:ident: $type:ty),*) => $work:path;)*) => {
+        /// The driver's own functions.
+        #[allow(non_upper_case_globals, reason = "each is named as the function is")]
+        mod real {
+            use crate::driver::Function;
+            $(pub static $symbol: Function = Function::new(
+                // SAFETY: the text ends with its only zero.
+                unsafe { std::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($symbol), "\0").as_bytes()) }
+            );)*
+        }
+
+        $(
+            /// As the driver's function of this name.
+            ///
+            /// # Safety
+            /// As of the driver's function.
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $symbol($($argument: $type),*) -> Code {
+                let driver = || call!(real::$symbol, fn($($type),*), $($argument),*);
+                match enter() {
+                    // SAFETY: the arguments are the program's, as of the driver's function.
+                    Some((process, _inside)) => unsafe { $work(process, &driver, $($argument),*) },
+                    None => driver(),
+                }
+            }
+        )*
+
+        static HOOKS: &[Hook] = &[$(Hook {
+            driver: &real::$symbol,
+            own: $symbol as *const c_void,
+            name: $name,
+            since: $since,
+            is_per_thread: hooks!(@per $($thread)?),
+        }),*];
+    };
+    (@per thread) => { true };
+    (@per) => { false };
+}
+
+type Size = *mut usize;
+type Address = *mut u64;
+type Stream = *mut c_void;
+
+hooks! {
+    cuGetProcAddress, "cuGetProcAddress" since 11030:
+        (name: *const c_char, found: *mut *mut c_void, version: c_int, flags: c_ulonglong) => symbols::get;
+    cuGetProcAddress_v2, "cuGetProcAddress" since 12000:
+        (name: *const c_char, found: *mut *mut c_void, version: c_int, flags: c_ulonglong, status: *mut c_int)
+        => symbols::get_with_status;
+
+    cuMemAlloc_v2, "cuMemAlloc" since 3020: (address: Address, size: usize) => memory::alloc;
+    cuMemAllocPitch_v2, "cuMemAllocPitch" since 3020:
+        (address: Address, pitch: Size, width: usize, height: usize, element: c_uint) => memory::alloc_pitch;
+    cuMemAllocManaged, "cuMemAllocManaged" since 6000:
+        (address: Address, size: usize, flags: c_uint) => memory::alloc_managed;
+    cuMemFree_v2, "cuMemFree" since 3020: (address: u64) => memory::free;
+    cuMemAllocAsync, "cuMemAllocAsync" since 11020:
+        (address: Address, size: usize, stream: Stream) => memory::alloc_async;
+    cuMemAllocAsync_ptsz, "cuMemAllocAsync" since 11020 per thread:
+        (address: Address, size: usize, stream: Stream) => memory::alloc_async_per_thread;
+    cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync" since 11020:
+        (address: Address, size: usize, pool: *mut c_void, stream: Stream) => memory::alloc_from_pool;
+    cuMemAllocFromPoolAsync_ptsz, "cuMemAllocFromPoolAsync" since 11020 per thread:
+        (address: Address, size: usize, pool: *mut c_void, stream: Stream) => memory::alloc_from_pool_per_thread;
+    cuMemFreeAsync, "cuMemFreeAsync" since 11020: (address: u64, stream: Stream) => memory::free_async;
+    cuMemFreeAsync_ptsz, "cuMemFreeAsync" since 11020 per thread:
+        (address: u64, stream: Stream) => memory::free_async_per_thread;
+
+    cuMemGetInfo_v2, "cuMemGetInfo" since 3020: (free: Size, total: Size) => queries::info;
+    cuDeviceTotalMem_v2, "cuDeviceTotalMem" since 3020: (total: Size, device: c_int) => queries::total;
+    cuMemGetAddressRange_v2, "cuMemGetAddressRange" since 3020:
+        (base: Address, size: Size, address: u64) => queries::address_range;
+    cuPointerGetAttribute, "cuPointerGetAttribute" since 4000:
+        (data: *mut c_void, attribute: c_int, address: u64) => queries::attribute;
+    cuPointerGetAttributes, "cuPointerGetAttributes" since 7000:
+        (count: c_uint, attributes: *mut c_int, data: *mut *mut c_void, address: u64) => queries::attributes;
+
+    cuMemCreate, "cuMemCreate" since 10020:
+        (handle: *mut u64, size: usize, properties: *const c_int, flags: c_ulonglong) => virtual_memory::create;
+    cuMemRelease, "cuMemRelease" since 10020: (handle: u64) => virtual_memory::release;
+    cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle" since 11000:
+        (handle: *mut u64, address: *mut c_void) => virtual_memory::retain;
+    cuMemMap, "cuMemMap" since 10020:
+        (address: u64, size: usize, offset: usize, handle: u64, flags: c_ulonglong) => virtual_memory::map;
+    cuMemUnmap, "cuMemUnmap" since 10020: (address: u64, size: usize) => virtual_memory::unmap;
+
+    cuStreamDestroy_v2, "cuStreamDestroy" since 4000: (stream: Stream) => contexts::stream_destroy;
+    cuCtxDestroy_v2, "cuCtxDestroy" since 4000: (context: *mut c_void) => contexts::destroy;
+    cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset" since 11000: (device: c_int) => contexts::reset;
+    cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess" since 4000:
+        (peer: *mut c_void, flags: c_uint) => contexts::enable_peer;
+}
+
+/// Returns the hook of an exported name, whose function of the driver is `found`.
+pub fn of_symbol(name: &CStr, found: *mut c_void) -> Option<*mut c_void> {
+    let hook = HOOKS.iter().find(|hook| hook.driver.name() == name)?;
+    hook.driver.set(found);
+    Some(hook.own.cast_mut())
+}
+
+/// Returns the hook for a caller of `cuGetProcAddress`, which got `found` from the driver.
+fn of_version(
+    name: &CStr,
+    version: c_int,
+    is_per_thread: bool,
+    found: *mut c_void,
+) -> Option<*mut c_void> {
+    let named = HOOKS
+        .iter()
+        .filter(|hook| hook.name.as_bytes() == name.to_bytes() && hook.since <= version);
+    // Most functions have no variant for threads.
+    let fitting = |wanted| {
+        named.clone().filter(move |hook| hook.is_per_thread == wanted).max_by_key(|hook| hook.since)
+    };
+    let hook = fitting(is_per_thread).or_else(|| fitting(false))?;
+    hook.driver.set(found);
+    Some(hook.own.cast_mut())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(symbol: &CStr) -> *mut c_void {
+        let hook = HOOKS.iter().find(|hook| hook.driver.name() == symbol).expect("a hook");
+        hook.own.cast_mut()
+    }
+
+    #[test]
+    fn callers_get_the_version_that_they_ask_for() {
+        let found = std::ptr::dangling_mut::<c_void>();
+        let of =
+            |name: &CStr, version, is_per_thread| of_version(name, version, is_per_thread, found);
+        assert_eq!(of(c"cuMemAlloc", 13000, false), Some(own(c"cuMemAlloc_v2")));
+        assert_eq!(of(c"cuMemAlloc", 13000, true), Some(own(c"cuMemAlloc_v2")));
+        assert_eq!(of(c"cuMemAlloc", 2000, false), None);
+        assert_eq!(of(c"cuMemFreeAsync", 12000, false), Some(own(c"cuMemFreeAsync")));
+        assert_eq!(of(c"cuMemFreeAsync", 12000, true), Some(own(c"cuMemFreeAsync_ptsz")));
+        assert_eq!(of(c"cuGetProcAddress", 11030, false), Some(own(c"cuGetProcAddress")));
+        assert_eq!(of(c"cuGetProcAddress", 12000, false), Some(own(c"cuGetProcAddress_v2")));
+        assert_eq!(of(c"cuLaunchKernel", 13000, false), None);
+    }
+
+    #[test]
+    fn names_are_in_the_table_once() {
+        for (place, hook) in HOOKS.iter().enumerate() {
+            let symbol = hook.driver.name();
+            assert!(HOOKS[..place].iter().all(|other| other.driver.name() != symbol), "{symbol:?}");
+            assert!(symbol.to_str().expect("ASCII").starts_with(hook.name));
+        }
+    }
+}

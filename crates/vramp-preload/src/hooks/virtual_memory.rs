@@ -1,0 +1,130 @@
+//! Memory that the program maps itself. It passes through: its mappings are recorded, and its handles are limited.
+
+use std::ffi::{c_int, c_ulonglong, c_void};
+
+use vramp_trace::spool::{Api, Change};
+
+use crate::driver::{self, Code, DEVICES, OUT_OF_MEMORY, SUCCESS};
+use crate::process::Process;
+use crate::record::Changed;
+
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const ON_DEVICE: c_int = 1;
+/// Where `CUmemAllocationProp` has its location, in numbers of 32 bits: a type and an id.
+const LOCATION: usize = 2;
+
+/// Returns the device that memory is asked of. `None` for memory elsewhere.
+///
+/// # Safety
+/// As of `cuMemCreate`.
+unsafe fn device_of(properties: *const c_int) -> Option<usize> {
+    if properties.is_null() {
+        return None;
+    }
+    // SAFETY: required by this function's contract: both are members of the structure.
+    let properties = unsafe { std::slice::from_raw_parts(properties, LOCATION + 2) };
+    let (kind, id) = (properties[LOCATION], properties[LOCATION + 1]);
+    usize::try_from(id).ok().filter(|&device| kind == ON_DEVICE && device < DEVICES)
+}
+
+/// # Safety
+/// As of `cuMemCreate`.
+pub unsafe fn create(
+    process: &Process,
+    driver: &dyn Fn() -> Code,
+    handle: *mut u64,
+    size: usize,
+    properties: *const c_int,
+    _: c_ulonglong,
+) -> Code {
+    // SAFETY: as of the driver's function.
+    let Some(device) = (unsafe { device_of(properties) }) else { return driver() };
+    let size = size as u64;
+    let limit = process.limit.as_ref();
+    let refused = limit.is_some_and(|limit| !limit.charge(device, size));
+    let code = if refused { OUT_OF_MEMORY } else { driver() };
+    match (code, limit) {
+        // SAFETY: the driver has written it.
+        (SUCCESS, Some(limit)) => limit.created(unsafe { *handle }, device, size),
+        (_, Some(limit)) if !refused && code != SUCCESS => limit.credit(device, size),
+        _ => {}
+    }
+    if code == OUT_OF_MEMORY {
+        let (change, api) = (Change::OutOfMemory, Api::MemCreate);
+        let address = driver::memory_info().map_or(u64::MAX, |(free, _)| free);
+        process.record(Changed { change, api, device, address, size, stream: 0 });
+    }
+    code
+}
+
+/// # Safety
+/// As of `cuMemRelease`.
+pub unsafe fn release(process: &Process, driver: &dyn Fn() -> Code, handle: u64) -> Code {
+    let code = driver();
+    if let (SUCCESS, Some(limit)) = (code, &process.limit) {
+        limit.released(handle);
+    }
+    code
+}
+
+/// # Safety
+/// As of `cuMemRetainAllocationHandle`.
+pub unsafe fn retain(
+    process: &Process,
+    driver: &dyn Fn() -> Code,
+    handle: *mut u64,
+    _: *mut c_void,
+) -> Code {
+    let code = driver();
+    if let (SUCCESS, Some(limit)) = (code, &process.limit) {
+        // SAFETY: the driver has written it.
+        limit.retained(unsafe { *handle });
+    }
+    code
+}
+
+/// # Safety
+/// As of `cuMemMap`.
+pub unsafe fn map(
+    process: &Process,
+    driver: &dyn Fn() -> Code,
+    address: u64,
+    size: usize,
+    _: usize,
+    handle: u64,
+    _: c_ulonglong,
+) -> Code {
+    let code = driver();
+    if code == SUCCESS {
+        let size = size as u64;
+        if let Some(limit) = &process.limit {
+            limit.mapped(address, size, handle);
+        }
+        let device = driver::current_place().map_or(0, |place| place.device);
+        let (change, api) = (Change::Map, Api::MemMap);
+        process.record(Changed { change, api, device, address, size, stream: 0 });
+    }
+    code
+}
+
+/// # Safety
+/// As of `cuMemUnmap`.
+pub unsafe fn unmap(
+    process: &Process,
+    driver: &dyn Fn() -> Code,
+    address: u64,
+    size: usize,
+) -> Code {
+    let size = size as u64;
+    let device = driver::current_place().map_or(0, |place| place.device);
+    let code = driver();
+    if code == SUCCESS {
+        // No other thread can map anything here before the program knows that the call is over.
+        let (change, api) = (Change::Unmap, Api::MemUnmap);
+        process.record(Changed { change, api, device, address, size, stream: 0 });
+        if let Some(limit) = &process.limit {
+            limit.unmapped(address, size);
+        }
+    }
+    code
+}

@@ -1,0 +1,208 @@
+//! What this library has in a process: made at the first call of a hook, and anew in a forked child.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Once, OnceLock};
+
+use vramp_trace::spool::{Api, Change};
+
+use crate::driver::{DEVICES, Place};
+use crate::ledger::{Block, Ledger, Source};
+use crate::limit::Limit;
+use crate::pool::Pool;
+use crate::record::{Changed, Recorder};
+use crate::report::{Report, write_line};
+use crate::settings::{self, Settings};
+
+/// The state of a process.
+#[derive(Debug)]
+pub struct Process {
+    settings: &'static Settings,
+    pub ledger: Ledger,
+    recorder: Option<Recorder>,
+    pub limit: Option<Limit>,
+    pool: OnceLock<Option<Pool>>,
+}
+
+/// Null before the first call. A state is never freed: threads that end late may use it.
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+
+thread_local! {
+    /// True while a hook of this thread is at work: what it calls is not the program's.
+    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A hook at work.
+#[derive(Debug)]
+pub struct Inside(());
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        IS_INSIDE.set(false);
+    }
+}
+
+/// Enters a hook. `None` if the call is not the program's, or there is nothing to do.
+#[inline]
+pub fn enter() -> Option<(&'static Process, Inside)> {
+    if IS_INSIDE.get() {
+        return None;
+    }
+    IS_INSIDE.set(true);
+    let inside = Inside(());
+    process().map(|process| (process, inside))
+}
+
+#[inline]
+fn process() -> Option<&'static Process> {
+    let known = PROCESS.load(Ordering::Acquire);
+    // SAFETY: a state that was stored is never freed, and changed only through its locks.
+    match unsafe { known.as_ref() } {
+        Some(process) => Some(process),
+        None => begin(),
+    }
+}
+
+#[cold]
+fn begin() -> Option<&'static Process> {
+    if !settings::is_active() {
+        return None;
+    }
+    static ONCE: Once = Once::new();
+    let mut is_first = false;
+    let new = Process::begin(settings::settings());
+    let new = Box::into_raw(Box::new(new));
+    let race =
+        PROCESS.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
+    let process = match race {
+        Ok(_) => new,
+        Err(other) => {
+            // SAFETY: no other thread has seen the new state.
+            drop(unsafe { Box::from_raw(new) });
+            other
+        }
+    };
+    ONCE.call_once(|| is_first = true);
+    if is_first {
+        // SAFETY: the handlers have no precondition. Without memory for them a child would write to its parent's
+        // recording, or there is no report: neither can be helped.
+        unsafe { libc::pthread_atfork(None, None, Some(begin_anew)) };
+        // SAFETY: as above.
+        unsafe { libc::atexit(report) };
+    }
+    // SAFETY: as in `process`.
+    unsafe { process.as_ref() }
+}
+
+/// In a forked child: what the parent has is not the child's.
+extern "C" fn begin_anew() {
+    PROCESS.store(std::ptr::null_mut(), Ordering::Release);
+    IS_INSIDE.set(false);
+}
+
+/// At the end of the process.
+extern "C" fn report() {
+    IS_INSIDE.set(true);
+    // SAFETY: as in `process`.
+    if let Some(process) = unsafe { PROCESS.load(Ordering::Acquire).as_ref() } {
+        process.write_report();
+    }
+    IS_INSIDE.set(false);
+}
+
+impl Process {
+    fn begin(settings: &'static Settings) -> Process {
+        let recorder = settings.record.as_deref().and_then(|folder| {
+            let begun = Recorder::begin(folder, settings.frames);
+            begun
+                .inspect_err(|error| {
+                    write_line(&format!(
+                        "vramp exec: nothing is recorded, because {} cannot be written: {error}",
+                        folder.display()
+                    ));
+                })
+                .ok()
+        });
+        Process {
+            settings,
+            ledger: Ledger::new(),
+            recorder,
+            limit: settings.limit.map(Limit::new),
+            pool: OnceLock::new(),
+        }
+    }
+
+    /// Returns the pool, if requests at a place are its own.
+    pub fn pool_at(&self, place: Place) -> Option<&Pool> {
+        let pool = self.pool()?;
+        (place.is_primary && pool.serves(place.device)).then_some(pool)
+    }
+
+    /// Returns the pool. The first call opens its library.
+    pub fn pool(&self) -> Option<&Pool> {
+        let settings = self.settings.pool.as_ref()?;
+        let opened = self.pool.get_or_init(|| {
+            let opened = Pool::open(settings);
+            opened
+                .inspect_err(|why| {
+                    write_line(&format!("vramp exec: nothing is pooled: {why}"));
+                })
+                .ok()
+        });
+        opened.as_ref()
+    }
+
+    /// Returns the pool, if its library is open.
+    pub fn pool_if_open(&self) -> Option<&Pool> {
+        self.pool.get()?.as_ref()
+    }
+
+    /// Returns true for the first address of a block of the pool.
+    pub fn is_pooled(&self, address: u64) -> bool {
+        self.ledger.get(address).is_some_and(Block::is_pooled)
+    }
+
+    /// Records a change of what the program holds, if there is a recording.
+    #[inline]
+    pub fn record(&self, changed: Changed) {
+        if let Some(recorder) = &self.recorder {
+            recorder.record(changed);
+        }
+    }
+
+    /// Forgets blocks that are gone with their device or context.
+    pub fn lose(&self, api: Api, is_gone: impl Fn(&Block) -> bool) {
+        for (address, block) in self.ledger.take(is_gone) {
+            let change = Change::Free;
+            let Block { size, device, source, .. } = block;
+            self.record(Changed { change, api, device, address, size, stream: 0 });
+            if let Some(limit) = self.limit.as_ref().filter(|_| source != Source::Managed) {
+                limit.credit(device, size);
+            }
+        }
+    }
+
+    fn write_report(&self) {
+        let Some(folder) = &self.settings.report else { return };
+        let mut report = Report::default();
+        for device in 0..DEVICES {
+            let (held, peak) = self.ledger.held(device);
+            if peak == 0 {
+                continue;
+            }
+            report.add("device", device);
+            report.add("held", held);
+            report.add("held_peak", peak);
+            if let Some(stats) = self.pool_if_open().and_then(|pool| pool.stats(device)) {
+                report.add("pool_live_peak", stats.live_peak);
+                report.add("pool_reserved_peak", stats.reserved_peak);
+            }
+        }
+        if let Some(pool) = self.pool_if_open() {
+            let (served, failed) = pool.requests();
+            report.add("served", served);
+            report.add("failed", failed);
+        }
+        report.write(folder);
+    }
+}
