@@ -23,7 +23,7 @@ use scan::Sources;
 pub use scan::test_modules;
 
 /// The crates, each of which may name only those before it.
-const LAYERS: [&str; 18] = [
+const LAYERS: [&str; 19] = [
     "vramp-testing",
     "vramp-core",
     "vramp-host",
