@@ -208,7 +208,7 @@ pub fn synchronize(device: usize) -> Code {
     within(primary, wait).unwrap_or(INVALID_VALUE)
 }
 
-/// Returns true if the stream captures a graph, or if that cannot be told.
+/// Returns true if the stream captures a graph, or if the driver does not say.
 pub fn is_capturing(stream: usize) -> bool {
     let mut status: c_int = 0;
     let code =

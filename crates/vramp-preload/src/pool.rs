@@ -1,6 +1,6 @@
 //! vramp's pool, through the C interface of a library that is opened by path.
 //!
-//! It is the allocator that `vramp.torch` and C share in a process (`vramp_torch_…`), one for each device, with the
+//! It is the allocator that `vramp.torch` and C share in a process (the functions `vramp_torch_*`), one for each device, with the
 //! options of `VRAMP_CONF`. Two kinds of blocks:
 //!
 //! - a segment, for `cuMemAlloc`: usable on any stream at once, because the pool waits on the host for earlier work on

@@ -18,10 +18,11 @@ const IMPURE_WORDS: [&str; 4] = ["HashMap", "HashSet", "log", "tracing"];
 const IMPURE_MACROS: [&str; 5] = ["println!", "print!", "eprintln!", "eprint!", "dbg!"];
 
 /// What talks to a person, and so may read the environment: the programs, and what PyTorch loads.
-const EDGES: [&str; 6] = [
+const EDGES: [&str; 7] = [
     "crates/vramp-check/src/main.rs",
     "crates/vramp-cli/",
     "crates/vramp-capi/src/environment.rs",
+    "crates/vramp-preload/src/settings.rs",
     "crates/vramp-capi/build.rs",
     "xtask/",
     "crates/vramp-testing/",

@@ -6,7 +6,7 @@ use crate::driver::{self, Code, SUCCESS};
 use crate::ledger::Block;
 use crate::process::Process;
 
-/// `CU_POINTER_ATTRIBUTE_CONTEXT`, `…_RANGE_START_ADDR` and `…_RANGE_SIZE`.
+/// Members of `CUpointer_attribute`: the context, and the range that an address lies in.
 const CONTEXT: c_int = 1;
 const RANGE_START: c_int = 11;
 const RANGE_SIZE: c_int = 12;

@@ -21,7 +21,7 @@ type Cache = framehop::x86_64::CacheX86_64;
 #[cfg(target_arch = "x86_64")]
 type Tables = framehop::x86_64::UnwinderX86_64<&'static [u8]>;
 
-/// Most different stacks that are told apart. Events beyond have none.
+/// Most different stacks. Events beyond have none.
 const STACKS_MAX: usize = 1 << 20;
 
 /// A loaded file of code.
