@@ -15,6 +15,7 @@ pub use crate::bench::args::Bench;
 use crate::bench::args::parse_seconds;
 pub use crate::budgets::args::{Ctl, Top};
 use crate::device::DeviceArgs;
+pub use crate::exec::args::Exec;
 use crate::exit::InvalidArguments;
 use crate::graph::Window;
 use crate::reading::{Reading, STANDARD};
@@ -78,6 +79,8 @@ pub enum Command {
     Top(Top),
     /// Control processes that share a card by budgets: limit, give back, pause, resume
     Ctl(Ctl),
+    /// Run any CUDA program and record, pool or limit its GPU memory
+    Exec(Exec),
     /// Convert a trace: to .vtrace, to a PyTorch snapshot, or to a timeline for Perfetto
     Convert(Convert),
     /// Write a page that shows why a recorded job used its memory as it did

@@ -6,6 +6,9 @@
 //! | 1 | failed: a file cannot be read or written, a device cannot be opened, the model differs |
 //! | 2 | the arguments are invalid |
 //! | 3 | a job does not fit, with `--fail-on-oom` |
+//!
+//! `vramp exec` ends with the code of the program that it ran: 126 if the program cannot be run, 127 if there
+//! is none.
 
 /// The command is done.
 pub(crate) const DONE: u8 = 0;
@@ -23,9 +26,38 @@ pub(crate) struct OutOfMemory;
 #[error("{0}")]
 pub struct InvalidArguments(pub String);
 
+/// The program that `vramp exec` ran ended with this code, which is not 0. Nothing is printed.
+#[derive(Debug, thiserror::Error)]
+#[error("the program ended with exit code {0}")]
+pub(crate) struct Ended(pub u8);
+
+/// The program that `vramp exec` shall run cannot be run, with the exit code that shells have for it.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub(crate) struct Unstartable {
+    text: String,
+    code: u8,
+}
+
+impl Unstartable {
+    /// There is no such program.
+    pub fn missing(text: String) -> Unstartable {
+        Unstartable { text, code: 127 }
+    }
+
+    /// It is there, and cannot be run.
+    pub fn refused(text: String) -> Unstartable {
+        Unstartable { text, code: 126 }
+    }
+}
+
 /// Returns the exit code of an error.
 pub(crate) fn code(error: &anyhow::Error) -> u8 {
-    if error.is::<OutOfMemory>() {
+    if let Some(Ended(code)) = error.downcast_ref() {
+        *code
+    } else if let Some(Unstartable { code, .. }) = error.downcast_ref() {
+        *code
+    } else if error.is::<OutOfMemory>() {
         3
     } else if error.is::<InvalidArguments>() {
         INVALID

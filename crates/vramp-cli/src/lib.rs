@@ -22,6 +22,7 @@ mod calibrate;
 mod convert;
 pub mod device;
 mod diff;
+mod exec;
 mod exit;
 mod explain;
 pub mod graph;
@@ -46,7 +47,8 @@ pub use exit::InvalidArguments;
 /// Runs a command line, whose first argument is the name of the program, and prints an error to standard
 /// error.
 ///
-/// Returns the exit code: 0 done, 1 failed, 2 invalid arguments, 3 out of memory with `--fail-on-oom`.
+/// Returns the exit code: 0 done, 1 failed, 2 invalid arguments, 3 out of memory with `--fail-on-oom`; of
+/// `vramp exec` that of the program. It does not return if that program was ended by a signal.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let args = match args::Args::try_parse_from(&arguments) {
@@ -68,6 +70,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(()) => exit::DONE,
         // The reader of the output, such as `head`, needs no more of it.
         Err(error) if is_broken_pipe(&error) => exit::DONE,
+        Err(error) if error.is::<exit::Ended>() => exit::code(&error),
         Err(error) => {
             // If standard error is closed too, the exit code is all that is left.
             let _ = writeln!(io::stderr(), "vramp: {}", message(&error));
@@ -107,6 +110,7 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
         args::Command::Tiers(args) => tiers::run(args, out),
         args::Command::Top(args) => budgets::top::run(args, out),
         args::Command::Ctl(args) => budgets::ctl::run(args, out),
+        args::Command::Exec(args) => exec::run(args, out),
         args::Command::Convert(args) => convert::run(args, out),
         args::Command::Graph(args) => graph::run(args, out),
         #[cfg(feature = "bench")]

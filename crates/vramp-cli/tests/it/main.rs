@@ -8,6 +8,7 @@ mod bench;
 mod budgets;
 mod convert;
 mod devices;
+mod exec;
 mod graph;
 mod program;
 mod wrong;
