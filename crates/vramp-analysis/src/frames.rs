@@ -9,10 +9,13 @@
 //!
 //! The *site* of a stack is its innermost frame of the user. A stack without one has its innermost
 //! frame of a library instead, then its innermost frame. The *operation* is the innermost frame.
+//! `native.rs` has the rules for stacks of compiled programs, as `vramp exec` records them.
 
 use std::collections::HashMap;
 
 use vramp_trace::{Frame, StackId, Stacks};
+
+use crate::native;
 
 /// Where the code of a frame comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -161,7 +164,7 @@ impl Labels {
         for index in 0..stacks.len() {
             let frames = StackId::from_index(index).map(|id| stacks.frames(id).collect::<Vec<_>>());
             let frames = frames.unwrap_or_default();
-            let label = match (site(&frames), frames.first()) {
+            let label = match (site(&frames), operation(&frames)) {
                 (Some(site), Some(operation)) => (
                     intern(&mut sites, &mut labels.sites, describe(site)),
                     intern(&mut operations, &mut labels.operations, describe(operation)),
@@ -183,7 +186,7 @@ impl Labels {
         &self.sites[site as usize]
     }
 
-    /// Returns the text of a stack's innermost frame.
+    /// Returns the text of a stack's operation.
     pub fn operation_of(&self, stack: Option<StackId>) -> &str {
         let label = stack.and_then(|id| self.by_stack.get(id.index()));
         &self.operations[label.map_or(0, |(_, operation)| *operation as usize)]
@@ -202,8 +205,18 @@ fn intern(ids: &mut HashMap<String, u32>, texts: &mut Vec<String>, text: String)
 
 /// Returns the innermost frame of the highest origin.
 fn site<'a, 'b>(frames: &'b [Frame<'a>]) -> Option<&'b Frame<'a>> {
+    if native::is_native(frames) {
+        return frames.get(native::site(frames));
+    }
     let of = |origin| frames.iter().find(move |frame| Origin::of(frame) == origin);
     of(Origin::User).or_else(|| of(Origin::Library)).or_else(|| frames.first())
+}
+
+fn operation<'a, 'b>(frames: &'b [Frame<'a>]) -> Option<&'b Frame<'a>> {
+    match native::is_native(frames) {
+        true => frames.get(native::operation(frames)),
+        false => frames.first(),
+    }
 }
 
 /// Returns the frames of a stack for a person, outermost first. A run of frames of the framework
@@ -211,10 +224,15 @@ fn site<'a, 'b>(frames: &'b [Frame<'a>]) -> Option<&'b Frame<'a>> {
 pub fn folded(stacks: &Stacks, stack: Option<StackId>) -> Vec<String> {
     let Some(stack) = stack else { return vec![NO_STACK.to_owned()] };
     let frames: Vec<Frame<'_>> = stacks.frames(stack).collect();
+    let is_native = native::is_native(&frames);
+    let is_hidden = |frame: &Frame<'_>| match is_native {
+        true => native::is_between(frame),
+        false => Origin::of(frame) == Origin::Framework,
+    };
     let mut lines = Vec::new();
     let mut hidden = 0;
     for (index, frame) in frames.iter().enumerate().rev() {
-        if index > 0 && Origin::of(frame) == Origin::Framework {
+        if index > 0 && is_hidden(frame) {
             hidden += 1;
             continue;
         }
@@ -283,6 +301,31 @@ mod tests {
         assert_eq!(site(None), NO_STACK);
         assert_eq!(labels.operation_of(first), "torch/nn/modules/linear.py:134 forward");
         assert_eq!(folded(&stacks, first)[..2], ["job/train.py:20 main", "job/model.py:9 step"]);
+    }
+
+    #[test]
+    fn a_compiled_programs_frames_are_its_own() {
+        let mut stacks = Stacks::default();
+        let stack = stacks.add([
+            frame("libcuda.so.1", 0, "cuMemAlloc"),
+            frame("/usr/lib/libcudart.so.13", 0, "cudaMalloc"),
+            frame("/home/me/src/job.cu", 7, "Job::batches"),
+            frame("/home/me/bin/train", 0, "main"),
+            frame("/usr/lib/libc.so.6", 0, "__libc_start_main"),
+        ]);
+        let labels = Labels::of(&stacks);
+        assert_eq!(labels.site(labels.site_of(stack)), "src/job.cu:7 Job::batches");
+        assert_eq!(labels.operation_of(stack), "lib/libcudart.so.13 cudaMalloc");
+        assert_eq!(
+            folded(&stacks, stack),
+            [
+                "(framework: 1 frame)",
+                "bin/train main",
+                "src/job.cu:7 Job::batches",
+                "(framework: 1 frame)",
+                "libcuda.so.1 cuMemAlloc"
+            ]
+        );
     }
 
     #[test]

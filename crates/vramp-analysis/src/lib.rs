@@ -38,6 +38,7 @@ pub mod job;
 pub mod layout;
 pub mod limit;
 pub mod moment;
+mod native;
 pub mod number;
 pub mod remedy;
 pub mod replay;
