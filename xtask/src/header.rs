@@ -9,12 +9,13 @@ use anyhow::{Context, Result};
 /// against it, and wheels have its contents.
 pub const PATH: &str = "crates/vramp-capi/include/vramp.h";
 
-/// The header for C++, written by hand, relative to the root.
+/// The headers for C++, written by hand, relative to the root.
 pub const CPP_PATH: &str = "crates/vramp-capi/include/vramp.hpp";
+pub const HOST_PATH: &str = "crates/vramp-capi/include/vramp/host.hpp";
 pub const RMM_PATH: &str = "crates/vramp-capi/include/vramp/rmm.hpp";
 
 /// Sources of the functions and types of the header, in its order. Modules of a source are read with it.
-const SOURCES: [&str; 20] = [
+const SOURCES: [&str; 21] = [
     "src/abi.rs",
     "src/interface.rs",
     "src/queries.rs",
@@ -32,6 +33,7 @@ const SOURCES: [&str; 20] = [
     "src/sleep.rs",
     "src/kv/abi.rs",
     "src/kv.rs",
+    "src/host.rs",
     "src/budget/abi.rs",
     "src/budget.rs",
     "src/torch/mod.rs",

@@ -2511,6 +2511,34 @@ vramp_status_t vramp_kv_stats(vramp_allocator_t allocator,
                               vramp_kv_stats_t *stats);
 
 /*
+ * Allocates pinned memory of the host, which the device reads and writes at the same address. Memory of zero bytes
+ * has a unique address too. It is aligned to the power of two that its size is rounded up to, at least 512 bytes
+ * and at most 4 KiB. Driver calls only where more memory is pinned, 128 MiB at a time: milliseconds. What is idle
+ * is unpinned after some seconds, or with vramp_trim. On failure `*address` is set to null.
+ *
+ * What the caller promises:
+ * `address` is null or valid for writing.
+ */
+vramp_status_t vramp_host_malloc(vramp_allocator_t allocator,
+                                 size_t size,
+                                 void **address);
+
+/*
+ * Records that work queued on a stream so far uses memory of vramp_host_malloc: once freed, it is allocated again
+ * after that work. At most two driver calls.
+ */
+vramp_status_t vramp_host_record_use(vramp_allocator_t allocator,
+                                     void *address,
+                                     vramp_stream_t stream);
+
+/*
+ * Frees memory of vramp_host_malloc. Work that uses it is complete, or recorded with vramp_host_record_use. Never
+ * waits. VRAMP_ERROR_UNKNOWN_POINTER for another address, which changes nothing.
+ */
+vramp_status_t vramp_host_free(vramp_allocator_t allocator,
+                               void *address);
+
+/*
  * Joins a group of processes that share a card, and ties the allocator to the budget: from then on its limit is
  * what is claimed, and a request that passes it claims what it lacks. Other processes get idle memory of the
  * allocator, and then what vramp_budget_on_reclaim frees. The budget ends with the allocator.

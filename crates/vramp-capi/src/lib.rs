@@ -57,6 +57,7 @@ mod exchange;
 mod gate;
 pub mod graphs;
 mod handles;
+pub mod host;
 mod ids;
 pub mod interface;
 pub mod kv;

@@ -8,7 +8,7 @@
 //! | `session/pools.rs` | the allocator's pool, those of its regions, and that of plain allocations |
 //! | `session/reports.rs` | history, snapshots, statistics, and the audit |
 //!
-//! Its graphs are in `graphs.rs`, its arenas for caches in `kv.rs`, what it shares in `sharing.rs`, and its
+//! Its graphs are in `graphs.rs`, its arenas for caches in `kv.rs`, host memory in `host.rs`, what it shares in `sharing.rs`, and its
 //! tiers in `tiers.rs`.
 
 mod blocks;
@@ -34,6 +34,7 @@ use crate::addresses::Addresses;
 use crate::captures::Captures;
 use crate::device::{Device, Listed};
 use crate::environment::variable;
+use crate::host::tables::HostBlocks;
 use crate::kv::tables::Caches;
 use crate::options::Options;
 use crate::print::write_line;
@@ -78,6 +79,7 @@ pub struct Session {
     blocks: Addresses,
     pub(crate) captures: Captures,
     pub(crate) caches: Caches,
+    pub(crate) host_blocks: HostBlocks,
     /// The budget of the process that the allocator is tied to, if it is.
     pub(crate) budget: OnceLock<PoolBudget>,
     pub(crate) shares: Shares,
@@ -166,6 +168,7 @@ impl Session {
             blocks: Addresses::new(),
             captures: Captures::default(),
             caches: Caches::default(),
+            host_blocks: HostBlocks::default(),
             budget: OnceLock::new(),
             shares: Shares::default(),
             adopted: Arc::default(),
@@ -191,6 +194,7 @@ impl Session {
             blocks: Addresses::new(),
             captures: Captures::default(),
             caches: Caches::default(),
+            host_blocks: HostBlocks::default(),
             budget: OnceLock::new(),
             shares: Shares::default(),
             adopted: Arc::clone(&self.adopted),

@@ -157,6 +157,7 @@ fn files(
     let mut files = vec![
         ("include/vramp.h".into(), copy(&root.join(header::PATH), 0o644)),
         ("include/vramp.hpp".into(), copy(&root.join(header::CPP_PATH), 0o644)),
+        ("include/vramp/host.hpp".into(), copy(&root.join(header::HOST_PATH), 0o644)),
         ("include/vramp/rmm.hpp".into(), copy(&root.join(header::RMM_PATH), 0o644)),
         (lib(&full), copy(&artifacts.shared, 0o755)),
         (lib(&soname), Content::Link(full)),

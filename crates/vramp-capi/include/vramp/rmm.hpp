@@ -12,8 +12,6 @@
 #ifndef VRAMP_RMM_HPP
 #define VRAMP_RMM_HPP
 
-#include "../vramp.hpp"
-
 #if !defined(__has_include) || __cplusplus < 201703L
 #error "vramp/rmm.hpp needs C++17: compile with -std=c++17 or later"
 #elif !__has_include(<cuda/memory_resource>)
@@ -27,6 +25,8 @@
 #endif
 #include <cuda/memory_resource>
 #include <cuda/stream_ref>
+
+#include "host.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -82,17 +82,8 @@ namespace vramp {
 inline namespace VRAMP_RESOURCES {
 
 class device_resource;
+class pinned_resource;
 class reservation;
-
-/// Out of memory, where RMM's exceptions are not used.
-class out_of_memory : public std::bad_alloc {
-public:
-    explicit out_of_memory(std::string message) : message_(std::move(message)) {}
-    const char *what() const noexcept override { return message_.c_str(); }
-
-private:
-    std::string message_;
-};
 
 /// How an allocator is opened for a device_resource.
 struct resource_options {
@@ -228,6 +219,30 @@ public:
 
     void forget(cudaStream_t stream) const {
         check_resource(vramp_stream_forget(allocator_, adopt(stream)));
+    }
+
+    void *allocate_pinned(std::size_t bytes, std::size_t alignment) const {
+        if (bytes == 0) return nullptr;
+        if (!host_detail::is_supported(alignment))
+            raise_out_of_memory(host_detail::unsupported(alignment));
+        void *address;
+        check_resource(
+            vramp_host_malloc(allocator_, host_detail::size_for(bytes, alignment), &address));
+        return address;
+    }
+
+    void deallocate_pinned(void *address) const noexcept {
+        if (address == nullptr || process_is_exiting()) return;
+        host_detail::report(vramp_host_free(allocator_, address));
+    }
+
+    void deallocate_pinned(cudaStream_t stream, void *address) const noexcept {
+        if (address == nullptr || process_is_exiting()) return;
+        vramp_stream_t adopted;
+        vramp_status_t status = vramp_stream_adopt(allocator_, raw_stream(stream), &adopted);
+        if (status == VRAMP_OK) status = vramp_host_record_use(allocator_, address, adopted);
+        if (status == VRAMP_OK) status = vramp_host_free(allocator_, address);
+        host_detail::report(status);
     }
 
 private:
@@ -491,6 +506,7 @@ public:
 
 private:
     friend class reservation;
+    friend class pinned_resource;
 
     device_resource(std::shared_ptr<resource_detail::pool> of, std::shared_ptr<resource_detail::reserved> paid)
         : pool_(std::move(of)), paid_(std::move(paid)) {}
@@ -553,6 +569,48 @@ public:
 
 private:
     std::shared_ptr<resource_detail::reserved> reserved_;
+};
+
+/// Pinned memory of the host: a `cuda::mr::resource` with the properties `cuda::mr::host_accessible` and
+/// `cuda::mr::device_accessible`. It shares the allocator of a device_resource, and resources of one allocator are
+/// equal. Alignments up to 4 KiB are served.
+class pinned_resource {
+public:
+    explicit pinned_resource(const device_resource &of) : pool_(of.pool_) {}
+
+    /// Allocates memory that the host and any stream may use at once. Zero bytes are null.
+    [[nodiscard]] void *allocate(cuda::stream_ref, std::size_t bytes,
+                                 std::size_t alignment = alignof(std::max_align_t)) {
+        return pool_->allocate_pinned(bytes, alignment);
+    }
+
+    /// Frees memory after the work that is queued on a stream. At most three driver calls. Never waits or throws.
+    void deallocate(cuda::stream_ref stream, void *address, std::size_t /*bytes*/,
+                    std::size_t = alignof(std::max_align_t)) noexcept {
+        pool_->deallocate_pinned(stream.get(), address);
+    }
+
+    [[nodiscard]] void *allocate_sync(std::size_t bytes,
+                                      std::size_t alignment = alignof(std::max_align_t)) {
+        return pool_->allocate_pinned(bytes, alignment);
+    }
+
+    /// Frees memory whose work is over. No driver call.
+    void deallocate_sync(void *address, std::size_t /*bytes*/,
+                         std::size_t = alignof(std::max_align_t)) noexcept {
+        pool_->deallocate_pinned(address);
+    }
+
+    bool operator==(const pinned_resource &other) const noexcept { return pool_ == other.pool_; }
+    bool operator!=(const pinned_resource &other) const noexcept { return pool_ != other.pool_; }
+
+    friend constexpr void get_property(const pinned_resource &, cuda::mr::device_accessible) noexcept {}
+    friend constexpr void get_property(const pinned_resource &, cuda::mr::host_accessible) noexcept {}
+
+    [[nodiscard]] vramp_allocator_t allocator() const noexcept { return pool_->allocator(); }
+
+private:
+    std::shared_ptr<resource_detail::pool> pool_;
 };
 
 #if VRAMP_RMM_BASE

@@ -177,6 +177,18 @@ impl Session {
         }
     }
 
+    /// Returns the host memory of the regions that is used while no tiers are open, and creates it if there is
+    /// none.
+    pub(crate) fn own_host_pool(&self) -> Result<HostPool> {
+        let regions = self.region_table()?;
+        let mut host = regions.host();
+        let own = match host.own.take() {
+            Some(own) => own,
+            None => own_mover(self, regions.keep)?,
+        };
+        Ok(host.own.insert(own).pool().clone())
+    }
+
     /// Returns the region with a tag, and creates it if there is none.
     pub(crate) fn region(&self, tagged: &Tagged) -> Result<Arc<Region>> {
         let needs_disk = tagged.options.backup == Backup::Disk;

@@ -160,6 +160,12 @@ int main(void) {
     CHECK(vramp_free(allocator, block, stream) == VRAMP_OK);
     CHECK(vramp_map_simulated_cards() == VRAMP_OK);
 
+    CHECK(vramp_host_malloc(allocator, 3 << 20, &raw) == VRAMP_OK && raw != NULL);
+    memset(raw, 1, 3 << 20);
+    CHECK(vramp_host_record_use(allocator, raw, other) == VRAMP_OK);
+    CHECK(vramp_host_free(allocator, raw) == VRAMP_OK);
+    CHECK(vramp_host_free(allocator, raw) == VRAMP_ERROR_UNKNOWN_POINTER);
+
     CHECK(vramp_stream_forget(allocator, other) == VRAMP_OK);
     CHECK(vramp_free(allocator, small, stream) == VRAMP_OK);
     CHECK(vramp_trim(allocator, 0) == VRAMP_OK);

@@ -139,6 +139,13 @@ fn regions_are_paused_and_resumed_in_c_and_cpp() {
 }
 
 #[test]
+fn containers_of_cpp_lie_in_pinned_memory() {
+    for standard in ["-std=c++17", "-std=c++20"] {
+        assert_eq!(Program::compile("c++", "pinned.cpp", standard).run("", &[]), "", "{standard}");
+    }
+}
+
+#[test]
 fn pages_of_caches_are_committed_and_parked_in_c() {
     assert_eq!(Program::compile("cc", "kv.c", "-std=c99").run("", &[]), "");
 }

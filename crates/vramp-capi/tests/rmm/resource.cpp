@@ -38,6 +38,8 @@ static_assert(cuda::mr::synchronous_resource<vramp::device_resource>);
 static_assert(cuda::mr::resource<vramp::device_resource>);
 static_assert(cuda::mr::resource_with<vramp::device_resource, cuda::mr::device_accessible>);
 static_assert(!cuda::has_property<vramp::device_resource, cuda::mr::host_accessible>);
+static_assert(cuda::mr::resource_with<vramp::pinned_resource, cuda::mr::device_accessible,
+                                      cuda::mr::host_accessible>);
 static_assert(std::is_base_of_v<std::bad_alloc, short_of_memory>);
 static_assert(std::is_nothrow_move_constructible_v<vramp::device_resource>);
 
@@ -331,6 +333,33 @@ void reservations_pay() {
     vramp::reservation again(resource, 200 * MIB, std::chrono::nanoseconds::max());
 }
 
+void pinned_memory_is_read_and_written() {
+    vramp::device_resource resource(simulated());
+    vramp::pinned_resource pinned(resource), same(resource);
+    REQUIRE(pinned == same && pinned.allocator().id == resource.allocator().id);
+    REQUIRE(pinned.allocate(stream(64), 0) == nullptr);
+    for (std::size_t bytes : {std::size_t(1), std::size_t(5000), 3 * MIB}) {
+        auto first = static_cast<char *>(pinned.allocate(stream(64), bytes, 4096));
+        auto second = static_cast<char *>(pinned.allocate_sync(bytes, 64));
+        REQUIRE(reinterpret_cast<std::uintptr_t>(first) % 4096 == 0 && first != second);
+        first[0] = 1;
+        first[bytes - 1] = 2;
+        second[bytes - 1] = 3;
+        REQUIRE(printed([&] {
+            same.deallocate(stream(64), first, bytes, 4096);
+            pinned.deallocate_sync(second, bytes, 64);
+        }).empty());
+    }
+    REQUIRE(throws<short_of_memory>([&] { (void)pinned.allocate_sync(1, 8192); }));
+    REQUIRE(throws<short_of_memory>([&] { (void)pinned.allocate_sync(1, 48); }));
+    int nothing = 0;
+    auto text = printed([&] { pinned.deallocate_sync(&nothing, 4); });
+    REQUIRE(text.find("VRAMP_ERROR_UNKNOWN_POINTER") != std::string::npos);
+    REQUIRE(resource.stats().host_pinned > 0);
+    resource.trim();
+    REQUIRE(resource.stats().host_pinned == 0);
+}
+
 void threads_allocate_and_free_for_each_other() {
     vramp::device_resource resource(simulated());
     const int count = 8;
@@ -408,6 +437,7 @@ int main() {
     handlers_are_called_when_memory_is_short();
     a_request_waits_for_frees_of_other_threads();
     reservations_pay();
+    pinned_memory_is_read_and_written();
     threads_allocate_and_free_for_each_other();
 #if VRAMP_RMM_ERRORS && CCCL_VERSION >= 3004000
     is_rmms_resource_of_a_device();

@@ -11,7 +11,7 @@ use vramp_host::{HostSpan, OutOfBounds};
 use super::config::HostPoolError;
 use super::part::{Part, span_of};
 use super::returns::{Returned, Uses};
-use super::shared::Shared;
+use super::shared::{Shape, Shared};
 use crate::ledger::shell::charge::Charge;
 use crate::sync::{Mutex, lock};
 
@@ -275,7 +275,7 @@ impl HostAllocation {
     /// # Errors
     /// As [`HostPool::allocate_with`](super::HostPool::allocate_with). The allocation is unchanged.
     pub fn grow_with(&mut self, charge: Charge) -> Result<(), HostPoolError> {
-        self.parts.extend(self.shared.take(&charge)?);
+        self.parts.extend(self.shared.take(&charge, Shape::Runs)?);
         self.charges.push(charge);
         Ok(())
     }

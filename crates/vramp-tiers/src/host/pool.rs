@@ -12,7 +12,7 @@ use super::allocation::HostAllocation;
 use super::background::Background;
 use super::config::{HostPoolConfig, HostPoolError, HostPoolStats};
 use super::returns::Returns;
-use super::shared::{Growth, Shared, State};
+use super::shared::{Growth, Shape, Shared, State};
 use super::slabs::Slabs;
 use super::small::SmallHostAllocation;
 use crate::ledger::shell::charge::Charge;
@@ -122,7 +122,24 @@ impl HostPool {
     /// The charge is to another space or not for whole blocks, or more memory could not be pinned.
     /// The charge is credited.
     pub fn allocate_with(&self, charge: Charge) -> Result<HostAllocation, HostPoolError> {
-        let parts = self.shared.take(&charge)?;
+        self.allocate_as(charge, Shape::Runs)
+    }
+
+    /// Allocates `len` in whole blocks that lie one behind the other, charged to the space. No driver call if
+    /// enough such blocks are free and no returned block is in use.
+    ///
+    /// # Errors
+    /// `len` is zero, the space is full, or more memory could not be pinned.
+    pub fn allocate_in_one(&self, len: Bytes) -> Result<HostAllocation, HostPoolError> {
+        if len.is_zero() {
+            return Err(HostPoolError::Config("memory in one piece has at least a byte"));
+        }
+        let charge = self.shared.space.charge(self.shared.whole(len))?;
+        self.allocate_as(charge, Shape::One)
+    }
+
+    fn allocate_as(&self, charge: Charge, shape: Shape) -> Result<HostAllocation, HostPoolError> {
+        let parts = self.shared.take(&charge, shape)?;
         self.shared.grow_ahead();
         Ok(HostAllocation::new(&self.shared, parts, charge))
     }

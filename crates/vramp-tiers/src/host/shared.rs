@@ -67,10 +67,20 @@ pub(super) struct Shared {
     pub most: Bytes,
 }
 
+/// How the blocks of an allocation lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// In as few runs as possible.
+    Runs,
+    /// One behind the other.
+    One,
+}
+
 /// Why memory is pinned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Growth {
-    Needed,
+    /// At least so much.
+    Needed(Bytes),
     Ahead,
 }
 
@@ -86,20 +96,21 @@ impl Shared {
     }
 
     /// Allocates the blocks that `charge` pays for.
-    pub fn take(&self, charge: &Charge) -> Result<Vec<Part>, HostPoolError> {
+    pub fn take(&self, charge: &Charge, shape: Shape) -> Result<Vec<Part>, HostPoolError> {
         let len = charge.bytes();
         if !self.space.has_charge(charge) || !len.is_multiple_of(self.config.block) {
             return Err(HostPoolError::WrongCharge(format!("{charge:?}"), len));
         }
         loop {
             let mut state = lock(&self.state);
-            if let Ok(runs) = state.blocks.alloc(len) {
+            if let Some(runs) = state.alloc(len, shape) {
                 return Ok(state.parts(runs));
             }
             if self.sweep(&mut state) {
                 continue;
             }
-            let full = state.pinned() >= self.most;
+            let least = if shape == Shape::One { len } else { self.config.block };
+            let full = state.pinned() + least > self.most;
             if state.growing || (full && !state.unpinning.is_zero()) {
                 self.wait_for_others(state);
                 continue;
@@ -110,12 +121,12 @@ impl Shared {
                     asked: self.count(len),
                     total: self.count(self.most),
                 },
-                false => match self.grow(Growth::Needed) {
+                false => match self.grow(Growth::Needed(least)) {
                     Ok(()) => continue,
                     Err(error) => error,
                 },
             };
-            if !self.wait_for_work(len)? {
+            if !self.wait_for_work(len, shape)? {
                 return Err(failure);
             }
         }
@@ -123,9 +134,9 @@ impl Shared {
 
     /// Waits for the work that uses the blocks returned first. Returns false if no returned block
     /// is in use and too few are free.
-    fn wait_for_work(&self, len: Bytes) -> Result<bool, HostPoolError> {
+    fn wait_for_work(&self, len: Bytes, shape: Shape) -> Result<bool, HostPoolError> {
         let mut state = lock(&self.state);
-        if state.blocks.free_bytes() >= len {
+        if state.has(len, shape) {
             return Ok(true);
         }
         let Some(oldest) = state.returns.take_oldest() else {
@@ -197,7 +208,11 @@ impl Shared {
     pub fn grow(&self, why: Growth) -> Result<(), HostPoolError> {
         let len = {
             let mut state = lock(&self.state);
-            let wanted = self.config.block * u64::from(self.config.blocks_per_pool);
+            let group = self.config.block * u64::from(self.config.blocks_per_pool);
+            let wanted = match why {
+                Growth::Needed(least) => group.max(least),
+                Growth::Ahead => group,
+            };
             let len = self.held(&state).next_len(wanted);
             if state.growing || len.is_zero() {
                 return Ok(());
@@ -213,7 +228,7 @@ impl Shared {
             let pool = state.blocks.add(len);
             state.pools.insert(pool, pinned);
             match why {
-                Growth::Needed => state.stats.pools_on_demand += 1,
+                Growth::Needed(_) => state.stats.pools_on_demand += 1,
                 Growth::Ahead => state.stats.pools_ahead += 1,
             }
         });
@@ -266,6 +281,24 @@ impl Shared {
 }
 
 impl State {
+    fn alloc(&mut self, len: Bytes, shape: Shape) -> Option<ExtentList> {
+        match shape {
+            Shape::Runs => self.blocks.alloc(len).ok(),
+            Shape::One => self.blocks.alloc_one(len).map(|run| [run].into_iter().collect()),
+        }
+    }
+
+    /// Returns true if [`State::alloc`] would succeed.
+    fn has(&mut self, len: Bytes, shape: Shape) -> bool {
+        match shape {
+            Shape::Runs => self.blocks.free_bytes() >= len,
+            Shape::One => self.blocks.alloc_one(len).is_some_and(|run| {
+                self.blocks.free(run).expect("it was allocated just now");
+                true
+            }),
+        }
+    }
+
     fn finish(&mut self, returned: Return) {
         let State { returns, blocks, slabs, .. } = self;
         returns.finish(returned, Free { blocks, slabs });

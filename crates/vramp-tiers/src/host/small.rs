@@ -11,7 +11,7 @@ use vramp_host::{HostSpan, OutOfBounds};
 use super::config::HostPoolError;
 use super::part::{Part, span_of};
 use super::returns::{Returned, Uses};
-use super::shared::Shared;
+use super::shared::{Shape, Shared};
 use super::slabs::{Piece, Slab};
 use crate::sync::lock;
 
@@ -39,7 +39,7 @@ impl Shared {
                 continue;
             }
             let charge = self.space.charge(self.config.block)?;
-            let part = self.take(&charge)?.pop().expect("a block lies in a part");
+            let part = self.take(&charge, Shape::Runs)?.pop().expect("a block lies in a part");
             let free: Vec<u32> = (0..(block / class) as u32).rev().collect();
             let mut state = lock(&self.state);
             state.slabs.made += 1;

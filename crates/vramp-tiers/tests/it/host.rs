@@ -42,6 +42,40 @@ fn blocks_are_charged_while_somebody_has_them() {
 }
 
 #[test]
+fn blocks_in_one_piece_lie_one_behind_the_other() {
+    let pool = plain(Bytes::mib(12));
+    assert!(pool.allocate_in_one(Bytes::ZERO).is_err());
+    let all: Vec<_> = (0..12).map(|_| pool.allocate(MIB).unwrap()).collect();
+    // Every other block is free: there is memory for two blocks, but in no piece.
+    let mut kept: Vec<_> = all.into_iter().enumerate().collect();
+    kept.retain(|(nth, _)| nth % 2 == 0);
+    assert_eq!(pool.space().total(), MIB * 6);
+    let Err(HostPoolError::Exhausted { asked: 2, .. }) = pool.allocate_in_one(MIB * 2) else {
+        panic!("no two free blocks are neighbours")
+    };
+    assert_eq!(pool.space().total(), MIB * 6, "nothing stays charged");
+    assert_eq!(pool.allocate(MIB * 2).unwrap().spans(Bytes::ZERO, MIB * 2).unwrap().len(), 2);
+    drop(kept.remove(1));
+    let piece = pool.allocate_in_one(Bytes::new(MIB.count() + 1)).unwrap();
+    let spans = piece.spans(Bytes::ZERO, MIB * 2).unwrap();
+    assert_eq!((piece.len(), spans.len()), (MIB * 2, 1));
+    pool.audit().unwrap();
+}
+
+#[test]
+fn memory_in_one_piece_is_pinned_at_once_however_long_it_is() {
+    let pool = plain(Bytes::mib(64));
+    let small = pool.allocate(MIB).unwrap();
+    let piece = pool.allocate_in_one(MIB * 40).unwrap();
+    assert_eq!(piece.spans(Bytes::ZERO, MIB * 40).unwrap().len(), 1);
+    // What is left is too short, and what could be pinned too.
+    assert!(pool.allocate_in_one(MIB * 23).is_err());
+    drop((small, piece));
+    assert_eq!(pool.space().total(), Bytes::ZERO);
+    pool.audit().unwrap();
+}
+
+#[test]
 fn nothing_is_an_allocation_of_no_blocks() {
     let pool = plain(Bytes::mib(10));
     let nothing = pool.allocate(Bytes::ZERO).unwrap();

@@ -1,0 +1,1 @@
+../../../../crates/vramp-capi/include/vramp/host.hpp
