@@ -320,12 +320,14 @@ impl<F: FnMut(u64, Option<(&Module, u64)>) -> Vec<FrameText>> Builder<'_, F> {
         let places = event.stack.and_then(|id| self.recording.stacks.get(&id));
         let places = places.map_or(&[][..], |places| &places[..]);
         let modules = &self.recording.modules;
-        let is_recorder =
-            |place: &&Place| place.module.is_some_and(|module| is_recorder(&modules[module].path));
-        let places = || places.iter().skip_while(is_recorder);
-        places().for_each(|place| self.names.find(*place, modules));
+        let is_own =
+            |place: &Place| place.module.is_some_and(|module| is_recorder(&modules[module].path));
+        // What the recorder calls lies within its own frames.
+        let own = places.iter().rposition(is_own).map_or(0, |last| last + 1);
+        let places = &places[own..];
+        places.iter().for_each(|place| self.names.find(*place, modules));
         let driver = Frame { name: event.api.name(), filename: DRIVER, line: 0 };
-        let callers = places().flat_map(|place| &self.names.known[place]);
+        let callers = places.iter().flat_map(|place| &self.names.known[place]);
         let callers = callers.map(|frame| Frame {
             name: &frame.name,
             filename: &frame.filename,

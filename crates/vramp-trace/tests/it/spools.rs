@@ -273,8 +273,8 @@ fn frames_are_looked_up_in_the_module_that_was_loaded_then() {
         module(0, 0x1000, b"/usr/lib/libvramp_preload.so"),
         module(1, 0x2000, b"/lib/old.so"),
         module(2, 0x3000, b"/bin/program"),
-        // The first two frames are the recorder's own.
-        stack(0, &[0x1010, 0x1020, 0x2010, 0x3010, 0x9999]),
+        // The first three frames are the recorder's own and of what it calls.
+        stack(0, &[0x8888, 0x1010, 0x1020, 0x2010, 0x3010, 0x9999]),
         with(0),
         // Another file takes the place of old.so. A call at its very end returns to the program's start.
         module(3, 0x2000, b"/lib/new.so"),
