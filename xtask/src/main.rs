@@ -193,7 +193,12 @@ enum Task {
     },
     /// Compiles `vramp/rmm.hpp` against the headers of every supported RMM and of CCCL, and runs its tests on the
     /// simulator: downloads 50 MB once.
-    Rmm,
+    Rmm {
+        /// Instead, build programs that compare vramp with RMM, and what they need, into this folder, for a machine
+        /// with a card.
+        #[arg(long, value_name = "DIR")]
+        card: Option<PathBuf>,
+    },
     /// Builds the folder `gpu-bundle`, which runs on a machine with a card and without Rust.
     GpuBundle {
         /// A folder with more traces to take along. May be given several times.
@@ -257,7 +262,8 @@ fn perform(task: &Task, root: &Path) -> Result<()> {
         Task::Python { libraries, .. } => python::check(root, *libraries),
         Task::Torch { headers: Some(versions), .. } => torch::headers(root, versions),
         Task::Torch { allocator, headers: None } => torch::tests(root, *allocator),
-        Task::Rmm => rmm::run(root),
+        Task::Rmm { card: Some(out) } => rmm::for_card(root, &std::path::absolute(out)?),
+        Task::Rmm { card: None } => rmm::run(root),
         Task::GpuBundle { traces } => bundle::run(root, traces),
     }
 }

@@ -178,6 +178,7 @@ def prose(text: str) -> str:
 FAMILIES = [
     ("Regions by tag", ["region", "pause", "backup"]),
     ("Budgets", ["budget", "reclaim"]),
+    ("Pinned memory of the host", ["host_"]),
     ("Graphs", ["arena", "graph", "capture", "lease_end"]),
     ("Tiers and reservations", ["tier", "space", "reserv", "map_simulated", "store", "release"]),
     ("Deferrable buffers", ["buffer", "lease", "lock", "unlock", "sync_and", "evict"]),

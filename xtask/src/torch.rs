@@ -63,7 +63,7 @@ pub fn headers(root: &Path, versions: &[String]) -> Result<()> {
     needs_compiler()?;
     let versions = chosen(versions)?;
     let folder = root.join("target/torch-headers");
-    let cuda = wheels::cuda_headers(root)?;
+    let cuda = wheels::cuda_runtime(root)?.join("include");
     for version in versions {
         let torch = unpacked(&folder, version)?;
         shell::run(&mut compile(root, version, &torch, &cuda)).with_context(|| {

@@ -9,17 +9,17 @@ use anyhow::{Context, Result};
 
 use crate::shell;
 
-/// The headers of the CUDA runtime.
+/// The CUDA runtime.
 const CUDA_RUNTIME: &str = "nvidia-cuda-runtime==13.0.*";
 
-/// Returns the folder of the CUDA runtime's headers, which are downloaded once.
-pub fn cuda_headers(root: &Path) -> Result<PathBuf> {
-    let folder = root.join("target/cuda-headers");
-    let to = folder.join("include");
-    if !to.join("cuda_runtime_api.h").is_file() {
+/// Returns the folder with the headers and the library of the CUDA runtime, which are downloaded once.
+pub fn cuda_runtime(root: &Path) -> Result<PathBuf> {
+    let folder = root.join("target/cuda-runtime");
+    let to = folder.join("cu13");
+    if !to.join("include/cuda_runtime_api.h").is_file() {
         let mut wheel = download(CUDA_RUNTIME);
         wheel.args(["--platform", "manylinux2014_x86_64"]);
-        unpack(&mut wheel, &folder, "nvidia/cu13/include/", &to)?;
+        unpack(&mut wheel, &folder, "nvidia/cu13/", &to)?;
     }
     Ok(to)
 }

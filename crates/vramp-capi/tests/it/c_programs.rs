@@ -254,7 +254,7 @@ fn the_fragments_of_the_guides_compile() {
         assert!(output.status.success(), "{fragment}\n{errors}");
         count += 1;
     }
-    assert_eq!(count, 9);
+    assert_eq!(count, 10);
 }
 
 #[test]
