@@ -14,9 +14,10 @@ use crate::shell;
 /// tested on the simulator is so anywhere, and `vramp-check` tests the allocator on the card.
 const TESTED: [&str; 2] = ["vramp-driver", "vramp-cuda"];
 /// The crates whose examples say something on a card.
-const WITH_EXAMPLES: [&str; 3] = ["vramp-check", "vramp-defer", "vramp-capi"];
+const WITH_EXAMPLES: [&str; 4] = ["vramp-check", "vramp-defer", "vramp-capi", "vramp-cudarc"];
 /// The examples of theirs that `run.sh` runs.
-const EXAMPLES: [&str; 4] = ["facts", "larger_than_the_card", "overhead", "read_in_place"];
+const EXAMPLES: [&str; 6] =
+    ["card", "facts", "hit", "larger_than_the_card", "overhead", "read_in_place"];
 /// What runs on the Python package, or beside it, by its path in the project and in the folder.
 const PYTHON: [&str; 10] = [
     "bench/check-arrays.py",

@@ -42,6 +42,8 @@ part_card() {
     note spill-soak timeout 900 bin/vramp-check spill-soak cuda --seconds "${SOAK_SECONDS:-20}"
     note sleep-soak timeout 900 bin/vramp-check sleep-soak cuda --moves "${SLEEP_MOVES:-1000}"
     note overhead timeout 120 bin/overhead cuda:0
+    note cudarc timeout 300 bin/card
+    note cudarc-hit timeout 120 bin/hit
     for test in tests/*; do
         note "$(basename "$test")" timeout 300 "$test"
     done

@@ -23,7 +23,7 @@ use crate::{ci, shell};
 
 /// The crates that may have `unsafe`, but for the Python module, whose tests are in Python; and the program
 /// of the life cycles.
-const CRATES: [&str; 4] = ["vramp-host", "vramp-cuda", "vramp-capi", "vramp-check"];
+const CRATES: [&str; 5] = ["vramp-host", "vramp-cuda", "vramp-cudarc", "vramp-capi", "vramp-check"];
 /// Operations of the life-cycle programs for each preset in a run of length 1.
 const STEPS: u64 = 50_000;
 /// Threads that perform them.

@@ -15,13 +15,14 @@ use crate::tidy::{GENERATED, test_modules};
 use crate::tree::Tree;
 
 /// What a program links, from Rust, C or Python. Not the simulator, and not what a generator wrote.
-const RUNTIME: [&str; 11] = [
+const RUNTIME: [&str; 12] = [
     "vramp-core",
     "vramp-host",
     "vramp-ipc",
     "vramp-driver",
     "vramp-cuda",
     "vramp-alloc",
+    "vramp-cudarc",
     "vramp-tiers",
     "vramp-defer",
     "vramp-session",

@@ -23,7 +23,7 @@ use scan::Sources;
 pub use scan::test_modules;
 
 /// The crates, each of which may name only those before it.
-const LAYERS: [&str; 19] = [
+const LAYERS: [&str; 20] = [
     "vramp-testing",
     "vramp-core",
     "vramp-host",
@@ -36,6 +36,7 @@ const LAYERS: [&str; 19] = [
     "vramp-peers",
     "vramp-tiers",
     "vramp-defer",
+    "vramp-cudarc",
     "vramp",
     "vramp-capi",
     "vramp-bench",
@@ -46,8 +47,14 @@ const LAYERS: [&str; 19] = [
 ];
 
 /// Crates that may hold `unsafe`.
-const UNSAFE_CRATES: [&str; 5] =
-    ["vramp-host", "vramp-cuda", "vramp-capi", "vramp-python", "vramp-preload"];
+const UNSAFE_CRATES: [&str; 6] = [
+    "vramp-host",
+    "vramp-cuda",
+    "vramp-cudarc",
+    "vramp-capi",
+    "vramp-python",
+    "vramp-preload",
+];
 
 /// Sources that a generator wrote.
 pub const GENERATED: [&str; 1] = ["crates/vramp-cuda/src/sys.rs"];
