@@ -47,14 +47,8 @@ const LAYERS: [&str; 20] = [
 ];
 
 /// Crates that may hold `unsafe`.
-const UNSAFE_CRATES: [&str; 6] = [
-    "vramp-host",
-    "vramp-cuda",
-    "vramp-cudarc",
-    "vramp-capi",
-    "vramp-python",
-    "vramp-preload",
-];
+const UNSAFE_CRATES: [&str; 6] =
+    ["vramp-host", "vramp-cuda", "vramp-cudarc", "vramp-capi", "vramp-python", "vramp-preload"];
 
 /// Sources that a generator wrote.
 pub const GENERATED: [&str; 1] = ["crates/vramp-cuda/src/sys.rs"];
