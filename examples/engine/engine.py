@@ -6,7 +6,7 @@
     python examples/engine/share.py                           # two of them share a card
 
 1. `Cache` has the keys and values of all layers, in blocks of 16 tokens. With an arena (`vramp.kv`) a block has memory
-   while its page is committed; a fixed one is what engines have without it, one `torch.empty` for each tensor.
+   while its page is committed; a fixed one is what engines have without it, one `torch.zeros` for each tensor.
 2. `Engine.step` admits requests, runs one decode step for all that run, and frees the blocks of those that ended.
    A request that finds no memory waits, or is preempted and computed again: none fails.
 3. Pages that no request uses go back to the card, for other processes.
@@ -19,8 +19,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -102,13 +103,15 @@ class Model(torch.nn.Module):
         """Returns the next token after each of `tokens`, which has a row for each request.
 
         A token stands at `at` of its request, whose blocks are in `tables`, and its keys go to `slots`. Attention is
-        computed for a piece of the rows at a time, over so many blocks, because it copies these blocks.
+        computed for a piece of the rows at a time, over so many blocks, because it copies these blocks. Heads that
+        share keys are further tokens to it.
         """
         s = self.shape
         rows, count = tokens.shape
+        group = s.heads // s.kv_heads
         x = F.embedding(tokens.view(-1), self.embedding)
         places = at.view(-1)
-        sees = torch.arange(tables.shape[1] * BLOCK, device=x.device) <= at[:, None, :, None]
+        sees = torch.arange(tables.shape[1] * BLOCK, device=x.device) <= at.repeat(1, group)[:, None, :, None]
 
         def past(blocks: torch.Tensor, piece: slice, width: int) -> torch.Tensor:
             mine = tables[piece, :width]
@@ -123,7 +126,7 @@ class Model(torch.nn.Module):
             keys, values = cache.keys[index], cache.values[index]
             keys.view(-1, s.kv_heads, s.head).index_copy_(0, slots.view(-1), k)
             values.view(-1, s.kv_heads, s.head).index_copy_(0, slots.view(-1), v.view(-1, s.kv_heads, s.head))
-            q = q.view(rows, count, s.heads, s.head).transpose(1, 2)
+            q = q.view(rows, count, s.kv_heads, group, s.head).permute(0, 2, 3, 1, 4).flatten(2, 3)
             seen = torch.cat(
                 [
                     F.scaled_dot_product_attention(
@@ -131,12 +134,12 @@ class Model(torch.nn.Module):
                         past(keys, piece, width),
                         past(values, piece, width),
                         attn_mask=sees[piece, ..., : width * BLOCK],
-                        enable_gqa=True,
                     )
                     for piece, width in pieces
                 ]
             )
-            x = x + F.linear(seen.transpose(1, 2).reshape(-1, s.width), layer.out)
+            seen = seen.reshape(rows, s.kv_heads, group, count, s.head).permute(0, 3, 1, 2, 4).reshape(-1, s.width)
+            x = x + F.linear(seen, layer.out)
             gate, up = F.linear(F.rms_norm(x, (s.width,)), layer.up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate) * up, layer.down)
         return F.linear(F.rms_norm(x, (s.width,)), self.embedding).argmax(-1)
@@ -147,7 +150,10 @@ class NoMemory(Exception):
 
 
 class Cache:
-    """Blocks of keys and values of all layers. Block 0 pads tables and always has memory."""
+    """Blocks of keys and values of all layers. Block 0 pads tables and always has memory.
+
+    Slots that no token has are read, and masked: they must not be NaN, so memory begins as zeros.
+    """
 
     def __init__(self, shape: Shape, most: int, device: str, arena: vramp.kv.Arena | None) -> None:
         self.arena = arena
@@ -158,33 +164,37 @@ class Cache:
         self.stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else 0
         form = (-1, BLOCK, shape.kv_heads, shape.head)
         tensors = [
-            torch.empty(most // 2, dtype=torch.bfloat16, device=device).view(form)
+            torch.zeros(most // 2, dtype=torch.bfloat16, device=device).view(form)
             if arena is None
             else arena.tensor(number, torch.bfloat16, form)
             for number in range(2 * shape.layers)
         ]
         self.keys, self.values = tensors[::2], tensors[1::2]
+        self.pages = None if arena is None else arena.flat(torch.bfloat16).view(2 * shape.layers, pages, -1)
         # Free blocks by page. Those of pages in use are taken first, so that pages become empty.
         self.free: dict[int, list[int]] = {}
         self.absent = set(range(pages))
         self.commits: list[float] = []
         self._commit(0)
         self.free[0].remove(0)
-        # What tables are padded with is read, and masked: it must not be NaN.
-        for tensor in tensors:
-            tensor[0].zero_()
 
     def _commit(self, page: int) -> None:
-        if self.arena is not None:
+        if self.arena is not None and self.pages is not None:
             started = time.perf_counter()
             self.arena.commit(page, self.stream)
             self.commits.append(time.perf_counter() - started)
+            self.pages[:, page].zero_()
         self.absent.discard(page)
         self.free[page] = list(range(page * self.per_page, (page + 1) * self.per_page))
 
     @property
     def used_pages(self) -> int:
         return len(self.free)
+
+    @property
+    def room(self) -> int:
+        """Blocks that can be taken at most."""
+        return sum(map(len, self.free.values())) + len(self.absent) * self.per_page
 
     def take(self) -> int:
         """Returns a free block. Raises NoMemory."""
@@ -199,7 +209,7 @@ class Cache:
                 raise NoMemory from None
         return self.free[best].pop()
 
-    def give(self, blocks: list[int]) -> None:
+    def give(self, blocks: Iterable[int]) -> None:
         """Takes blocks back. A page without blocks in use is parked."""
         for block in blocks:
             page = block // self.per_page
@@ -214,20 +224,17 @@ class Cache:
         return self.arena.release() if self.arena is not None else 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """What a user asked for."""
 
-    prompt: list[int]
+    tokens: list[int]
+    """The prompt, and what was made."""
     answer: int
     came: float = 0.0
     made: list[int] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("q"))
     done: float | None = None
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.prompt + self.made
 
 
 class Engine:
@@ -239,6 +246,7 @@ class Engine:
         self.running: list[Request] = []
         self.ended: list[Request] = []
         self.preempted = 0
+        self.late = 0
         self.made = 0
 
     def submit(self, request: Request) -> None:
@@ -252,27 +260,33 @@ class Engine:
 
     def _drop(self, request: Request) -> None:
         self.cache.give(request.blocks)
-        request.blocks = []
+        request.blocks = array("q")
 
     def _run(self, of: list[Request], at: list[range]) -> list[int]:
         """Computes the tokens of requests at these places, as many of each. Returns what follows each."""
         width = max(len(request.blocks) for request in of)
-        tables = [request.blocks + [0] * (width - len(request.blocks)) for request in of]
+        tables = array("q")
+        for request in of:
+            tables.extend(request.blocks)
+            tables.frombytes(bytes(tables.itemsize * (width - len(request.blocks))))
         pairs = list(zip(of, at, strict=True))
         tokens = [[request.tokens[place] for place in places] for request, places in pairs]
         slots = [[r.blocks[place // BLOCK] * BLOCK + place % BLOCK for place in places] for r, places in pairs]
-        inputs = (tokens, [list(places) for places in at], slots, tables)
+        inputs = [torch.tensor(x) for x in (tokens, [list(places) for places in at], slots)]
+        inputs.append(torch.frombuffer(tables, dtype=torch.int64).view(len(of), width))
         pieces = [
             (slice(first, first + PIECE), max(len(request.blocks) for request in of[first : first + PIECE]))
             for first in range(0, len(of), PIECE)
         ]
         with torch.inference_mode():
-            made = self.model(*(torch.tensor(x, device=self.device) for x in inputs), self.cache, pieces)
+            made = self.model(*(x.to(self.device) for x in inputs), self.cache, pieces)
         return [int(token) for token in made.tolist()]
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.batch:
             request = self.waiting[0]
+            if self.cache.room < -(-len(request.tokens) // BLOCK):
+                return
             try:
                 self._grow(request)
             except NoMemory:
@@ -306,6 +320,7 @@ class Engine:
         made = self._run(ready, [range(len(request.tokens) - 1, len(request.tokens)) for request in ready])
         for request, token in zip(ready, made, strict=True):
             request.made.append(token)
+            request.tokens.append(token)
             if len(request.made) == request.answer:
                 request.done = time.perf_counter()
                 self._drop(request)
@@ -313,6 +328,15 @@ class Engine:
                 self.ended.append(request)
         self.made += len(made)
         return len(made)
+
+    def give_up(self, before: float) -> None:
+        """Gives up requests that came before a time, whose answers come too late."""
+        late = [request for request in (*self.running, *self.waiting) if request.came < before]
+        for request in late:
+            self._drop(request)
+        self.running = [request for request in self.running if request.came >= before]
+        self.waiting = deque(request for request in self.waiting if request.came >= before)
+        self.late += len(late)
 
     @property
     def is_idle(self) -> bool:
@@ -347,6 +371,8 @@ def make(shape: Shape, memory: int, batch: int, kind: str) -> Engine:
     """Returns an engine whose cache has at most `memory` bytes: `arena` or `fixed`."""
     pool = vramp.pool()
     device = device_of(pool)
+    # cuDNN plans attention anew for each number of requests and blocks, and loads code for it: a full card has no room.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     with torch.no_grad():
         model = Model(shape, device)
         arena = arena_for(pool, shape, memory) if kind == "arena" else None
@@ -373,8 +399,10 @@ def compare(shape: Shape, memory: int, batch: int) -> None:
                 engine.step()
         made[kind] = [request.made for request in engine.ended]
         print(f"{kind}: {engine.made} tokens, {engine.cache.used_pages} pages at the end")
-    if made["fixed"] != made["arena"]:
-        raise SystemExit("the arena's tokens differ from those of a fixed cache")
+    for number, (fixed, arena) in enumerate(zip(made["fixed"], made["arena"], strict=True)):
+        if fixed != arena:
+            first = next(at for at, (one, other) in enumerate(zip(fixed, arena, strict=True)) if one != other)
+            raise SystemExit(f"request {number}: token {first} of {len(fixed)} differs from that of a fixed cache")
     print("the tokens are equal")
 
 
@@ -435,8 +463,13 @@ def time_steps(shape: Shape, memory: int, batch: int) -> None:
     print(json.dumps({**found, "ratio": ratios}))
 
 
-def serve(engine: Engine, shape: Shape, seed: int, bursts: list[float], count: int, seconds: float) -> None:
-    """Serves bursts of requests for some seconds, then what is left of them. Talks to `share.py` by lines."""
+def serve(
+    engine: Engine, shape: Shape, seed: int, bursts: list[float], count: int, seconds: float, deadline: float
+) -> None:
+    """Serves bursts of requests for some seconds, then what is left of them. Talks to `share.py` by lines.
+
+    A request is given up if it has no answer by so many seconds after it came.
+    """
     for request in requests(4, shape, 99):
         engine.submit(request)
     while not engine.is_idle:
@@ -461,6 +494,7 @@ def serve(engine: Engine, shape: Shape, seed: int, bursts: list[float], count: i
             for request in requests(count, shape, seed + len(due)):
                 engine.submit(request)
                 asked += 1
+        engine.give_up(now - deadline)
         made = engine.step() if not engine.is_idle else 0
         if now - started < seconds:
             in_time = engine.made - warm
@@ -473,15 +507,19 @@ def serve(engine: Engine, shape: Shape, seed: int, bursts: list[float], count: i
             time.sleep(0.002)
         elif not made:
             time.sleep(0.001)
-    waits = [request.done - request.came for request in engine.ended if request.done is not None]
+    ended = [(request, request.done) for request in engine.ended if request.done is not None]
+    waits = [done - request.came for request, done in ended]
+    answered = sum(request.answer for request, done in ended if done - started < seconds)
     commits = engine.cache.commits
     print(
         json.dumps(
             {
                 "asked": asked,
                 "done": len(engine.ended),
+                "late": engine.late,
                 "tokens": in_time,
                 "tokens_per_s": in_time / seconds,
+                "answered_per_s": answered / seconds,
                 "seconds_to_drain": time.perf_counter() - started,
                 "wait_p50_s": quantile(waits, 0.5),
                 "wait_p99_s": quantile(waits, 0.99),
@@ -508,6 +546,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32, help="requests, of each burst with --serve")
     parser.add_argument("--bursts", default="0", help="seconds at which bursts begin, with commas")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds for an answer, with --serve")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     is_simulated = vramp.pool().is_simulated
@@ -523,7 +562,7 @@ def main() -> None:
     engine = make(shape, memory, batch, given.kind)
     if given.serve:
         bursts = [float(at) for at in given.bursts.split(",")]
-        return serve(engine, shape, given.seed, bursts, given.requests, given.seconds)
+        return serve(engine, shape, given.seed, bursts, given.requests, given.seconds, given.deadline)
     for request in requests(given.requests, shape, given.seed):
         engine.submit(request)
     started = time.perf_counter()
