@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -42,6 +43,16 @@ def test_the_simulator_alone_is_no_machine_that_works(named: str) -> None:
     assert "exported 1 MiB and opened it" in lines["other processes"]
     assert "none with a link" in lines["other cards"]
     assert "possible, off (option rdma=on); dma-buf: yes" in lines["network cards"]
+
+
+def test_exec_ends_as_its_program() -> None:
+    script = "echo $LD_PRELOAD; trap '' TERM; kill -TERM $$; kill -XFSZ $$; exit 3"
+    done = _command("exec", "--limit", "1GiB", "--", "sh", "-c", script)
+    # Python ignores the last signal, and programs must not inherit that.
+    assert done.returncode == -signal.SIGXFSZ, done.stderr
+    assert done.stdout.endswith("libvramp_preload.so\n")
+    done = _command("exec", "--limit", "1GiB", "--", sys.executable, "-m", "vramp", "doctor", VRAMP_DEVICE="sim")
+    assert "this process runs under it (limit)" in done.stdout
 
 
 @pytest.mark.parametrize(

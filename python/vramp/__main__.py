@@ -1,13 +1,16 @@
 """The program `vramp`, which is `python -m vramp` too.
 
 `doctor` and `run` are about Python programs and written in Python. The others are those of the native program.
+`exec` loads libraries of this package into the program that it runs.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
+from pathlib import Path
 
 _OWN = """commands for Python programs:
   doctor       Check what works on this machine, and why not
@@ -27,9 +30,19 @@ def main(arguments: list[str]) -> int:
         print(_OWN, end="", flush=True)
     from ._native import program
 
+    if command == "exec":
+        _prepare_exec()
     # Python's handler runs between instructions of Python, of which there are none until the end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return program(["vramp", command, *arguments[1:]])
+
+
+def _prepare_exec() -> None:
+    """Says where the libraries are, and takes back what Python has set for itself and programs would inherit."""
+    # The native module serves no program that is not Python: it needs the interpreter's functions.
+    for variable, name in (("VRAMP_PRELOAD_LIBRARY", "libvramp_preload.so"), ("VRAMP_LIBRARY", "libvramp.so")):
+        os.environ.setdefault(variable, str(Path(__file__).with_name(name)))
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 
 
 def script() -> None:

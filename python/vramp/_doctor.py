@@ -174,6 +174,24 @@ def _host() -> Iterator[Check]:
         yield "mappings", None, text
 
 
+def _exec() -> Iterator[Check]:
+    """Whether this process runs under `vramp exec`, or could."""
+    library = Path(os.environ.get("VRAMP_PRELOAD_LIBRARY") or Path(__file__).with_name("libvramp_preload.so"))
+    settings = os.environ.get("VRAMP_EXEC")
+    if settings is not None:
+        preloaded = os.environ.get("LD_PRELOAD", "")
+        asked = [pair.partition("=")[0] for pair in settings.split(";")]
+        modes = ", ".join(mode for mode in ("record", "limit", "pool") if mode in asked)
+        if library.name in preloaded:
+            yield "vramp exec", None, f"this process runs under it ({modes}): LD_PRELOAD={preloaded}"
+        else:
+            yield "vramp exec", False, f"asked for ({modes}), but LD_PRELOAD={preloaded} does not name {library.name}"
+    elif library.is_file():
+        yield "vramp exec", True, str(library)
+    else:
+        yield "vramp exec", None, f"{library} is not there: build it with cargo build --release -p vramp-preload"
+
+
 def _version(packages: tuple[str, ...]) -> str | None:
     for package in packages:
         try:
@@ -209,7 +227,7 @@ def _library(name: str, packages: tuple[str, ...], module: str | None) -> Iterat
 
 def checks() -> Iterator[Check]:
     """Returns every check of this machine, with what the integrations add."""
-    parts: tuple[Callable[[], Iterator[Check]], ...] = (_package, _device, _host)
+    parts: tuple[Callable[[], Iterator[Check]], ...] = (_package, _device, _host, _exec)
     for part in parts:
         yield from part()
     for library in _LIBRARIES:

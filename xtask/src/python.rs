@@ -1,6 +1,7 @@
 //! The Python package: `cargo xtask wheel`, and its checks.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -26,6 +27,9 @@ const C_LIBRARY: (u32, u32) = (2, 28);
 /// The library that unwinds stacks in every process of Linux. A second unwinder in a process cannot pass
 /// the frames of the first: pthread_exit would crash.
 const UNWINDER: &str = "libgcc_s.so.1";
+/// What `vramp exec` loads into programs: in front of the driver, and the pool.
+const PRELOAD: &str = "libvramp_preload.so";
+const POOL: &str = "libvramp.so";
 /// Largest wheel for users.
 const MAX_BYTES: u64 = 8_000_000;
 
@@ -58,11 +62,14 @@ fn check_links(root: &Path, wheel: &Path) -> Result<()> {
     }
     let mut unzip = Command::new("python3");
     shell::run(unzip.args(["-m", "zipfile", "-e"]).arg(wheel).arg(&out))?;
-    let library = out.join("vramp/_native.abi3.so");
-    let needed = output(Command::new("readelf").args(["--wide", "--dynamic"]).arg(&library))?;
-    let symbols = output(Command::new("readelf").args(["--wide", "--dyn-syms"]).arg(&library))?;
-    let links = links(&needed, &symbols);
-    links.with_context(|| format!("{} does not run everywhere", library.display()))
+    for name in ["_native.abi3.so", PRELOAD, POOL] {
+        let library = out.join("vramp").join(name);
+        let needed = output(Command::new("readelf").args(["--wide", "--dynamic"]).arg(&library))?;
+        let symbols = output(Command::new("readelf").args(["--wide", "--dyn-syms"]).arg(&library))?;
+        let links = links(&needed, &symbols);
+        links.with_context(|| format!("{} does not run everywhere", library.display()))?;
+    }
+    Ok(())
 }
 
 /// Checks the listings of `readelf --dynamic` and `readelf --dyn-syms`.
@@ -184,6 +191,7 @@ pub fn build(root: &Path, kind: Kind<'_>) -> Result<PathBuf> {
         create(&tools)?;
         shell::run(install(&tools).args(BUILDERS))?;
     }
+    preload(root, &tools, kind)?;
     let out = root.join(match kind {
         Kind::Release => "target/wheels",
         Kind::Local => "target/wheels-local",
@@ -220,6 +228,55 @@ pub fn build(root: &Path, kind: Kind<'_>) -> Result<PathBuf> {
     let built = fs::read_dir(&out)?.filter_map(|entry| Some(entry.ok()?.path()));
     let mut wheels = built.filter(|path| path.extension().is_some_and(|end| end == "whl"));
     wheels.next().with_context(|| format!("maturin wrote no wheel into {}", out.display()))
+}
+
+/// Builds the libraries that `vramp exec` loads into programs, and copies them into the package. That of the
+/// pool is in wheels for users alone, since the checks have it from cargo.
+fn preload(root: &Path, tools: &Path, kind: Kind<'_>) -> Result<()> {
+    let mut cargo = Command::new("cargo");
+    cargo.current_dir(root).args(["build", "--lib", "--locked", "-p", "vramp-preload"]);
+    let mut names = vec![(PRELOAD, PRELOAD)];
+    if let Kind::Release = kind {
+        let linker = zig_linker(tools)?;
+        let architecture = std::env::consts::ARCH.to_uppercase();
+        cargo.env(format!("CARGO_TARGET_{architecture}_UNKNOWN_LINUX_GNU_LINKER"), linker);
+        cargo.args(["-p", "vramp-capi", "--release", "--target-dir", "target/preload"]);
+        cargo.env("CARGO_PROFILE_RELEASE_STRIP", "true");
+        names.push(("libvramp_capi.so", POOL));
+    }
+    let messages = shell::output(cargo.arg("--message-format=json-render-diagnostics"))?;
+    let package = root.join("python/vramp");
+    for (built, name) in names {
+        let file = messages.lines().find_map(|message| built_file(message, built));
+        let file = file.with_context(|| format!("cargo names no {built}"))?;
+        fs::copy(&file, package.join(name))?;
+    }
+    Ok(())
+}
+
+/// The file of this name that one of cargo's messages names, if any.
+fn built_file(message: &str, name: &str) -> Option<PathBuf> {
+    let message: serde_json::Value = serde_json::from_str(message).ok()?;
+    let mut files = message["filenames"].as_array()?.iter().filter_map(|file| file.as_str());
+    files.find(|file| file.rsplit('/').next() == Some(name)).map(PathBuf::from)
+}
+
+/// Writes a linker that links against the old C library, with the unwinder of the process, as maturin does
+/// for the native module.
+fn zig_linker(tools: &Path) -> Result<PathBuf> {
+    let linker = tools.join("bin/zig-linker");
+    let (major, minor) = C_LIBRARY;
+    let script = format!(
+        "#!/bin/sh\n\
+         for each do shift; [ \"$each\" = -lgcc_s ] && each='{}'; set -- \"$@\" \"$each\"; done\n\
+         exec '{}' -m ziglang cc -target {}-linux-gnu.{major}.{minor} -Wl,--allow-shlib-undefined \"$@\"\n",
+        unwinder()?.display(),
+        tools.join("bin/python").display(),
+        std::env::consts::ARCH,
+    );
+    fs::write(&linker, script)?;
+    fs::set_permissions(&linker, fs::Permissions::from_mode(0o755))?;
+    Ok(linker)
 }
 
 /// Makes an environment of Python.
