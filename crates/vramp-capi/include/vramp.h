@@ -997,6 +997,13 @@ typedef struct {
  */
 typedef void (*vramp_reclaim_handler_t)(uint64_t bytes, void *user);
 
+/*
+ * Called when `vramp ctl` or another program pauses (`resume` is 0) or resumes (1) the memory of this process, on
+ * the thread of the budget. Returns 1 if that is done, 0 if it is not. No lock is held. It may call vramp, but for
+ * vramp_close. It must not unwind: no C++ exception may leave it.
+ */
+typedef int (*vramp_sleep_handler_t)(int resume, void *user);
+
 /* A block, as PyTorch's statistics need it. Amounts are in bytes. */
 typedef struct {
   /* Address of its first byte. */
@@ -2582,6 +2589,17 @@ vramp_status_t vramp_budget_give_back(vramp_allocator_t allocator,
 vramp_status_t vramp_budget_on_reclaim(vramp_allocator_t allocator,
                                        vramp_reclaim_handler_t handler,
                                        void *user);
+
+/*
+ * Registers `handler`, which is called with `user` when a person or another program pauses or resumes this process's
+ * memory: `vramp ctl pause`. It replaces an earlier one.
+ *
+ * What the caller promises:
+ * `handler` may be called from any thread with `user` until the allocator is closed. It does not unwind.
+ */
+vramp_status_t vramp_budget_on_sleep(vramp_allocator_t allocator,
+                                     vramp_sleep_handler_t handler,
+                                     void *user);
 
 /* Checks VRAMP_CONF and VRAMP_DEVICE, and opens nothing. */
 vramp_status_t vramp_torch_check_settings(void);

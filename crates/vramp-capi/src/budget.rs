@@ -1,19 +1,20 @@
 //! Budgets in C: an allocator whose process shares a card with others.
 //!
 //! 1. [`vramp_budget_join`] joins a group and ties the allocator to the budget.
-//! 2. [`vramp_budget_on_reclaim`] registers what gives way to other processes.
+//! 2. [`vramp_budget_on_reclaim`] registers what gives way to other processes, and [`vramp_budget_on_sleep`] what
+//!    puts the process's memory to sleep.
 //! 3. The budget ends with the allocator.
 //!
 //! Deliberately absent: budgets without an allocator, and the members of a group: `vramp top` shows them.
 
 pub mod abi;
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::time::Duration;
 
 use vramp_alloc::Bytes;
-use vramp_alloc::budget::{Ahead, Budget, BudgetConfig, PoolBudget};
+use vramp_alloc::budget::{Ahead, Budget, BudgetConfig, PoolBudget, Sleep};
 
 use crate::abi::{vramp_allocator_t, vramp_status_t};
 use crate::budget::abi::*;
@@ -143,5 +144,28 @@ pub unsafe extern "C" fn vramp_budget_on_reclaim(
             unsafe { handler(bytes.count(), user.get()) };
         });
         Ok(())
+    })
+}
+
+/// Registers `handler`, which is called with `user` when a person or another program pauses or resumes this process's
+/// memory: `vramp ctl pause`. It replaces an earlier one.
+///
+/// # Safety
+/// `handler` may be called from any thread with `user` until the allocator is closed. It does not unwind.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vramp_budget_on_sleep(
+    allocator: vramp_allocator_t,
+    handler: vramp_sleep_handler_t,
+    user: *mut c_void,
+) -> vramp_status_t {
+    let user = User(user);
+    handles::on(allocator, |session| {
+        let handler = pointers::function(handler, "handler")?;
+        let registered = session.budget()?.budget().on_sleep(move |sleep| {
+            let resume = c_int::from(sleep == Sleep::Resume);
+            // SAFETY: allowed by this function's contract.
+            unsafe { handler(resume, user.get()) != 0 }
+        });
+        Ok(registered?)
     })
 }

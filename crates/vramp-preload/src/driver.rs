@@ -24,13 +24,13 @@ pub const PER_THREAD: usize = 2;
 
 /// A function of the driver, found at its first use.
 pub struct Function {
-    name: &'static CStr,
     address: AtomicPtr<c_void>,
+    name: &'static CStr,
 }
 
 impl Function {
     pub const fn new(name: &'static CStr) -> Function {
-        Function { name, address: AtomicPtr::new(std::ptr::null_mut()) }
+        Function { address: AtomicPtr::new(std::ptr::null_mut()), name }
     }
 
     /// Returns its address, or null if the driver lacks it.

@@ -22,6 +22,7 @@
 //! Cost: a thread-local flag and a call through a pointer for each hook, and what a mode adds: its docs say so.
 
 mod driver;
+mod gate;
 mod hooks;
 mod ledger;
 mod limit;
@@ -31,3 +32,4 @@ mod process;
 mod record;
 mod report;
 mod settings;
+mod sleep;

@@ -7,14 +7,17 @@
 //!   its memory;
 //! - a block, for `cuMemAllocAsync`: in the order of its stream.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::driver::{self, Code, DEVICES, OUT_OF_MEMORY, SUCCESS};
 use crate::ledger::Source;
 use crate::lookup;
-use crate::settings::PoolSettings;
+use crate::settings::{PoolSettings, Settings};
+use crate::sleep;
 
 /// `VRAMP_ERROR_OUT_OF_MEMORY`.
 const STATUS_OUT_OF_MEMORY: c_int = 2;
@@ -42,6 +45,47 @@ pub struct Stats {
     pub live_peak: u64,
     pub reserved: u64,
     pub reserved_peak: u64,
+}
+
+/// The first members of `vramp_device_t`.
+#[repr(C)]
+struct DeviceRecord {
+    struct_size: u64,
+    memory: u64,
+    granularity: u64,
+    ordinal: i32,
+    simulated: i32,
+    name: [u8; 96],
+    id: [u8; 96],
+    uuid: [u8; 48],
+}
+
+/// `vramp_budget_options_t`.
+#[repr(C)]
+struct BudgetOptions {
+    struct_size: u64,
+    directory: *const c_char,
+    card: *const c_char,
+    group: *const c_char,
+    program: *const c_char,
+    capacity: u64,
+    guaranteed: u64,
+    limit: u64,
+    ahead: u64,
+    patience_ms: u64,
+    priority: u32,
+    reserved: u32,
+}
+
+/// `vramp_budget_room_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Room {
+    struct_size: u64,
+    pub claimed: u64,
+    pub available: u64,
+    pub obtainable: u64,
+    pub most: u64,
 }
 
 /// Declares the functions that are called, by the signatures of `vramp.h`.
@@ -79,12 +123,24 @@ functions! {
     free: c"vramp_torch_free", fn(*mut c_void, usize, c_int, *mut c_void);
     stream_forget: c"vramp_torch_stream_forget", fn(c_int, *mut c_void) -> c_int;
     enable_peer: c"vramp_torch_enable_peer", fn(c_int, c_int) -> c_int;
+    device: c"vramp_device", fn(u64, *mut DeviceRecord) -> c_int;
+    budget_join: c"vramp_budget_join", fn(u64, *const BudgetOptions) -> c_int;
+    budget_room: c"vramp_budget_room", fn(u64, *mut Room) -> c_int;
+    budget_give_back: c"vramp_budget_give_back", fn(u64, *mut u64) -> c_int;
+    budget_on_reclaim: c"vramp_budget_on_reclaim", fn(u64, extern "C" fn(u64, *mut c_void), *mut c_void) -> c_int;
+    budget_on_sleep: c"vramp_budget_on_sleep", fn(u64, extern "C" fn(c_int, *mut c_void) -> c_int, *mut c_void) -> c_int;
+    region_begin: c"vramp_region_begin", fn(u64, *const c_char, *const c_void, *mut u64) -> c_int;
+    region_pause: c"vramp_region_pause", fn(u64, *const *const c_char, usize, *const c_void) -> c_int;
+    region_resume: c"vramp_region_resume", fn(u64, *const *const c_char, usize) -> c_int;
 }
 
 /// The pool of a process.
 #[derive(Debug)]
 pub struct Pool {
     functions: Functions,
+    settings: &'static Settings,
+    /// The group that each device joined.
+    joined: Mutex<[bool; DEVICES]>,
     /// Devices that are reset or cannot be opened: their requests go to the driver.
     retired: [AtomicBool; DEVICES],
     served: AtomicU64,
@@ -93,8 +149,8 @@ pub struct Pool {
 
 impl Pool {
     /// Opens the library. The error says what to do.
-    pub fn open(settings: &PoolSettings) -> Result<Pool, String> {
-        let path = CString::new(settings.library.as_os_str().as_bytes())
+    pub fn open(of_pool: &PoolSettings, settings: &'static Settings) -> Result<Pool, String> {
+        let path = CString::new(of_pool.library.as_os_str().as_bytes())
             .map_err(|error| error.to_string())?;
         // SAFETY: libvramp has no initialisers, and the Python package's module none that need Python.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -108,13 +164,20 @@ impl Pool {
         let functions = Functions::find(library).map_err(|missing| {
             format!(
                 "{} has no {}: it is of another version than libvramp_preload.so",
-                settings.library.display(),
+                of_pool.library.display(),
                 missing.to_string_lossy()
             )
         })?;
         lookup::let_pass(functions.open as *const c_void);
         let retired = [const { AtomicBool::new(false) }; DEVICES];
-        Ok(Pool { functions, retired, served: AtomicU64::new(0), failed: AtomicU64::new(0) })
+        Ok(Pool {
+            functions,
+            settings,
+            joined: Mutex::new([false; DEVICES]),
+            retired,
+            served: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+        })
     }
 
     /// Returns true if the pool serves requests of a device. The first opens the device.
@@ -134,11 +197,15 @@ impl Pool {
                 self.why()
             ));
         }
+        if status == 0 {
+            self.join(device);
+        }
         status == 0
     }
 
     /// Allocates memory that any stream may use at once.
     pub fn allocate(&self, device: usize, size: u64) -> Result<u64, Code> {
+        self.in_region(device);
         let mut address = std::ptr::null_mut();
         // SAFETY: `address` is valid for writing.
         let status =
@@ -148,6 +215,7 @@ impl Pool {
 
     /// Allocates memory in the order of a stream.
     pub fn allocate_on(&self, device: usize, size: u64, stream: usize) -> Result<u64, Code> {
+        self.in_region(device);
         let mut block = BlockRecord::default();
         // SAFETY: the stream is one of the device, which `cuStreamDestroy` makes the pool forget.
         let status = unsafe {
@@ -184,7 +252,7 @@ impl Pool {
 
     /// Forgets a stream that is about to be destroyed.
     pub fn forget(&self, stream: usize) {
-        for device in (0..DEVICES).filter(|&device| self.is_open(device)) {
+        for device in self.devices() {
             // SAFETY: any value is allowed.
             let status =
                 unsafe { (self.functions.stream_forget)(device as c_int, stream as *mut c_void) };
@@ -218,17 +286,166 @@ impl Pool {
 
     /// Returns what the pool of a device has. `None` if it is not open.
     pub fn stats(&self, device: usize) -> Option<Stats> {
-        if !self.is_open(device) {
-            return None;
-        }
-        let mut allocator = 0;
-        // SAFETY: valid for writing.
-        if unsafe { (self.functions.allocator)(device as c_int, &mut allocator) } != 0 {
-            return None;
-        }
+        let allocator = self.allocator(device)?;
         let mut stats = Stats { struct_size: size_of::<Stats>() as u64, ..Stats::default() };
         // SAFETY: at most the bytes that `struct_size` says are written.
         (unsafe { (self.functions.stats)(allocator, &mut stats) } == 0).then_some(stats)
+    }
+
+    /// Returns what the process can have of a device in its group. `None` if it is in none.
+    pub fn room(&self, device: usize) -> Option<Room> {
+        self.settings.group.as_ref()?;
+        let allocator = self.allocator(device)?;
+        let mut room = Room { struct_size: size_of::<Room>() as u64, ..Room::default() };
+        // SAFETY: at most the bytes that `struct_size` says are written.
+        (unsafe { (self.functions.budget_room)(allocator, &mut room) } == 0).then_some(room)
+    }
+
+    /// Returns true if the program's memory can leave the card.
+    pub fn is_sleepable(&self) -> bool {
+        self.settings.is_sleepable
+    }
+
+    /// Takes the program's memory off all devices, or returns why not. What left before a failure is back.
+    pub fn pause(&self) -> Result<(), String> {
+        for device in self.devices() {
+            let Some(allocator) = self.allocator(device) else { continue };
+            // SAFETY: no tags are all of them.
+            let status = unsafe {
+                (self.functions.region_pause)(allocator, std::ptr::null(), 0, std::ptr::null())
+            };
+            if status != 0 {
+                let why = self.why();
+                let _ = self.resume();
+                return Err(why);
+            }
+            // SAFETY: null is allowed.
+            unsafe { (self.functions.budget_give_back)(allocator, std::ptr::null_mut()) };
+        }
+        Ok(())
+    }
+
+    /// Brings the program's memory back, or returns what lacks.
+    pub fn resume(&self) -> Result<(), String> {
+        for device in self.devices() {
+            let Some(allocator) = self.allocator(device) else { continue };
+            // SAFETY: as above.
+            if unsafe { (self.functions.region_resume)(allocator, std::ptr::null(), 0) } != 0 {
+                return Err(self.why());
+            }
+        }
+        Ok(())
+    }
+
+    /// Devices whose memory the pool has.
+    pub fn devices(&self) -> impl Iterator<Item = usize> {
+        (0..DEVICES).filter(|&device| self.is_open(device))
+    }
+
+    /// Lets what the calling thread allocates be in the region that sleeps, from its first request on.
+    fn in_region(&self, device: usize) {
+        if !self.settings.is_sleepable {
+            return;
+        }
+        thread_local! {
+            static IN_REGION: Cell<u64> = const { Cell::new(0) };
+        }
+        let bit = 1_u64 << device;
+        if IN_REGION.get() & bit != 0 {
+            return;
+        }
+        let Some(allocator) = self.allocator(device) else { return };
+        let mut scope = 0;
+        // SAFETY: the tag ends with a zero, null options are the defaults, and `scope` is valid for writing.
+        let status = unsafe {
+            (self.functions.region_begin)(
+                allocator,
+                c"vramp-exec".as_ptr(),
+                std::ptr::null(),
+                &mut scope,
+            )
+        };
+        if status == 0 {
+            // The scope ends with the thread.
+            IN_REGION.set(IN_REGION.get() | bit);
+        }
+    }
+
+    /// Joins the group of the settings with the pool of a device.
+    fn join(&self, device: usize) {
+        let Some(group) = &self.settings.group else { return };
+        let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut joined[device], true) {
+            return;
+        }
+        let Some(allocator) = self.allocator(device) else { return };
+        let mut card = DeviceRecord {
+            struct_size: size_of::<DeviceRecord>() as u64,
+            memory: 0,
+            granularity: 0,
+            ordinal: 0,
+            simulated: 0,
+            name: [0; 96],
+            id: [0; 96],
+            uuid: [0; 48],
+        };
+        // SAFETY: at most the bytes that `struct_size` says are written.
+        unsafe { (self.functions.device)(allocator, &mut card) };
+        let text = |bytes: &[u8]| CString::new(bytes).unwrap_or_default();
+        let directory = text(group.directory.as_os_str().as_bytes());
+        let name = text(group.name.as_bytes());
+        let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+        let program = text(program.file_name().unwrap_or_default().as_bytes());
+        let capacity = match group.capacity {
+            0 => card.memory.saturating_sub(sleep::MARGIN),
+            capacity => capacity,
+        };
+        let options = BudgetOptions {
+            struct_size: size_of::<BudgetOptions>() as u64,
+            directory: directory.as_ptr(),
+            card: card.uuid.as_ptr().cast(),
+            group: name.as_ptr(),
+            program: program.as_ptr(),
+            capacity,
+            guaranteed: group.guaranteed,
+            limit: 0,
+            ahead: 0,
+            patience_ms: if self.settings.is_sleepable { 500 } else { 5000 },
+            priority: group.priority,
+            reserved: 0,
+        };
+        // SAFETY: the texts end with zeros and outlive the call.
+        let status = unsafe { (self.functions.budget_join)(allocator, &options) };
+        if status != 0 {
+            let why = self.why();
+            crate::report::write_line(&format!(
+                "vramp exec: device {device} is not in the group {:?}: {why}",
+                group.name
+            ));
+            return;
+        }
+        if self.settings.is_sleepable {
+            // SAFETY: the handlers are functions of this library, which is never unloaded.
+            unsafe {
+                (self.functions.budget_on_reclaim)(
+                    allocator,
+                    sleep::on_reclaim,
+                    std::ptr::null_mut(),
+                )
+            };
+            // SAFETY: as above.
+            unsafe {
+                (self.functions.budget_on_sleep)(allocator, sleep::on_sleep, std::ptr::null_mut())
+            };
+        }
+    }
+
+    fn allocator(&self, device: usize) -> Option<u64> {
+        let mut allocator = 0;
+        // SAFETY: valid for writing, and any number is allowed.
+        let is_known = self.is_open(device)
+            && unsafe { (self.functions.allocator)(device as c_int, &mut allocator) } == 0;
+        is_known.then_some(allocator)
     }
 
     /// Returns how many requests the pool served, and how many it could not.
@@ -247,11 +464,14 @@ impl Pool {
             self.served.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
-        let earlier = self.failed.fetch_add(1, Ordering::Relaxed);
-        if earlier < LINES {
+        Err(if status == STATUS_OUT_OF_MEMORY { OUT_OF_MEMORY } else { UNKNOWN })
+    }
+
+    /// Notes that a request of the program fails, with the thread's last failure.
+    pub fn refuse(&self) {
+        if self.failed.fetch_add(1, Ordering::Relaxed) < LINES {
             crate::report::write_line(&format!("vramp exec: {}", self.why()));
         }
-        Err(if status == STATUS_OUT_OF_MEMORY { OUT_OF_MEMORY } else { UNKNOWN })
     }
 
     fn why(&self) -> String {

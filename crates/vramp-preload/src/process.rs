@@ -7,17 +7,19 @@ use std::sync::{Once, OnceLock};
 use vramp_trace::spool::{Api, Change};
 
 use crate::driver::{DEVICES, Place};
+use crate::gate;
 use crate::ledger::{Block, Ledger, Source};
 use crate::limit::Limit;
 use crate::pool::Pool;
 use crate::record::{Changed, Recorder};
 use crate::report::{Report, write_line};
 use crate::settings::{self, Settings};
+use crate::sleep;
 
 /// The state of a process.
 #[derive(Debug)]
 pub struct Process {
-    settings: &'static Settings,
+    pub settings: &'static Settings,
     pub ledger: Ledger,
     recorder: Option<Recorder>,
     pub limit: Option<Limit>,
@@ -32,25 +34,52 @@ thread_local! {
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A hook at work.
+/// A hook at work. The program's memory does not leave meanwhile.
 #[derive(Debug)]
-pub struct Inside(());
+pub struct Inside {
+    is_gated: bool,
+}
 
 impl Drop for Inside {
     fn drop(&mut self) {
         IS_INSIDE.set(false);
+        if self.is_gated {
+            gate::leave();
+        }
     }
 }
 
-/// Enters a hook. `None` if the call is not the program's, or there is nothing to do.
+/// Enters a hook, once the program's memory is on the card. `None` if the call is not the program's, or there is nothing
+/// to do.
 #[inline]
 pub fn enter() -> Option<(&'static Process, Inside)> {
-    if IS_INSIDE.get() {
+    if is_inside() {
         return None;
     }
+    let process = process()?;
+    let is_gated = process.settings.is_sleepable;
+    if is_gated {
+        gate::enter();
+    }
     IS_INSIDE.set(true);
-    let inside = Inside(());
-    process().map(|process| (process, inside))
+    Some((process, Inside { is_gated }))
+}
+
+/// Returns true while a hook of this thread is at work.
+#[inline]
+pub fn is_inside() -> bool {
+    IS_INSIDE.get()
+}
+
+/// Makes the calling thread one of this library's own: no call of it is the program's.
+pub fn be_inside() {
+    IS_INSIDE.set(true);
+}
+
+/// Returns the state of the process, if a hook was called.
+pub fn begun() -> Option<&'static Process> {
+    // SAFETY: as in `process`.
+    unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
 #[inline]
@@ -98,13 +127,14 @@ fn begin() -> Option<&'static Process> {
 extern "C" fn begin_anew() {
     PROCESS.store(std::ptr::null_mut(), Ordering::Release);
     IS_INSIDE.set(false);
+    gate::reset();
+    sleep::reset();
 }
 
 /// At the end of the process.
 extern "C" fn report() {
     IS_INSIDE.set(true);
-    // SAFETY: as in `process`.
-    if let Some(process) = unsafe { PROCESS.load(Ordering::Acquire).as_ref() } {
+    if let Some(process) = begun() {
         process.write_report();
     }
     IS_INSIDE.set(false);
@@ -142,7 +172,7 @@ impl Process {
     pub fn pool(&self) -> Option<&Pool> {
         let settings = self.settings.pool.as_ref()?;
         let opened = self.pool.get_or_init(|| {
-            let opened = Pool::open(settings);
+            let opened = Pool::open(settings, self.settings);
             opened
                 .inspect_err(|why| {
                     write_line(&format!("vramp exec: nothing is pooled: {why}"));

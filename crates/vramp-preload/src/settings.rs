@@ -21,8 +21,23 @@ pub struct Settings {
     /// Bytes that a device may give.
     pub limit: Option<u64>,
     pub pool: Option<PoolSettings>,
+    /// The group of processes whose budgets the pool shares.
+    pub group: Option<Group>,
+    /// True if the program's memory can leave the card, and calls that use it wait meanwhile.
+    pub is_sleepable: bool,
     /// Folder for what the process has to say at its end.
     pub report: Option<PathBuf>,
+}
+
+/// Processes that share a card by budgets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    pub directory: PathBuf,
+    pub name: String,
+    /// Bytes that the group shares; zero for the card's memory less [`MARGIN`](crate::sleep::MARGIN).
+    pub capacity: u64,
+    pub guaranteed: u64,
+    pub priority: u32,
 }
 
 /// Where the pool is.
@@ -66,11 +81,13 @@ fn parse(text: &[u8]) -> Result<Settings, String> {
     let mut settings = Settings { frames: DEFAULT_FRAMES, ..Settings::default() };
     let mut library = None;
     let mut is_pool = false;
+    let mut group = Group::default();
     for pair in text.split(|&byte| byte == b';').filter(|pair| !pair.is_empty()) {
         let wrong = || String::from_utf8_lossy(pair).into_owned();
         let equals = pair.iter().position(|&byte| byte == b'=').ok_or_else(wrong)?;
         let value = decoded(&pair[equals + 1..]).ok_or_else(wrong)?;
         let number = || std::str::from_utf8(&value).ok()?.parse::<u64>().ok();
+        let text = || String::from_utf8(value.clone()).map_err(|_| wrong());
         let path = || PathBuf::from(std::ffi::OsString::from_vec(value.clone()));
         match &pair[..equals] {
             b"record" => settings.record = Some(path()),
@@ -78,6 +95,12 @@ fn parse(text: &[u8]) -> Result<Settings, String> {
             b"limit" => settings.limit = Some(number().ok_or_else(wrong)?),
             b"pool" => is_pool = number().ok_or_else(wrong)? != 0,
             b"library" => library = Some(path()),
+            b"group" => group.name = text()?,
+            b"directory" => group.directory = path(),
+            b"capacity" => group.capacity = number().ok_or_else(wrong)?,
+            b"guaranteed" => group.guaranteed = number().ok_or_else(wrong)?,
+            b"priority" => group.priority = number().ok_or_else(wrong)?.min(255) as u32,
+            b"sleepable" => settings.is_sleepable = number().ok_or_else(wrong)? != 0,
             b"report" => settings.report = Some(path()),
             // A later version's command may say more than this one can do.
             _ => return Err(wrong()),
@@ -87,6 +110,7 @@ fn parse(text: &[u8]) -> Result<Settings, String> {
         let library = library.ok_or("pool without library")?;
         settings.pool = Some(PoolSettings { library });
     }
+    settings.group = (!group.name.is_empty()).then_some(group);
     Ok(settings)
 }
 

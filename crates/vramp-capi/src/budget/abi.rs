@@ -1,7 +1,7 @@
 //! The types of budgets, with their C names.
 #![allow(non_camel_case_types, reason = "these are the names of the C interface")]
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
 /// How an allocator shares a card with other processes, for vramp_budget_join. Set the struct to zero before.
 /// Amounts are in bytes. Later versions add fields at the end.
@@ -54,3 +54,9 @@ pub struct vramp_budget_room_t {
 /// Called when another process lacks so many bytes and nothing is idle, on the thread of the budget. No lock is
 /// held. It may free blocks and call vramp, but for vramp_close. It must not unwind: no C++ exception may leave it.
 pub type vramp_reclaim_handler_t = Option<unsafe extern "C" fn(bytes: u64, user: *mut c_void)>;
+
+/// Called when `vramp ctl` or another program pauses (`resume` is 0) or resumes (1) the memory of this process, on
+/// the thread of the budget. Returns 1 if that is done, 0 if it is not. No lock is held. It may call vramp, but for
+/// vramp_close. It must not unwind: no C++ exception may leave it.
+pub type vramp_sleep_handler_t =
+    Option<unsafe extern "C" fn(resume: c_int, user: *mut c_void) -> c_int>;

@@ -14,18 +14,23 @@ pub(super) struct Found {
     pub group: BudgetGroup,
 }
 
+/// Returns where groups are that no argument places.
+pub(crate) fn default_directory() -> Result<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    if let Some(runtime) = runtime.filter(|path| path.is_absolute()) {
+        return Ok(runtime.join("vramp"));
+    }
+    let user = std::fs::metadata("/proc/self").context("/proc/self")?.uid();
+    Ok(PathBuf::from(format!("/tmp/vramp-{user}")))
+}
+
 impl Chosen {
     /// Returns the directory of the groups.
     pub(super) fn directory(&self) -> Result<PathBuf> {
         if let Some(directory) = &self.directory {
             return Ok(directory.clone());
         }
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        if let Some(runtime) = runtime.filter(|path| path.is_absolute()) {
-            return Ok(runtime.join("vramp"));
-        }
-        let user = std::fs::metadata("/proc/self").context("/proc/self")?.uid();
-        Ok(PathBuf::from(format!("/tmp/vramp-{user}")))
+        default_directory()
     }
 
     /// Opens the chosen groups, in the order of their names.

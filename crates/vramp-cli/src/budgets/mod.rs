@@ -8,3 +8,5 @@ pub(crate) mod args;
 pub(crate) mod ctl;
 mod find;
 pub(crate) mod top;
+
+pub(crate) use find::default_directory;

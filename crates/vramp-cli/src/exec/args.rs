@@ -35,6 +35,22 @@ pub struct Exec {
     /// full
     #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
     pub limit: Option<Bytes>,
+    /// Share the card with the other processes of this group by budgets: `vramp top` shows them
+    #[arg(long, value_name = "NAME", requires = "pool")]
+    pub group: Option<String>,
+    /// What the group shares of each card, the same in all its processes; by default all but 4 GiB
+    #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
+    pub capacity: Option<Bytes>,
+    /// What the program can have of each card at any time
+    #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
+    pub guaranteed: Option<Bytes>,
+    /// From 0 to 255: the larger is served first, and gives way last
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub priority: u8,
+    /// Let the program's memory leave the card: at `vramp ctl pause PID`, and while another process of the
+    /// group needs the card. The program waits meanwhile. In the group `exec` if --group names none
+    #[arg(long, requires = "pool")]
+    pub sleepable: bool,
     /// Print nothing at the end
     #[arg(long)]
     pub quiet: bool,

@@ -5,10 +5,12 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use anyhow::{Result, bail};
+use vramp::Bytes;
 
 use super::Folders;
 use super::args::Exec;
 use super::find::{POOL, PRELOAD};
+use crate::budgets::default_directory;
 
 /// What the library does: pairs `key=value` with `;` between them.
 const SETTINGS: &str = "VRAMP_EXEC";
@@ -46,6 +48,7 @@ pub(super) fn variables(args: &Exec, folders: &Folders) -> Result<Variables> {
     if args.pool {
         settings.add("pool", OsStr::new("1"));
         settings.add("library", POOL.find()?.as_os_str());
+        group(args, &mut settings)?;
     }
     let mut variables = vec![
         (SETTINGS, settings.0),
@@ -53,6 +56,30 @@ pub(super) fn variables(args: &Exec, folders: &Folders) -> Result<Variables> {
     ];
     variables.extend(options(args, env::var(OPTIONS).ok()).map(|text| (OPTIONS, text.into())));
     Ok(variables)
+}
+
+/// Adds the group, if the program is in one.
+fn group(args: &Exec, settings: &mut Settings) -> Result<()> {
+    let name = args.group.as_deref().or(args.sleepable.then_some("exec"));
+    let Some(name) = name else {
+        if args.capacity.is_some() || args.guaranteed.is_some() || args.priority != 0 {
+            bail!("--capacity, --guaranteed and --priority are of a group: give --group NAME");
+        }
+        return Ok(());
+    };
+    if name.is_empty() {
+        bail!("--group needs a name");
+    }
+    settings.add("group", OsStr::new(name));
+    settings.add("directory", default_directory()?.as_os_str());
+    let amount = |bytes: Option<Bytes>| bytes.unwrap_or_default().count().to_string();
+    settings.add("capacity", OsStr::new(&amount(args.capacity)));
+    settings.add("guaranteed", OsStr::new(&amount(args.guaranteed)));
+    settings.add("priority", OsStr::new(&args.priority.to_string()));
+    if args.sleepable {
+        settings.add("sleepable", OsStr::new("1"));
+    }
+    Ok(())
 }
 
 #[derive(Default)]
@@ -88,7 +115,9 @@ fn in_front(library: &OsStr, others: Option<OsString>) -> OsString {
 /// Returns the options of the pool: those of the user's variable, and those of the command line.
 fn options(args: &Exec, others: Option<String>) -> Option<String> {
     let preset = args.preset.map(|preset| format!("preset={}", preset.name()));
-    let given: Vec<&String> = preset.iter().chain(&args.option).collect();
+    // What the pool keeps counts too, not only what the program requests.
+    let limit = args.limit.filter(|_| args.pool).map(|limit| format!("limit={}", limit.count()));
+    let given: Vec<&String> = preset.iter().chain(&limit).chain(&args.option).collect();
     if given.is_empty() {
         return None;
     }

@@ -9,6 +9,7 @@ use crate::ledger::{Block, Source};
 use crate::pool::Pool;
 use crate::process::Process;
 use crate::record::Changed;
+use crate::sleep;
 
 /// What a row of `cuMemAllocPitch` begins at a multiple of, on every card since 2010.
 const PITCH: usize = 512;
@@ -29,7 +30,7 @@ impl Request {
         process: &Process,
         place: Option<Place>,
         driver: impl FnOnce() -> Result<u64, Code>,
-        pooled: Option<(Source, impl FnOnce(&Pool, usize) -> Result<u64, Code>)>,
+        pooled: Option<(Source, impl Fn(&Pool, usize) -> Result<u64, Code>)>,
     ) -> Result<u64, Code> {
         let Request { api, size, stream } = self;
         // Without a context the driver says what is wrong.
@@ -39,7 +40,10 @@ impl Request {
         let pool = process.pool_at(place).filter(|_| size > 0);
         let (source, got) = match (pooled, pool) {
             _ if !is_within => (Source::Driver, Err(OUT_OF_MEMORY)),
-            (Some((source, pooled)), Some(pool)) => (source, pooled(pool, device)),
+            (Some((source, pooled)), Some(pool)) => {
+                let got = sleep::until_given(pool, device, size, || pooled(pool, device));
+                (source, got.inspect_err(|_| pool.refuse()))
+            }
             _ => (Source::Driver, driver()),
         };
         match got {

@@ -8,11 +8,13 @@ mod memory;
 mod queries;
 mod symbols;
 mod virtual_memory;
+mod work;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use crate::driver::{Code, Function, call};
 use crate::process::enter;
+use crate::settings;
 
 /// A function in front of one of the driver's.
 struct Hook {
@@ -127,9 +129,15 @@ hooks! {
         (peer: *mut c_void, flags: c_uint) => contexts::enable_peer;
 }
 
+/// Returns the hooks that the settings ask for.
+fn hooks() -> impl Iterator<Item = &'static Hook> + Clone {
+    let gated = if settings::settings().is_sleepable { work::GATED } else { &[] };
+    HOOKS.iter().chain(gated)
+}
+
 /// Returns the hook of an exported name, whose function of the driver is `found`.
 pub fn of_symbol(name: &CStr, found: *mut c_void) -> Option<*mut c_void> {
-    let hook = HOOKS.iter().find(|hook| hook.driver.name() == name)?;
+    let hook = hooks().find(|hook| hook.driver.name() == name)?;
     hook.driver.set(found);
     Some(hook.own.cast_mut())
 }
@@ -141,16 +149,26 @@ fn of_version(
     is_per_thread: bool,
     found: *mut c_void,
 ) -> Option<*mut c_void> {
-    let named = HOOKS
-        .iter()
-        .filter(|hook| hook.name.as_bytes() == name.to_bytes() && hook.since <= version);
-    // Most functions have no variant for threads.
-    let fitting = |wanted| {
-        named.clone().filter(move |hook| hook.is_per_thread == wanted).max_by_key(|hook| hook.since)
-    };
-    let hook = fitting(is_per_thread).or_else(|| fitting(false))?;
+    let hook = fitting(hooks(), name, version, is_per_thread)?;
     hook.driver.set(found);
     Some(hook.own.cast_mut())
+}
+
+/// Returns the newest version that a caller knows.
+fn fitting(
+    hooks: impl Iterator<Item = &'static Hook> + Clone,
+    name: &CStr,
+    version: c_int,
+    is_per_thread: bool,
+) -> Option<&'static Hook> {
+    let known =
+        hooks.filter(|hook| hook.name.as_bytes() == name.to_bytes() && hook.since <= version);
+    let newest = |wanted| {
+        let variant = known.clone().filter(move |hook| hook.is_per_thread == wanted);
+        variant.max_by_key(|hook| hook.since)
+    };
+    // Most functions have no variant for threads.
+    newest(is_per_thread).filter(|_| is_per_thread).or_else(|| newest(false))
 }
 
 #[cfg(test)]
@@ -158,15 +176,20 @@ mod tests {
     use super::*;
 
     fn own(symbol: &CStr) -> *mut c_void {
-        let hook = HOOKS.iter().find(|hook| hook.driver.name() == symbol).expect("a hook");
+        let hook = HOOKS
+            .iter()
+            .chain(work::GATED)
+            .find(|hook| hook.driver.name() == symbol)
+            .expect("a hook");
         hook.own.cast_mut()
     }
 
     #[test]
     fn callers_get_the_version_that_they_ask_for() {
-        let found = std::ptr::dangling_mut::<c_void>();
-        let of =
-            |name: &CStr, version, is_per_thread| of_version(name, version, is_per_thread, found);
+        let all = || HOOKS.iter().chain(work::GATED);
+        let of = |name: &CStr, version, is_per_thread| {
+            fitting(all(), name, version, is_per_thread).map(|hook| hook.own.cast_mut())
+        };
         assert_eq!(of(c"cuMemAlloc", 13000, false), Some(own(c"cuMemAlloc_v2")));
         assert_eq!(of(c"cuMemAlloc", 13000, true), Some(own(c"cuMemAlloc_v2")));
         assert_eq!(of(c"cuMemAlloc", 2000, false), None);
@@ -174,14 +197,21 @@ mod tests {
         assert_eq!(of(c"cuMemFreeAsync", 12000, true), Some(own(c"cuMemFreeAsync_ptsz")));
         assert_eq!(of(c"cuGetProcAddress", 11030, false), Some(own(c"cuGetProcAddress")));
         assert_eq!(of(c"cuGetProcAddress", 12000, false), Some(own(c"cuGetProcAddress_v2")));
-        assert_eq!(of(c"cuLaunchKernel", 13000, false), None);
+        assert_eq!(of(c"cuMemcpyHtoD", 13000, true), Some(own(c"cuMemcpyHtoD_v2_ptds")));
+        assert_eq!(of(c"cuMemcpyBatchAsync", 12090, false), Some(own(c"cuMemcpyBatchAsync")));
+        assert_eq!(
+            of(c"cuMemcpyBatchAsync", 13000, true),
+            Some(own(c"cuMemcpyBatchAsync_v2_ptsz"))
+        );
+        assert_eq!(of(c"cuInit", 13000, false), None);
     }
 
     #[test]
     fn names_are_in_the_table_once() {
-        for (place, hook) in HOOKS.iter().enumerate() {
+        let mut names = std::collections::HashSet::new();
+        for hook in HOOKS.iter().chain(work::GATED) {
             let symbol = hook.driver.name();
-            assert!(HOOKS[..place].iter().all(|other| other.driver.name() != symbol), "{symbol:?}");
+            assert!(names.insert(symbol), "{symbol:?}");
             assert!(symbol.to_str().expect("ASCII").starts_with(hook.name));
         }
     }

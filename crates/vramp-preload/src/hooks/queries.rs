@@ -29,9 +29,17 @@ pub unsafe fn info(
     // SAFETY: as above.
     let total = unsafe { &mut *total };
     // What is idle in the pool is free for the program.
-    if let Some(stats) = process.pool_if_open().and_then(|pool| pool.stats(place.device)) {
+    if let Some(pool) = process.pool_if_open()
+        && let Some(stats) = pool.stats(place.device)
+    {
         let idle = stats.reserved.saturating_sub(stats.live) as usize;
         *free = free.saturating_add(idle).min(*total);
+        // In a group, what the others hold and give back is free too, and what they are guaranteed is not there.
+        if let Some(room) = pool.room(place.device) {
+            let rest = if pool.is_sleepable() { room.most } else { room.obtainable };
+            *total = (*total).min((room.claimed + room.most) as usize);
+            *free = ((room.claimed + rest).saturating_sub(stats.live) as usize).min(*total);
+        }
     }
     if let Some(limit) = &process.limit {
         *total = (*total).min(limit.bytes() as usize);

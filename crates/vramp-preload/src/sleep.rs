@@ -1,0 +1,199 @@
+//! `vramp exec --sleepable`: the program's memory leaves the card, and comes back to the same addresses.
+//!
+//! It leaves when `vramp ctl pause` says so, until `vramp ctl resume`; and when another program of the group lacks memory
+//! and nothing is idle, until there is room again. Then two programs that do not fit together take turns: each is left
+//! alone for [`SLICE`] after it woke up.
+//!
+//! A sleep is four steps: the gate closes and calls that are under way return; the work that they queued ends; contents
+//! go to pinned memory of the host; the card's memory goes back to the group. If a step fails the program goes on as
+//! before.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::driver::{self, Code, OUT_OF_MEMORY, SUCCESS};
+use crate::pool::Pool;
+use crate::report::write_line;
+use crate::{gate, process};
+
+/// What the group leaves of a card where nothing says how much: contexts of some processes.
+pub const MARGIN: u64 = 4 << 30;
+
+/// How long a program is awake at least, before it gives way to another.
+const SLICE: Duration = Duration::from_secs(3);
+/// How long calls may take that are under way when a sleep begins.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a request waits for others at most.
+const LONGEST: Duration = Duration::from_secs(600);
+/// Between two tries to wake up while others have the card.
+const AGAIN: Duration = Duration::from_millis(200);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Awake,
+    /// Until there is room.
+    GivingWay,
+    /// Until someone says so.
+    Paused,
+}
+
+struct Sleeper {
+    state: State,
+    since: Instant,
+    /// True once the thread runs that wakes the program up.
+    has_thread: bool,
+}
+
+static SLEEPER: Mutex<Option<Sleeper>> = Mutex::new(None);
+static CHANGED: Condvar = Condvar::new();
+
+fn lock() -> MutexGuard<'static, Option<Sleeper>> {
+    SLEEPER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a new process begins with: a forked child too.
+fn sleeper(held: &mut Option<Sleeper>) -> &mut Sleeper {
+    held.get_or_insert_with(|| Sleeper {
+        state: State::Awake,
+        since: Instant::now(),
+        has_thread: false,
+    })
+}
+
+fn pool() -> Option<&'static Pool> {
+    process::begun()?.pool_if_open()
+}
+
+/// `vramp ctl pause` and `resume`, on a thread of the pool. Returns 1 if it is done.
+pub extern "C" fn on_sleep(resume: c_int, _: *mut c_void) -> c_int {
+    process::be_inside();
+    let Some(pool) = pool() else { return 0 };
+    let mut held = lock();
+    let sleeper = sleeper(&mut held);
+    let done = match (sleeper.state, resume != 0) {
+        (State::Awake, false) => fall_asleep(pool, sleeper, State::Paused),
+        (State::Awake, true) => Ok(()),
+        (_, false) => {
+            sleeper.state = State::Paused;
+            Ok(())
+        }
+        (_, true) => wake_up(pool, sleeper),
+    };
+    if let Err(why) = &done {
+        write_line(&format!("vramp exec: {why}"));
+    }
+    c_int::from(done.is_ok())
+}
+
+/// Another program lacks memory, and nothing of this one is idle.
+pub extern "C" fn on_reclaim(_: u64, _: *mut c_void) {
+    process::be_inside();
+    let Some(pool) = pool() else { return };
+    let mut held = lock();
+    let sleeper = sleeper(&mut held);
+    if sleeper.state != State::Awake || sleeper.since.elapsed() < SLICE {
+        return;
+    }
+    if let Err(why) = fall_asleep(pool, sleeper, State::GivingWay) {
+        write_line(&format!("vramp exec: this program does not give way: {why}"));
+        // Not at each request of the other.
+        sleeper.since = Instant::now();
+        return;
+    }
+    if !std::mem::replace(&mut sleeper.has_thread, true) {
+        let started = std::thread::Builder::new()
+            .name("vramp-exec".to_owned())
+            .spawn(wake_up_when_there_is_room);
+        if let Err(error) = started {
+            sleeper.has_thread = false;
+            write_line(&format!("vramp exec: no thread can wait for room: {error}"));
+            let _ = wake_up(pool, sleeper);
+        }
+    }
+    CHANGED.notify_all();
+}
+
+fn wake_up_when_there_is_room() {
+    process::be_inside();
+    let mut held = lock();
+    loop {
+        let sleeper = sleeper(&mut held);
+        if sleeper.state != State::GivingWay {
+            held = CHANGED.wait(held).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        }
+        // The other program has its slice first.
+        drop(held);
+        std::thread::sleep(AGAIN);
+        held = lock();
+        if let (Some(pool), Some(sleeper)) = (pool(), held.as_mut())
+            && sleeper.state == State::GivingWay
+        {
+            // Without room the next try asks the others again.
+            let _ = wake_up(pool, sleeper);
+        }
+    }
+}
+
+fn fall_asleep(pool: &Pool, sleeper: &mut Sleeper, state: State) -> Result<(), String> {
+    if !gate::close(PATIENCE) {
+        return Err(format!(
+            "a call of the program does not return within {} s",
+            PATIENCE.as_secs()
+        ));
+    }
+    let ended = pool.devices().map(driver::synchronize).find(|&code| code != SUCCESS);
+    let asleep = match ended {
+        Some(code) => Err(format!("work of the program failed: CUDA error {code}")),
+        None => pool.pause(),
+    };
+    match asleep {
+        Ok(()) => {
+            sleeper.state = state;
+            Ok(())
+        }
+        Err(why) => {
+            gate::open();
+            Err(why)
+        }
+    }
+}
+
+fn wake_up(pool: &Pool, sleeper: &mut Sleeper) -> Result<(), String> {
+    pool.resume()?;
+    sleeper.state = State::Awake;
+    sleeper.since = Instant::now();
+    gate::open();
+    Ok(())
+}
+
+/// Asks the pool again while other programs of the group may give way. Between two tries this program's memory may leave:
+/// two that wait for each other's go on.
+pub fn until_given(
+    pool: &Pool,
+    device: usize,
+    size: u64,
+    ask: impl Fn() -> Result<u64, Code>,
+) -> Result<u64, Code> {
+    let start = Instant::now();
+    loop {
+        let answer = ask();
+        let is_full = answer == Err(OUT_OF_MEMORY) && pool.is_sleepable();
+        let may_come = || pool.room(device).is_some_and(|room| room.most >= size);
+        if !is_full || start.elapsed() > LONGEST || !may_come() {
+            return answer;
+        }
+        gate::leave();
+        std::thread::sleep(Duration::from_millis(5));
+        gate::enter();
+    }
+}
+
+/// In a forked child.
+pub fn reset() {
+    // The lock may be held by a thread that the child has not.
+    if let Ok(mut held) = SLEEPER.try_lock() {
+        *held = None;
+    }
+}
