@@ -45,7 +45,8 @@ class Runner:
             return []
         words = list(self.command)
         for part in mode.split("+"):
-            words += ["--record", str(self.folder / "run.vtrace")] if part == "record" else shlex.split(f"--{part}")
+            first, *rest = part.split()
+            words += [f"--{first}", *([str(self.folder / "run.vtrace")] if first == "record" else []), *rest]
         return [*words, "--"]
 
     def run(self, mode: str, program: list[str], **env: str) -> subprocess.CompletedProcess[str]:

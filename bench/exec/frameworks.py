@@ -2,6 +2,7 @@
 
     python frameworks.py cupy|numba|jax|torch|conv|graph|llama
     python frameworks.py steady cupy|torch       # seconds of a steady loop, as JSON
+    python frameworks.py hold GIB SECONDS        # JAX keeps arrays and computes with them
 """
 
 import json
@@ -144,8 +145,34 @@ def steady(which):
     print(json.dumps({"seconds": time.perf_counter() - start}))
 
 
+def hold(gib, seconds):
+    import jax
+    import jax.numpy as jnp
+
+    count = max(1, int(gib * 4))
+    arrays = [jnp.full((64, 1024, 1024), i, jnp.float32) for i in range(count)]
+    add = jax.jit(lambda a: a + 1, donate_argnums=0)
+    jax.block_until_ready(arrays)
+    print("ready", flush=True)
+    rounds = [0] * count
+    end = time.time() + seconds
+    step = 0
+    while time.time() < end:
+        i = step * 7 % count
+        arrays[i] = add(arrays[i])
+        rounds[i] += 1
+        step += 1
+        if step % 32 == 0:
+            jax.block_until_ready(arrays[i])
+    wrong = sum(int(jnp.sum(a != i + n)) for i, (a, n) in enumerate(zip(arrays, rounds)))
+    print(json.dumps({"wrong": wrong, "steps": step}))
+    sys.exit(4 if wrong else 0)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "steady":
+    if sys.argv[1] == "hold":
+        hold(float(sys.argv[2]), float(sys.argv[3]))
+    elif sys.argv[1] == "steady":
         steady(sys.argv[2])
     else:
         globals()[sys.argv[1] + "_job"]()

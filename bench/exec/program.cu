@@ -3,12 +3,15 @@
 //   program loop BYTES COUNT        cudaMalloc and cudaFree in turn: ns a pair
 //   program async BYTES COUNT       cudaMallocAsync and cudaFreeAsync in turn: ns a pair
 //   program churn SECONDS SEED      random requests on four streams and two threads, every byte checked
-//   program fragments PERCENT       fills so much of the card, frees every second block, asks for what is free at once
+//   program fragments PERCENT       fills so much of the card with blocks a little above 2 MiB, and checks them
+//   program work SECONDS GIB        adds to every word of so much memory again and again, and checks it at the end
+//   program idle                    ns of waits for a device without work
 //   program info                    free and total memory
 //   program contexts                a second context, a reset, and work after each
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -20,9 +23,9 @@
 
 #define CHECK(call)                                                                             \
   do {                                                                                          \
-    cudaError_t code = (call);                                                                  \
-    if (code != cudaSuccess) {                                                                  \
-      std::printf("%s: %s\n", #call, cudaGetErrorString(code));                                 \
+    cudaError_t checked = (call);                                                               \
+    if (checked != cudaSuccess) {                                                               \
+      std::printf("%s: %s\n", #call, cudaGetErrorString(checked));                              \
       std::exit(3);                                                                             \
     }                                                                                           \
   } while (0)
@@ -132,34 +135,96 @@ static void churn(double seconds, unsigned seed) {
   if (*wrong) std::exit(4);
 }
 
+// The driver gives whole pages of 2 MiB: these blocks take twice their size of it.
 static void fragments(double percent) {
   size_t free, total;
   CHECK(cudaMemGetInfo(&free, &total));
-  const size_t piece = size_t(256) << 20;
+  const size_t piece = (size_t(2) << 20) + (size_t(64) << 10);
   size_t count = size_t(free * percent / 100) / piece;
-  std::vector<unsigned long long*> pieces(count);
-  for (size_t i = 0; i < count; ++i) {
-    CHECK(cudaMalloc(&pieces[i], piece));
-    fill<<<256, 256>>>(pieces[i], piece / 8, i);
-  }
-  size_t freed = 0;
-  for (size_t i = 0; i < count; i += 2, freed += piece) CHECK(cudaFree(pieces[i]));
-  unsigned long long* large;
-  cudaError_t code = cudaMalloc(&large, freed);
-  if (code == cudaErrorMemoryAllocation) {
-    std::printf("{\"pieces\": %zu, \"asked\": %zu, \"died\": true}\n", count, freed);
-    std::exit(1);
-  }
-  CHECK(code);
-  fill<<<256, 256>>>(large, freed / 8, 7);
   unsigned* wrong;
   CHECK(cudaMallocManaged(&wrong, sizeof *wrong));
   *wrong = 0;
-  compare<<<256, 256>>>(large, freed / 8, 7, wrong);
-  for (size_t i = 1; i < count; i += 2) compare<<<256, 256>>>(pieces[i], piece / 8, i, wrong);
+  std::vector<unsigned long long*> pieces(count);
+  for (size_t i = 0; i < count; ++i) {
+    cudaError_t got = cudaMalloc(&pieces[i], piece);
+    if (got == cudaErrorMemoryAllocation) {
+      std::printf("{\"pieces\": %zu, \"of\": %zu, \"died\": true}\n", i, count);
+      std::exit(1);
+    }
+    CHECK(got);
+    fill<<<16, 256>>>(pieces[i], piece / 8, i);
+  }
+  for (size_t i = 0; i < count; ++i) compare<<<16, 256>>>(pieces[i], piece / 8, i, wrong);
   CHECK(cudaDeviceSynchronize());
-  std::printf("{\"pieces\": %zu, \"asked\": %zu, \"died\": false, \"wrong\": %u}\n", count, freed, *wrong);
+  std::printf("{\"pieces\": %zu, \"of\": %zu, \"died\": false, \"wrong\": %u}\n", count, count, *wrong);
   if (*wrong) std::exit(4);
+}
+
+__global__ void add(unsigned long long* words, size_t count) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count; i += size_t(gridDim.x) * blockDim.x)
+    words[i] += 1;
+}
+
+static void work_for(double seconds, double gib) {
+  const size_t piece = size_t(256) << 20;
+  size_t count = size_t(gib * (size_t(1) << 30)) / piece;
+  std::vector<unsigned long long*> pieces(count);
+  std::vector<unsigned long long> rounds(count);
+  cudaStream_t stream;
+  CHECK(cudaStreamCreate(&stream));
+  unsigned* wrong;
+  CHECK(cudaMallocManaged(&wrong, sizeof *wrong));
+  *wrong = 0;
+  for (size_t i = 0; i < count; ++i) {
+    CHECK(cudaMalloc(&pieces[i], piece));
+    fill<<<256, 256, 0, stream>>>(pieces[i], piece / 8, i);
+  }
+  std::printf("ready\n");
+  std::fflush(stdout);
+  std::mt19937_64 random(1);
+  auto start = Clock::now();
+  double longest = 0;
+  size_t steps = 0;
+  while (ns_since(start) < seconds * 1e9) {
+    auto step = Clock::now();
+    size_t i = random() % count;
+    add<<<256, 256, 0, stream>>>(pieces[i], piece / 8);
+    ++rounds[i];
+    void* scratch;
+    CHECK(cudaMallocAsync(&scratch, 1 + random() % (size_t(8) << 20), stream));
+    CHECK(cudaMemsetAsync(scratch, 1, 1, stream));
+    CHECK(cudaFreeAsync(scratch, stream));
+    if (random() % 16 == 0) CHECK(cudaStreamSynchronize(stream));
+    if (random() % 64 == 0) {
+      unsigned long long word;
+      CHECK(cudaMemcpyAsync(&word, pieces[i] + 5, 8, cudaMemcpyDeviceToHost, stream));
+      CHECK(cudaStreamSynchronize(stream));
+      if (word != i + rounds[i] + 5) ++*wrong;
+    }
+    ++steps;
+    longest = std::max(longest, ns_since(step));
+  }
+  CHECK(cudaStreamSynchronize(stream));
+  for (size_t i = 0; i < count; ++i) compare<<<256, 256, 0, stream>>>(pieces[i], piece / 8, i + rounds[i], wrong);
+  CHECK(cudaDeviceSynchronize());
+  std::printf("{\"wrong\": %u, \"steps\": %zu, \"longest step ms\": %.1f, \"seconds\": %.2f}\n", *wrong, steps, longest / 1e6,
+              ns_since(start) / 1e9);
+  if (*wrong) std::exit(4);
+}
+
+static void idle() {
+  cudaStream_t stream;
+  CHECK(cudaStreamCreate(&stream));
+  const int count = 20000;
+  auto timed = [&](auto call) {
+    auto start = Clock::now();
+    for (int i = 0; i < count; ++i) call();
+    return ns_since(start) / count;
+  };
+  double device = timed([] { CHECK(cudaDeviceSynchronize()); });
+  double synchronize = timed([&] { CHECK(cudaStreamSynchronize(stream)); });
+  double query = timed([&] { CHECK(cudaStreamQuery(stream)); });
+  std::printf("{\"device synchronize\": %.0f, \"stream synchronize\": %.0f, \"stream query\": %.0f}\n", device, synchronize, query);
 }
 
 static void info() {
@@ -252,6 +317,10 @@ int main(int count, char** words) {
     churn(number(2, 5), unsigned(number(3, 1)));
   else if (what == "fragments")
     fragments(number(2, 90));
+  else if (what == "work")
+    work_for(number(2, 10), number(3, 1));
+  else if (what == "idle")
+    idle();
   else if (what == "info")
     info();
   else if (what == "contexts")

@@ -103,6 +103,8 @@ def build(sample: str, source: Path, out: Path, runtime: str) -> str | None:
     kernels = [part for part in parts if part.name.endswith("_kernel.cu")] if sample in KERNELS | {"vectorAdd_nvrtc"} else []
     included = {"convolutionFFT2D.cuh"}
     parts = [part for part in parts if part not in kernels and part.name not in included]
+    if "IPC" in sample:
+        parts.append(source / "Common" / "helper_multiprocess.cpp")
     common = ["-std=c++17", "-O1", "-Wno-deprecated-gpu-targets", "-I", str(source / "Common"), "-arch=native"]
     command = ["nvcc", *common, *map(str, parts), "-o", str(target / sample), f"-cudart={runtime}", *words.split()]
     built = subprocess.run(command, capture_output=True, text=True)

@@ -1,7 +1,8 @@
 //! Functions of the driver that this library calls itself, and what it asks the driver.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use crate::lookup;
 
@@ -86,6 +87,7 @@ static PRIMARY_RETAIN: Function = Function::new(c"cuDevicePrimaryCtxRetain");
 static PRIMARY_RELEASE: Function = Function::new(c"cuDevicePrimaryCtxRelease_v2");
 static PRIMARY_STATE: Function = Function::new(c"cuDevicePrimaryCtxGetState");
 static STREAM_CONTEXT: Function = Function::new(c"cuStreamGetCtx");
+static STREAM_SYNCHRONIZE: Function = Function::new(c"cuStreamSynchronize");
 static STREAM_IS_CAPTURING: Function = Function::new(c"cuStreamIsCapturing");
 static DEVICE_NAME: Function = Function::new(c"cuDeviceGetName");
 static DEVICE_TOTAL: Function = Function::new(c"cuDeviceTotalMem_v2");
@@ -113,15 +115,44 @@ pub fn current_place() -> Option<Place> {
     if code != SUCCESS || context.is_null() {
         return None;
     }
+    if let Some(place) = primary_place(context) {
+        return Some(place);
+    }
     let device = current_device()?;
     let is_primary = is_primary(device, context);
     Some(Place { device, context: context as usize, is_primary })
+}
+
+/// Returns the place of a primary context that was seen. No driver call.
+fn primary_place(context: *mut c_void) -> Option<Place> {
+    let context = context as usize;
+    let device = PRIMARY.iter().position(|seen| seen.load(Ordering::Relaxed) == context)?;
+    Some(Place { device, context, is_primary: true })
+}
+
+/// Counts streams and contexts that have ended: their handles may be those of others.
+static ENDED: AtomicUsize = AtomicUsize::new(0);
+
+/// A stream or a context ends.
+pub fn note_end() {
+    ENDED.fetch_add(1, Ordering::AcqRel);
+}
+
+thread_local! {
+    /// The stream that this thread used last, the count of ends then, and its place.
+    static LAST: Cell<Option<(usize, usize, Place)>> = const { Cell::new(None) };
 }
 
 /// Returns where the work of a stream is done. `None` without a current context.
 pub fn place_of(stream: usize) -> Option<Place> {
     if stream <= PER_THREAD {
         return current_place();
+    }
+    let ended = ENDED.load(Ordering::Acquire);
+    if let Some((last, at, place)) = LAST.get()
+        && (last, at) == (stream, ended)
+    {
+        return Some(place);
     }
     let mut context = std::ptr::null_mut::<c_void>();
     let code = call!(
@@ -134,11 +165,9 @@ pub fn place_of(stream: usize) -> Option<Place> {
         // A driver from before the function, or not a stream, which the driver will say.
         return current_place();
     }
-    let known = PRIMARY.iter().position(|seen| seen.load(Ordering::Relaxed) == context as usize);
-    if let Some(device) = known {
-        return Some(Place { device, context: context as usize, is_primary: true });
-    }
-    place_in(context)
+    let place = primary_place(context).or_else(|| place_in(context))?;
+    LAST.set(Some((stream, ended, place)));
+    Some(place)
 }
 
 /// Returns where a context is.
@@ -208,12 +237,28 @@ pub fn synchronize(device: usize) -> Code {
     within(primary, wait).unwrap_or(INVALID_VALUE)
 }
 
+/// True once the program has begun a capture. Before, no stream has to be asked.
+static HAS_CAPTURED: AtomicBool = AtomicBool::new(false);
+
+/// A capture is about to begin.
+pub fn note_capture() {
+    HAS_CAPTURED.store(true, Ordering::Release);
+}
+
 /// Returns true if the stream captures a graph, or if the driver does not say.
 pub fn is_capturing(stream: usize) -> bool {
+    if !HAS_CAPTURED.load(Ordering::Acquire) {
+        return false;
+    }
     let mut status: c_int = 0;
     let code =
         call!(STREAM_IS_CAPTURING, fn(*mut c_void, *mut c_int), stream as *mut c_void, &mut status);
     (code != SUCCESS && code != NOT_FOUND) || status != 0
+}
+
+/// Waits for the work of a stream.
+pub fn synchronize_stream(stream: usize) -> Code {
+    call!(STREAM_SYNCHRONIZE, fn(*mut c_void), stream as *mut c_void)
 }
 
 /// Returns the name of a device and its memory in bytes.

@@ -13,8 +13,8 @@ static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// Where the library of the pool is mapped: its calls go to the driver itself.
 static POOL_BASE: AtomicUsize = AtomicUsize::new(0);
 
-/// `dlsym` of the C library, but for names that begin with `cu`. Others are a jump, so that the C library sees the
-/// program's own address, which `RTLD_NEXT` depends on.
+/// `dlsym` of the C library, but for names that begin with `cu` in a library that the program has opened. All else is a
+/// jump, so that the C library sees the program's own address, which `RTLD_NEXT` and `RTLD_DEFAULT` depend on.
 ///
 /// # Safety
 /// As `dlsym`.
@@ -27,6 +27,10 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
         "jne 2f",
         "cmp byte ptr [rsi + 1], 117",
         "jne 2f",
+        // RTLD_DEFAULT and RTLD_NEXT: the C library goes by the caller, and finds the exported hooks itself.
+        "lea rax, [rdi + 1]",
+        "cmp rax, 1",
+        "jbe 2f",
         "mov rdx, qword ptr [rsp]",
         "jmp {look_up}",
         "2:",
@@ -63,6 +67,9 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
         "ldrb w3, [x1, #1]",
         "cmp w3, #117",
         "b.ne 2f",
+        "add x3, x0, #1",
+        "cmp x3, #1",
+        "b.ls 2f",
         "mov x2, x30",
         "b {look_up}",
         "2:",
@@ -121,11 +128,10 @@ unsafe extern "C" fn look_up(
 ) -> *mut c_void {
     // SAFETY: required by this function's contract.
     let name = unsafe { CStr::from_ptr(name) };
-    // In the global scope this library's own hooks come first.
-    let handle = if handle == libc::RTLD_DEFAULT { libc::RTLD_NEXT } else { handle };
     let mut found = real_dlsym(handle, name);
+    // The handle of the program itself, whose scope begins with this library.
     if is_in_this_library(found) {
-        found = real_dlsym(libc::RTLD_NEXT, name);
+        found = driver_function(name);
     }
     if found.is_null() || !crate::settings::is_active() || passes(caller) {
         return found;
@@ -133,16 +139,18 @@ unsafe extern "C" fn look_up(
     hooks::of_symbol(name, found).unwrap_or(found)
 }
 
-/// Returns the driver's own function of this name, or null if the process has no driver.
+/// Returns the driver's function of this name, or that of another preloaded library behind this one. Null if the process
+/// has neither.
 pub fn driver_function(name: &CStr) -> *mut c_void {
+    let behind = real_dlsym(libc::RTLD_NEXT, name);
+    if !behind.is_null() && !is_in_this_library(behind) {
+        return behind;
+    }
+    // Opened by the program, for itself alone.
     // SAFETY: the text ends with a zero. The library is not loaded by this call.
     let driver =
         unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_NOW) };
-    let found = if driver.is_null() { std::ptr::null_mut() } else { real_dlsym(driver, name) };
-    if found.is_null() || is_in_this_library(found) {
-        return real_dlsym(libc::RTLD_NEXT, name);
-    }
-    found
+    if driver.is_null() { std::ptr::null_mut() } else { real_dlsym(driver, name) }
 }
 
 /// Looks a function up in a library that this one opened.

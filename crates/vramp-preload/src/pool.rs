@@ -20,7 +20,7 @@ use crate::settings::{PoolSettings, Settings};
 use crate::sleep;
 
 /// `VRAMP_ERROR_OUT_OF_MEMORY`.
-const STATUS_OUT_OF_MEMORY: c_int = 2;
+const STATUS_OUT_OF_MEMORY: c_int = 8;
 /// `CUDA_ERROR_UNKNOWN`, for failures of the pool that are not the program's.
 const UNKNOWN: Code = 999;
 
@@ -45,6 +45,23 @@ pub struct Stats {
     pub live_peak: u64,
     pub reserved: u64,
     pub reserved_peak: u64,
+}
+
+/// `vramp_torch_ticket_t`.
+#[repr(C)]
+struct Ticket {
+    offset: u64,
+    length: u64,
+    bytes: [u8; 160],
+}
+
+/// `vramp_torch_opened_t`.
+#[repr(C)]
+#[derive(Default)]
+struct OpenedRecord {
+    number: u64,
+    address: u64,
+    size: u64,
 }
 
 /// The first members of `vramp_device_t`.
@@ -123,6 +140,9 @@ functions! {
     free: c"vramp_torch_free", fn(*mut c_void, usize, c_int, *mut c_void);
     stream_forget: c"vramp_torch_stream_forget", fn(c_int, *mut c_void) -> c_int;
     enable_peer: c"vramp_torch_enable_peer", fn(c_int, c_int) -> c_int;
+    share: c"vramp_torch_share", fn(*mut c_void, *mut Ticket) -> c_int;
+    share_open: c"vramp_torch_share_open", fn(c_int, *const u8, u64, *mut OpenedRecord) -> c_int;
+    share_close: c"vramp_torch_share_close", fn(u64) -> c_int;
     device: c"vramp_device", fn(u64, *mut DeviceRecord) -> c_int;
     budget_join: c"vramp_budget_join", fn(u64, *const BudgetOptions) -> c_int;
     budget_room: c"vramp_budget_room", fn(u64, *mut Room) -> c_int;
@@ -277,6 +297,45 @@ impl Pool {
         }
     }
 
+    /// Publishes the memory that contains an address: a ticket for [`Pool::open_shared`], or why not.
+    pub fn share(&self, address: u64) -> Result<Vec<u8>, String> {
+        let mut ticket = Ticket { offset: 0, length: 0, bytes: [0; 160] };
+        // SAFETY: `ticket` is valid for writing, and any address is allowed.
+        if unsafe { (self.functions.share)(address as *mut c_void, &mut ticket) } != 0 {
+            return Err(self.why());
+        }
+        let mut bytes = ticket.offset.to_le_bytes().to_vec();
+        bytes.extend_from_slice(&ticket.bytes[..ticket.length as usize]);
+        Ok(bytes)
+    }
+
+    /// Opens memory of another process for work of a device. Returns a number for [`Pool::close_shared`] and the address
+    /// that was shared.
+    pub fn open_shared(&self, device: usize, ticket: &[u8]) -> Result<(u64, u64), String> {
+        let (offset, ticket) = ticket.split_first_chunk().ok_or("the ticket is cut")?;
+        let mut opened = OpenedRecord::default();
+        // SAFETY: the ticket has its length, and `opened` is valid for writing.
+        let status = unsafe {
+            (self.functions.share_open)(
+                device as c_int,
+                ticket.as_ptr(),
+                ticket.len() as u64,
+                &mut opened,
+            )
+        };
+        if status != 0 {
+            return Err(self.why());
+        }
+        Ok((opened.number, opened.address + u64::from_le_bytes(*offset)))
+    }
+
+    /// Closes memory of another process that no work uses.
+    pub fn close_shared(&self, number: u64) {
+        // A failure is printed.
+        // SAFETY: any number is allowed.
+        unsafe { (self.functions.share_close)(number) };
+    }
+
     /// Lets the driver serve a device from now on: the program resets it.
     pub fn retire(&self, device: usize) {
         if let Some(retired) = self.retired.get(device) {
@@ -397,7 +456,7 @@ impl Pool {
         let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
         let program = text(program.file_name().unwrap_or_default().as_bytes());
         let capacity = match group.capacity {
-            0 => card.memory.saturating_sub(sleep::MARGIN),
+            0 => sleep::capacity_of(card.memory),
             capacity => capacity,
         };
         let options = BudgetOptions {
@@ -488,4 +547,23 @@ const LINES: u64 = 5;
 /// The legacy default stream is null for the pool.
 fn as_stream(stream: usize) -> *mut c_void {
     if stream == driver::LEGACY { std::ptr::null_mut() } else { stream as *mut c_void }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_names_are_those_of_the_header() {
+        let header = include_str!("../../vramp-capi/include/vramp.h");
+        assert!(header.contains(&format!("VRAMP_ERROR_OUT_OF_MEMORY = {STATUS_OUT_OF_MEMORY},")));
+        let source = include_str!("pool.rs");
+        let named: Vec<_> =
+            source.lines().filter_map(|line| line.split("c\"vramp_").nth(1)).collect();
+        assert!(named.len() > 20);
+        for name in named {
+            let name = format!("vramp_{}(", name.split('"').next().unwrap_or_default());
+            assert!(header.contains(&name), "{name}");
+        }
+    }
 }

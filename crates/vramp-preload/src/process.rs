@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Once, OnceLock};
+use std::sync::{Mutex, Once, OnceLock};
 
+use rustc_hash::FxHashMap;
 use vramp_trace::spool::{Api, Change};
 
 use crate::driver::{DEVICES, Place};
@@ -23,6 +24,8 @@ pub struct Process {
     pub ledger: Ledger,
     recorder: Option<Recorder>,
     pub limit: Option<Limit>,
+    /// Where the handles are that the program has created: a device's number, or `None` for the host.
+    pub handles: Mutex<FxHashMap<u64, Option<usize>>>,
     pool: OnceLock<Option<Pool>>,
 }
 
@@ -158,6 +161,7 @@ impl Process {
             ledger: Ledger::new(),
             recorder,
             limit: settings.limit.map(Limit::new),
+            handles: Mutex::default(),
             pool: OnceLock::new(),
         }
     }

@@ -34,7 +34,7 @@ pub struct Settings {
 pub struct Group {
     pub directory: PathBuf,
     pub name: String,
-    /// Bytes that the group shares; zero for the card's memory less [`MARGIN`](crate::sleep::MARGIN).
+    /// Bytes that the group shares; zero for [what is left for it](crate::sleep::capacity_of).
     pub capacity: u64,
     pub guaranteed: u64,
     pub priority: u32,

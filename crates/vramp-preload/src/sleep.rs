@@ -17,8 +17,10 @@ use crate::pool::Pool;
 use crate::report::write_line;
 use crate::{gate, process};
 
-/// What the group leaves of a card where nothing says how much: contexts of some processes.
-pub const MARGIN: u64 = 4 << 30;
+/// Returns what a group shares of a card of so many bytes where nothing says how much: the rest is for contexts.
+pub fn capacity_of(memory: u64) -> u64 {
+    memory - (4 << 30).min(memory / 8)
+}
 
 /// How long a program is awake at least, before it gives way to another.
 const SLICE: Duration = Duration::from_secs(3);

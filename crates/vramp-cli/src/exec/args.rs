@@ -38,7 +38,8 @@ pub struct Exec {
     /// Share the card with the other processes of this group by budgets: `vramp top` shows them
     #[arg(long, value_name = "NAME", requires = "pool")]
     pub group: Option<String>,
-    /// What the group shares of each card, the same in all its processes; by default all but 4 GiB
+    /// What the group shares of each card, the same in all its processes; by default all but
+    /// 4 GiB, or an eighth
     #[arg(long, value_name = "SIZE", value_parser = memory, allow_hyphen_values = true)]
     pub capacity: Option<Bytes>,
     /// What the program can have of each card at any time

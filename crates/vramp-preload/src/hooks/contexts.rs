@@ -17,12 +17,38 @@ pub unsafe fn stream_destroy(
     if let Some(pool) = process.pool_if_open() {
         pool.forget(stream as usize);
     }
+    driver::note_end();
+    driver()
+}
+
+/// # Safety
+/// As of the functions that begin a capture.
+pub unsafe fn begin_capture<A, B>(_: &Process, driver: &dyn Fn() -> Code, _: A, _: B) -> Code {
+    driver::note_capture();
+    driver()
+}
+
+/// # Safety
+/// As of the functions that capture into a graph.
+#[allow(clippy::too_many_arguments, reason = "they are the driver's")]
+pub unsafe fn begin_capture_to_graph<A, B, C, D, E, F>(
+    _: &Process,
+    driver: &dyn Fn() -> Code,
+    _: A,
+    _: B,
+    _: C,
+    _: D,
+    _: E,
+    _: F,
+) -> Code {
+    driver::note_capture();
     driver()
 }
 
 /// # Safety
 /// As of `cuCtxDestroy_v2`.
 pub unsafe fn destroy(process: &Process, driver: &dyn Fn() -> Code, context: *mut c_void) -> Code {
+    driver::note_end();
     let code = driver();
     if code == SUCCESS {
         // The pool has memory in primary contexts alone, which this call refuses.
@@ -40,6 +66,7 @@ pub unsafe fn reset(process: &Process, driver: &dyn Fn() -> Code, device: c_int)
         // The streams and events of the pool end with the context.
         pool.retire(number);
     }
+    driver::note_end();
     let code = driver();
     if code == SUCCESS {
         process.lose(Api::DevicePrimaryCtxReset, |block| block.device == number);

@@ -347,14 +347,19 @@ pub unsafe fn free_async_per_thread(
 
 fn free_ordered(process: &Process, driver: &dyn Fn() -> Code, address: u64, stream: usize) -> Code {
     let Some(block) = process.ledger.get(address) else { return driver() };
-    match block.source {
-        // The driver does not take memory of `cuMemAlloc` here either.
-        Source::Segment => return INVALID_VALUE,
-        // A graph would free it at each launch: the driver says what it thinks of the address.
-        Source::Block if driver::is_capturing(stream) => return driver(),
-        _ => {}
+    // A graph would free it at each launch: the driver says what it thinks of the address.
+    if block.is_pooled() && driver::is_capturing(stream) {
+        return driver();
+    }
+    if block.source == Source::Segment {
+        // The pool frees it for all streams at once.
+        let code = driver::synchronize_stream(stream);
+        if code != SUCCESS {
+            return code;
+        }
     }
     release(process, Api::MemFreeAsync, stream, address, |block| match process.pool() {
+        Some(pool) if block.source == Source::Segment => pool.free(address, block.source),
         Some(pool) if block.is_pooled() => {
             pool.free_on(block.device, address, block.size, stream);
             SUCCESS

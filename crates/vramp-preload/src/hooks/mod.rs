@@ -6,6 +6,7 @@
 mod contexts;
 mod memory;
 mod queries;
+mod sharing;
 mod symbols;
 mod virtual_memory;
 mod work;
@@ -122,6 +123,22 @@ hooks! {
         (address: u64, size: usize, offset: usize, handle: u64, flags: c_ulonglong) => virtual_memory::map;
     cuMemUnmap, "cuMemUnmap" since 10020: (address: u64, size: usize) => virtual_memory::unmap;
 
+    cuIpcGetMemHandle, "cuIpcGetMemHandle" since 4010:
+        (handle: *mut sharing::Handle, address: u64) => sharing::get;
+    cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle" since 11000:
+        (address: Address, handle: sharing::Handle, flags: c_uint) => sharing::open;
+    cuIpcCloseMemHandle, "cuIpcCloseMemHandle" since 4010: (address: u64) => sharing::close;
+
+    cuStreamBeginCapture_v2, "cuStreamBeginCapture" since 10010:
+        (stream: Stream, mode: c_int) => contexts::begin_capture;
+    cuStreamBeginCapture_v2_ptsz, "cuStreamBeginCapture" since 10010 per thread:
+        (stream: Stream, mode: c_int) => contexts::begin_capture;
+    cuStreamBeginCaptureToGraph, "cuStreamBeginCaptureToGraph" since 12030:
+        (stream: Stream, graph: *mut c_void, nodes: *const c_void, edges: *const c_void, count: usize, mode: c_int)
+        => contexts::begin_capture_to_graph;
+    cuStreamBeginCaptureToGraph_ptsz, "cuStreamBeginCaptureToGraph" since 12030 per thread:
+        (stream: Stream, graph: *mut c_void, nodes: *const c_void, edges: *const c_void, count: usize, mode: c_int)
+        => contexts::begin_capture_to_graph;
     cuStreamDestroy_v2, "cuStreamDestroy" since 4000: (stream: Stream) => contexts::stream_destroy;
     cuCtxDestroy_v2, "cuCtxDestroy" since 4000: (context: *mut c_void) => contexts::destroy;
     cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset" since 11000: (device: c_int) => contexts::reset;

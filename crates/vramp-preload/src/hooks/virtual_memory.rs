@@ -1,7 +1,9 @@
 //! Memory that the program maps itself. It passes through: its mappings are recorded, and its handles are limited.
 
 use std::ffi::{c_int, c_ulonglong, c_void};
+use std::sync::{MutexGuard, PoisonError};
 
+use rustc_hash::FxHashMap;
 use vramp_trace::spool::{Api, Change};
 
 use crate::driver::{self, Code, DEVICES, OUT_OF_MEMORY, SUCCESS};
@@ -27,6 +29,10 @@ unsafe fn device_of(properties: *const c_int) -> Option<usize> {
     usize::try_from(id).ok().filter(|&device| kind == ON_DEVICE && device < DEVICES)
 }
 
+fn handles(process: &Process) -> MutexGuard<'_, FxHashMap<u64, Option<usize>>> {
+    process.handles.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// # Safety
 /// As of `cuMemCreate`.
 pub unsafe fn create(
@@ -38,13 +44,24 @@ pub unsafe fn create(
     _: c_ulonglong,
 ) -> Code {
     // SAFETY: as of the driver's function.
-    let Some(device) = (unsafe { device_of(properties) }) else { return driver() };
+    let Some(device) = (unsafe { device_of(properties) }) else {
+        let code = driver();
+        if code == SUCCESS {
+            // SAFETY: the driver has written it.
+            handles(process).insert(unsafe { *handle }, None);
+        }
+        return code;
+    };
     let size = size as u64;
     let limit = process.limit.as_ref();
     let refused = limit.is_some_and(|limit| !limit.charge(device, size));
     let code = if refused { OUT_OF_MEMORY } else { driver() };
-    match (code, limit) {
+    if code == SUCCESS {
         // SAFETY: the driver has written it.
+        handles(process).insert(unsafe { *handle }, Some(device));
+    }
+    match (code, limit) {
+        // SAFETY: as above.
         (SUCCESS, Some(limit)) => limit.created(unsafe { *handle }, device, size),
         (_, Some(limit)) if !refused && code != SUCCESS => limit.credit(device, size),
         _ => {}
@@ -61,8 +78,12 @@ pub unsafe fn create(
 /// As of `cuMemRelease`.
 pub unsafe fn release(process: &Process, driver: &dyn Fn() -> Code, handle: u64) -> Code {
     let code = driver();
-    if let (SUCCESS, Some(limit)) = (code, &process.limit) {
-        limit.released(handle);
+    if code == SUCCESS {
+        // A program that has retained it, and maps it once more, is taken to do so on its current device.
+        handles(process).remove(&handle);
+        if let Some(limit) = &process.limit {
+            limit.released(handle);
+        }
     }
     code
 }
@@ -100,9 +121,13 @@ pub unsafe fn map(
         if let Some(limit) = &process.limit {
             limit.mapped(address, size, handle);
         }
-        let device = driver::current_place().map_or(0, |place| place.device);
-        let (change, api) = (Change::Map, Api::MemMap);
-        process.record(Changed { change, api, device, address, size, stream: 0 });
+        let known = handles(process).get(&handle).copied();
+        let current = || Some(driver::current_place().map_or(0, |place| place.device));
+        // Memory of the host is not the card's.
+        if let Some(device) = known.unwrap_or_else(current) {
+            let (change, api) = (Change::Map, Api::MemMap);
+            process.record(Changed { change, api, device, address, size, stream: 0 });
+        }
     }
     code
 }

@@ -158,7 +158,9 @@ impl Stacks {
         let mut frames = self.unwinder.iter_frames(pc, registers, &mut self.cache, &mut read);
         while let Ok(Some(frame)) = frames.next() {
             let address = frame.address();
-            if self.pcs.is_empty() && self.own.contains(&address) {
+            if self.own.contains(&address) {
+                // What is inside of a hook is not the program's.
+                self.pcs.clear();
                 continue;
             }
             self.pcs.push(address);
