@@ -1,7 +1,7 @@
 //! Functions of the driver that this library calls itself, and what it asks the driver.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use crate::lookup;
@@ -15,6 +15,9 @@ pub const OUT_OF_MEMORY: Code = 2;
 pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 /// What a hook returns where the process has no function of the driver to call.
 pub const NOT_FOUND: Code = 302;
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: c_uint = 1;
 
 /// Most devices of a process.
 pub const DEVICES: usize = 64;
@@ -87,6 +90,8 @@ static PRIMARY_RETAIN: Function = Function::new(c"cuDevicePrimaryCtxRetain");
 static PRIMARY_RELEASE: Function = Function::new(c"cuDevicePrimaryCtxRelease_v2");
 static PRIMARY_STATE: Function = Function::new(c"cuDevicePrimaryCtxGetState");
 static STREAM_CONTEXT: Function = Function::new(c"cuStreamGetCtx");
+static MEMORY_FREE: Function = Function::new(c"cuMemFree_v2");
+static STREAM_CREATE: Function = Function::new(c"cuStreamCreate");
 static STREAM_SYNCHRONIZE: Function = Function::new(c"cuStreamSynchronize");
 static STREAM_IS_CAPTURING: Function = Function::new(c"cuStreamIsCapturing");
 static DEVICE_NAME: Function = Function::new(c"cuDeviceGetName");
@@ -259,6 +264,20 @@ pub fn is_capturing(stream: usize) -> bool {
 /// Waits for the work of a stream.
 pub fn synchronize_stream(stream: usize) -> Code {
     call!(STREAM_SYNCHRONIZE, fn(*mut c_void), stream as *mut c_void)
+}
+
+/// Creates a stream of the current context that waits for no other, as a number.
+pub fn create_stream() -> Result<usize, Code> {
+    let mut stream = std::ptr::null_mut::<c_void>();
+    match call!(STREAM_CREATE, fn(*mut *mut c_void, c_uint), &mut stream, NON_BLOCKING) {
+        SUCCESS => Ok(stream as usize),
+        code => Err(code),
+    }
+}
+
+/// Frees memory of the driver's.
+pub fn free(address: u64) -> Code {
+    call!(MEMORY_FREE, fn(u64), address)
 }
 
 /// Returns the name of a device and its memory in bytes.

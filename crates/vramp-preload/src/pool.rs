@@ -3,18 +3,17 @@
 //! It is the allocator that `vramp.torch` and C share in a process (the functions `vramp_torch_*`), one for each device, with the
 //! options of `VRAMP_CONF`. Two kinds of blocks:
 //!
-//! - a segment, for `cuMemAlloc`: usable on any stream at once, because the pool waits on the host for earlier work on
-//!   its memory;
-//! - a block, for `cuMemAllocAsync`: in the order of its stream.
+//! - for `cuMemAlloc`: in the order of a stream of this library that has no other work, and which is waited for, so that
+//!   any stream may use it at once;
+//! - for `cuMemAllocAsync`: in the order of its stream.
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::driver::{self, Code, DEVICES, OUT_OF_MEMORY, SUCCESS};
-use crate::ledger::Source;
 use crate::lookup;
 use crate::settings::{PoolSettings, Settings};
 use crate::sleep;
@@ -133,8 +132,6 @@ functions! {
     is_open: c"vramp_torch_is_open", fn(c_int) -> c_int;
     allocator: c"vramp_torch_allocator", fn(c_int, *mut u64) -> c_int;
     stats: c"vramp_stats", fn(u64, *mut Stats) -> c_int;
-    segment_malloc: c"vramp_torch_segment_malloc", fn(c_int, u64, *mut *mut c_void) -> c_int;
-    segment_free: c"vramp_torch_segment_free", fn(*mut c_void, c_int, *mut u64) -> c_int;
     block_malloc: c"vramp_torch_block_malloc", fn(c_int, u64, *mut c_void, *mut BlockRecord) -> c_int;
     block_free: c"vramp_torch_block_free", fn(*mut c_void, *mut BlockRecord) -> c_int;
     free: c"vramp_torch_free", fn(*mut c_void, usize, c_int, *mut c_void);
@@ -159,8 +156,10 @@ functions! {
 pub struct Pool {
     functions: Functions,
     settings: &'static Settings,
-    /// The group that each device joined.
+    /// The devices that have joined the group.
     joined: Mutex<[bool; DEVICES]>,
+    /// A stream of each device for memory that any stream may use; zero before the first request.
+    streams: [AtomicUsize; DEVICES],
     /// Devices that are reset or cannot be opened: their requests go to the driver.
     retired: [AtomicBool; DEVICES],
     served: AtomicU64,
@@ -194,6 +193,7 @@ impl Pool {
             functions,
             settings,
             joined: Mutex::new([false; DEVICES]),
+            streams: [const { AtomicUsize::new(0) }; DEVICES],
             retired,
             served: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -225,12 +225,32 @@ impl Pool {
 
     /// Allocates memory that any stream may use at once.
     pub fn allocate(&self, device: usize, size: u64) -> Result<u64, Code> {
-        self.in_region(device);
-        let mut address = std::ptr::null_mut();
-        // SAFETY: `address` is valid for writing.
-        let status =
-            unsafe { (self.functions.segment_malloc)(device as c_int, size, &mut address) };
-        self.answer(status).map(|()| address as u64)
+        let stream = self.stream(device)?;
+        let address = self.allocate_on(device, size, stream)?;
+        // What the pool made the stream wait for is over then.
+        match driver::synchronize_stream(stream) {
+            SUCCESS => Ok(address),
+            code => {
+                self.free(address);
+                Err(code)
+            }
+        }
+    }
+
+    /// Returns the stream of memory for any stream.
+    fn stream(&self, device: usize) -> Result<usize, Code> {
+        let known = self.streams[device].load(Ordering::Acquire);
+        if known != 0 {
+            return Ok(known);
+        }
+        let _one_thread = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.streams[device].load(Ordering::Acquire);
+        if known == 0 {
+            let made = driver::create_stream()?;
+            self.streams[device].store(made, Ordering::Release);
+            return Ok(made);
+        }
+        Ok(known)
     }
 
     /// Allocates memory in the order of a stream.
@@ -245,21 +265,10 @@ impl Pool {
     }
 
     /// Frees memory that no work uses.
-    pub fn free(&self, address: u64, source: Source) -> Code {
-        let address = address as *mut c_void;
-        let status = match source {
-            Source::Driver | Source::Managed => return driver::INVALID_VALUE,
-            Source::Segment => {
-                let mut size = 0;
-                // SAFETY: `size` is valid for writing. Any address is allowed.
-                unsafe { (self.functions.segment_free)(address, 0, &mut size) }
-            }
-            Source::Block => {
-                let mut block = BlockRecord::default();
-                // SAFETY: as above.
-                unsafe { (self.functions.block_free)(address, &mut block) }
-            }
-        };
+    pub fn free(&self, address: u64) -> Code {
+        let mut block = BlockRecord::default();
+        // SAFETY: `block` is valid for writing. Any address is allowed.
+        let status = unsafe { (self.functions.block_free)(address as *mut c_void, &mut block) };
         if status == 0 { SUCCESS } else { UNKNOWN }
     }
 
@@ -512,9 +521,11 @@ impl Pool {
         (self.served.load(Ordering::Relaxed), self.failed.load(Ordering::Relaxed))
     }
 
-    fn is_open(&self, device: usize) -> bool {
+    /// Returns true if the pool of a device is open.
+    pub fn is_open(&self, device: usize) -> bool {
         // SAFETY: any number is allowed.
-        !self.retired[device].load(Ordering::Acquire)
+        device < DEVICES
+            && !self.retired[device].load(Ordering::Acquire)
             && unsafe { (self.functions.is_open)(device as c_int) } != 0
     }
 

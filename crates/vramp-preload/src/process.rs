@@ -204,12 +204,13 @@ impl Process {
         }
     }
 
-    /// Forgets blocks that are gone with their device or context.
-    pub fn lose(&self, api: Api, is_gone: impl Fn(&Block) -> bool) {
+    /// Forgets blocks that are gone with their device or context, and frees each with `free`.
+    pub fn lose(&self, api: Api, is_gone: impl Fn(&Block) -> bool, free: impl Fn(u64, Block)) {
         for (address, block) in self.ledger.take(is_gone) {
             let change = Change::Free;
             let Block { size, device, source, .. } = block;
             self.record(Changed { change, api, device, address, size, stream: 0 });
+            free(address, block);
             if let Some(limit) = self.limit.as_ref().filter(|_| source != Source::Managed) {
                 limit.credit(device, size);
             }

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use vramp_trace::spool::Api;
 
 use crate::driver::{self, Code, SUCCESS};
+use crate::ledger::Block;
 use crate::process::Process;
 
 /// # Safety
@@ -52,8 +53,8 @@ pub unsafe fn destroy(process: &Process, driver: &dyn Fn() -> Code, context: *mu
     let code = driver();
     if code == SUCCESS {
         // The pool has memory in primary contexts alone, which this call refuses.
-        process
-            .lose(Api::CtxDestroy, |block| block.context == context as usize && !block.is_pooled());
+        let is_gone = |block: &Block| block.context == context as usize && !block.is_pooled();
+        process.lose(Api::CtxDestroy, is_gone, |_, _| ());
     }
     code
 }
@@ -62,14 +63,30 @@ pub unsafe fn destroy(process: &Process, driver: &dyn Fn() -> Code, context: *mu
 /// As of `cuDevicePrimaryCtxReset_v2`.
 pub unsafe fn reset(process: &Process, driver: &dyn Fn() -> Code, device: c_int) -> Code {
     let number = usize::try_from(device).unwrap_or(usize::MAX);
-    if let Some(pool) = process.pool_if_open() {
-        // The streams and events of the pool end with the context.
+    let pool = process.pool_if_open().filter(|pool| pool.is_open(number));
+    if let Some(pool) = pool {
+        // The pool's streams and events would end with the context. So it stays, without what the program allocated.
+        if driver::synchronize(number) == SUCCESS {
+            process.lose(
+                Api::DevicePrimaryCtxReset,
+                |block| block.device == number,
+                |address, block| {
+                    if block.is_pooled() {
+                        pool.free(address)
+                    } else {
+                        driver::free(address)
+                    };
+                },
+            );
+            return SUCCESS;
+        }
+        // A fault has ended it.
         pool.retire(number);
     }
     driver::note_end();
     let code = driver();
     if code == SUCCESS {
-        process.lose(Api::DevicePrimaryCtxReset, |block| block.device == number);
+        process.lose(Api::DevicePrimaryCtxReset, |block| block.device == number, |_, _| ());
         driver::forget_primary(number);
     }
     code

@@ -197,7 +197,7 @@ pub unsafe fn free(process: &Process, driver: &dyn Fn() -> Code, address: u64) -
         }
     }
     release(process, Api::MemFree, 0, address, |block| match process.pool() {
-        Some(pool) if block.is_pooled() => pool.free(address, block.source),
+        Some(pool) if block.is_pooled() => pool.free(address),
         _ => driver(),
     })
 }
@@ -359,7 +359,7 @@ fn free_ordered(process: &Process, driver: &dyn Fn() -> Code, address: u64, stre
         }
     }
     release(process, Api::MemFreeAsync, stream, address, |block| match process.pool() {
-        Some(pool) if block.source == Source::Segment => pool.free(address, block.source),
+        Some(pool) if block.source == Source::Segment => pool.free(address),
         Some(pool) if block.is_pooled() => {
             pool.free_on(block.device, address, block.size, stream);
             SUCCESS
