@@ -147,7 +147,7 @@ fn variables_say_what_the_library_does() {
     let canonical = fs::canonicalize(&library).unwrap().display().to_string();
     let preloaded = value("LD_PRELOAD");
     assert!(preloaded.split(':').next() == Some(&canonical), "{preloaded}");
-    assert_eq!(value("VRAMP_CONF"), "span=1TiB,preset=vpmm,page=4MiB");
+    assert_eq!(value("VRAMP_CONF"), "span=1TiB,preset=vpmm,limit=1073741824,page=4MiB");
     let settings = value("VRAMP_EXEC");
     let keys: Vec<&str> = settings.split(';').map(|pair| pair.split_once('=').unwrap().0).collect();
     assert_eq!(keys, ["report", "record", "stacks", "limit", "pool", "library"]);
