@@ -9,6 +9,7 @@ use vramp::Bytes;
 use vramp_trace::{ReadError, ReadLimits, Trace};
 
 use crate::amount::memory;
+use crate::exec;
 use crate::exit::InvalidArguments;
 use crate::progress::Busy;
 
@@ -80,6 +81,9 @@ impl Reading {
                 .context("cannot read the trace on standard input");
         }
         let cannot_read = || format!("cannot read the trace '{}'", path.display());
+        if exec::is_spool(path) {
+            return exec::read_spool(path);
+        }
         match vramp_trace::read_trace(path, &limits) {
             // The context names the file.
             Err(ReadError::Open { cause, .. }) => Err(cause).with_context(cannot_read),

@@ -1,25 +1,40 @@
 //! Makes a `.vtrace` of what each process recorded.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use vramp::Bytes;
 use vramp_analysis::number::plural;
+use vramp_trace::Trace;
 use vramp_trace::spool::{End, Recording};
 
 use super::summary::Line;
 use super::symbols::Symbols;
 use crate::output::Output;
 
+/// What there is to say about recordings.
+pub(super) struct Converted {
+    pub lines: Vec<Line>,
+    /// A process that records still runs: its file must stay.
+    pub is_going_on: bool,
+}
+
 /// Converts the recordings in `folder`: the first process that used a GPU writes `path`, each other a file
-/// beside it, with its process id in the name. Returns what there is to say.
-pub(super) fn all(path: &Path, folder: &Path) -> Vec<Line> {
+/// beside it, with its process id in the name.
+pub(super) fn all(path: &Path, folder: &Path) -> Converted {
     let mut lines = Vec::new();
     let mut recordings = Vec::new();
+    let mut is_going_on = false;
     for spool in spools(folder) {
         match read(&spool) {
+            Ok(recording) if is_running(recording.pid) => {
+                is_going_on = true;
+                let place = spool.display();
+                let text = format!("goes on, and records into {place}: vramp explain {place}");
+                lines.push(Line::of(recording.pid, recording.program(), text));
+            }
             Ok(recording) => recordings.push(recording),
             Err(error) => lines.push(Line::error(format!("{error:#}"))),
         }
@@ -40,7 +55,29 @@ pub(super) fn all(path: &Path, folder: &Path) -> Vec<Line> {
             Err(error) => Line::error(format!("{error:#}")),
         });
     }
-    lines
+    Converted { lines, is_going_on }
+}
+
+/// Returns true for processes that have not ended, whether or not their parent knows it yet.
+fn is_running(pid: u64) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
+/// Returns true for what a process records into while it runs.
+pub(crate) fn is_spool(path: &Path) -> bool {
+    let mut start = [0; 6];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    read.is_ok() && start == *b"VSPOOL"
+}
+
+/// Reads what a process has recorded so far.
+///
+/// # Errors
+/// An error that names the file.
+pub(crate) fn read_spool(path: &Path) -> Result<Trace> {
+    Ok(trace(&read(path)?, &mut Symbols::default()))
 }
 
 fn spools(folder: &Path) -> Vec<PathBuf> {
@@ -64,11 +101,14 @@ fn beside(path: &Path, pid: u64) -> PathBuf {
     path.with_extension(format!("{pid}.{extension}"))
 }
 
-fn write(recording: &Recording, path: &Path, symbols: &mut Symbols) -> Result<Line> {
+fn trace(recording: &Recording, symbols: &mut Symbols) -> Trace {
     let mut trace = recording.to_trace(|pc, module| symbols.frames(pc, module));
-    let program = recording.command.first().map_or("", String::as_str);
-    let program = program.rsplit('/').next().unwrap_or(program);
-    program.clone_into(&mut trace.name);
+    recording.program().clone_into(&mut trace.name);
+    trace
+}
+
+fn write(recording: &Recording, path: &Path, symbols: &mut Symbols) -> Result<Line> {
+    let trace = trace(recording, symbols);
     let cannot_write = || format!("cannot write '{}'", path.display());
     let output = Output::new(path).with_context(cannot_write)?;
     let bytes = output
@@ -80,7 +120,7 @@ fn write(recording: &Recording, path: &Path, symbols: &mut Symbols) -> Result<Li
     };
     Ok(Line::of(
         recording.pid,
-        program,
+        recording.program(),
         format!(
             "{} recorded in {} ({}){cut}: vramp explain {}",
             plural(recording.events().len(), "event"),
@@ -94,6 +134,18 @@ fn write(recording: &Recording, path: &Path, symbols: &mut Symbols) -> Result<Li
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_has_ended_is_not_running() {
+        assert!(is_running(std::process::id().into()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id().into();
+        while is_running(pid) {
+            std::thread::yield_now();
+        }
+        assert!(child.wait().unwrap().success());
+        assert!(!is_running(pid) && !is_running(0));
+    }
 
     #[test]
     fn further_processes_have_their_id_in_the_name() {

@@ -21,6 +21,8 @@ mod symbols;
 use std::io::Write;
 use std::path::Path;
 
+pub(crate) use convert::{is_spool, read_spool};
+
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
@@ -44,11 +46,16 @@ pub(crate) fn run(args: &Exec, out: &mut dyn Write) -> Result<()> {
     let ended = child::run(&program, &args.program, variables)?;
     // What went wrong with a recording is said, and does not change the program's exit code.
     let mut printed = summary::reports(folders.reports.path());
-    if let (Some(path), Some(folder)) = (&args.record, &folders.records) {
-        printed.extend(convert::all(path, folder.path()));
+    let Folders { reports, records } = folders;
+    if let (Some(path), Some(folder)) = (&args.record, records) {
+        let converted = convert::all(path, folder.path());
+        printed.extend(converted.lines);
+        if converted.is_going_on {
+            let _ = folder.keep();
+        }
     }
     summary::print(&printed, args.quiet);
-    drop(folders);
+    drop(reports);
     child::end_as(ended)
 }
 

@@ -251,6 +251,9 @@ fn invalid_arguments_and_missing_libraries_are_said_before_the_program_runs() {
     );
 }
 
+/// The largest id of a process on Linux.
+const LARGEST: u64 = 1 << 22;
+
 /// What a process with this id would have recorded: a block of 1 MiB by a function of this program.
 fn recording(pid: u64, program: &str, ns: u64) -> Vec<u8> {
     let path = std::env::current_exe().unwrap();
@@ -292,11 +295,11 @@ fn what_each_process_recorded_becomes_a_trace() {
     let folder = tempfile::tempdir().unwrap();
     let spools = folder.path().join("spools");
     fs::create_dir(&spools).unwrap();
-    fs::write(spools.join("7.spool"), recording(7, "second", 2000)).unwrap();
-    let first = recording(9, "first", 1000);
+    fs::write(spools.join("7.spool"), recording(LARGEST + 7, "second", 2000)).unwrap();
+    let first = recording(LARGEST + 9, "first", 1000);
     fs::write(spools.join("9.spool"), [&first[..], &[0; 4096]].concat()).unwrap();
     // A process that requested nothing, and one that a newer vramp recorded.
-    fs::write(spools.join("8.spool"), header(8)).unwrap();
+    fs::write(spools.join("8.spool"), header(LARGEST + 8)).unwrap();
     fs::write(spools.join("6.spool"), b"VSPOOL\x09\n").unwrap();
     let file = folder.path().join("run.vtrace");
     let script = format!(
@@ -309,8 +312,8 @@ fn what_each_process_recorded_becomes_a_trace() {
     assert_eq!(found.status.code(), Some(5), "{error}");
     for words in [
         "(process 9): held at most 1.00 MiB on device 0",
-        "first (process 9): 2 events recorded in ",
-        "second (process 7): 2 events recorded in ",
+        "first (process 4194313): 2 events recorded in ",
+        "second (process 4194311): 2 events recorded in ",
         "has version 9",
     ] {
         assert!(error.contains(words), "'{words}' is not in:\n{error}");
@@ -320,10 +323,30 @@ fn what_each_process_recorded_becomes_a_trace() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_eq!(names, ["run.7.vtrace", "run.vtrace", "spools"]);
+    assert_eq!(names, ["run.4194311.vtrace", "run.vtrace", "spools"]);
     let trace = vramp_trace::read_trace(&file, &vramp_trace::ReadLimits::default()).unwrap();
     assert_eq!((trace.name.as_str(), trace.events.len()), ("first", 2));
     let frames: Vec<&str> =
         trace.stacks.frames(trace.events[1].stack.unwrap()).map(|frame| frame.name).collect();
     assert_eq!(frames, ["cuMemAllocAsync", "+0xf"]);
+}
+
+#[test]
+fn a_recording_that_goes_on_is_kept_and_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let spool = folder.path().join("spool");
+    fs::write(&spool, recording(std::process::id().into(), "server", 1000)).unwrap();
+    let file = folder.path().join("run.vtrace");
+    let script = format!(
+        "folder=${{VRAMP_EXEC#*record=}}; cp {} \"${{folder%%;*}}/1.spool\"",
+        spool.display()
+    );
+    let found = output(&["--record", file.to_str().unwrap(), "sh", "-c", &script]);
+    let error = text(&found.stderr);
+    assert!(error.contains("): goes on, and records into "), "{error}");
+    let place = error.split("vramp explain ").nth(1).unwrap_or_else(|| panic!("{error}")).trim();
+    assert!(!file.exists() && Path::new(place).is_file(), "{error}");
+    let mut explain = Command::new(env!("CARGO_BIN_EXE_vramp"));
+    let explained = explain.args(["explain", place]).output().unwrap();
+    assert!(text(&explained.stdout).contains("1.00 TiB requested"), "{}", text(&explained.stdout));
 }

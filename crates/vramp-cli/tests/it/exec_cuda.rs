@@ -294,6 +294,21 @@ fn memory_is_reused_after_the_work_on_it() {
 }
 
 #[test]
+fn blocks_keep_what_was_written_last() {
+    for seed in vramp_testing::seeds(2) {
+        let case = format!("chaos-{seed}");
+        let program = ["job", "runtime", &case];
+        for late in ["0", "60"] {
+            for options in [&RECORD[..], &["--pool"], &["--pool", "--sleepable"]] {
+                let run = Run::new(options, &program).env("FAKE_CUDA_LATE_US", late);
+                let run = run.env("XDG_RUNTIME_DIR", built());
+                assert_eq!(run.succeed().text(), "in order\n", "{options:?} {late} {seed}");
+            }
+        }
+    }
+}
+
+#[test]
 fn what_ends_with_a_context_is_recorded_as_freed() {
     let ended = Run::new(&RECORD, &["job", "runtime", "contexts"]).succeed();
     let mut changes = changes(&ended.trace());
@@ -370,4 +385,58 @@ fn sorted(text: &str) -> Vec<&str> {
     let mut lines: Vec<&str> = text.lines().collect();
     lines.sort_unstable();
     lines
+}
+
+#[test]
+fn a_full_device_is_the_programs_to_handle() {
+    let whole = "total 128 MiB and 128 MiB, free 128 MiB\n8 blocks, then error 2, free 0 MiB\n";
+    let part = "total 64 MiB and 64 MiB, free 64 MiB\n4 blocks, then error 2, free 0 MiB\n";
+    for (options, expected) in [
+        (&RECORD[..], whole),
+        (&["--limit", "64MiB", "--record", "run.vtrace"], part),
+        (&["--pool", "--record", "run.vtrace"], whole),
+        (&["--pool", "--limit", "64MiB", "--record", "run.vtrace"], part),
+    ] {
+        let ended = Run::new(options, &["job", "runtime", "full"]).succeed();
+        assert_eq!(ended.text(), expected, "{options:?}");
+        let trace = ended.trace();
+        let refused = trace.events.iter().filter(|event| event.kind == EventKind::Oom);
+        assert_eq!(refused.count(), 3, "{options:?}");
+    }
+}
+
+#[test]
+fn other_preloaded_libraries_go_on_working() {
+    for (program, way, library) in [
+        ("job", "dlopen", "dlsym.so"),
+        ("job", "runtime", "dlsym.so"),
+        ("linked", "linked", "interposer.so"),
+        ("linked", "default", "dlsym.so"),
+        ("linked", "next", "interposer.so"),
+    ] {
+        let library = built().join(library);
+        for options in MODES {
+            let run = Run::new(options, &[program, way, "usual"]).env("LD_PRELOAD", &library);
+            assert_eq!(run.succeed().text(), "done\n", "{way} {library:?} {options:?}");
+        }
+        let run = Run::new(&RECORD, &[program, way, "usual"]).env("LD_PRELOAD", &library);
+        let ended = run.succeed();
+        assert_eq!(changes(&ended.trace()), USUAL, "{way} {library:?}");
+        if (program, way) == ("linked", "linked") {
+            assert_eq!(
+                ended.error().matches("interposed cuMemAlloc").count(),
+                3,
+                "{}",
+                ended.error()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_library_in_a_scope_of_its_own_finds_what_it_sees() {
+    let plugin = built().join("plugin.so");
+    let plugin = plugin.to_str().unwrap();
+    Run::plain(&["host", plugin]).succeed();
+    Run::new(&["--limit", "64MiB"], &["host", plugin]).succeed();
 }

@@ -150,6 +150,77 @@ static void ordered(void) {
   puts("in order");
 }
 
+static uint64_t next(uint64_t *seed) {
+  *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+  return *seed >> 33;
+}
+
+// Random requests, fills and frees on a few streams. Every block has to hold what was written to it last.
+static void *disorder(void *argument) {
+  uint64_t seed = (uint64_t)argument;
+  CHECK(cuCtxSetCurrent(context));
+  struct {
+    CUdeviceptr address;
+    size_t size;
+    CUstream stream;
+    int value;
+  } blocks[12] = {{0}}, *block;
+  CUstream streams[3];
+  for (int at = 0; at < 3; ++at) CHECK(cuStreamCreate(&streams[at], 1));
+  for (int round = 0; round < 400; ++round) {
+    block = &blocks[next(&seed) % 12];
+    CUstream stream = next(&seed) % 8 ? streams[next(&seed) % 3] : NULL;
+    if (!block->address) {
+      block->size = next(&seed) % 4 ? (next(&seed) % 256 + 1) * KIB : (next(&seed) % 5 + 1) * MIB;
+      block->stream = stream;
+      block->value = (int)(next(&seed) % 250 + 1);
+      if (next(&seed) % 3) {
+        CHECK(cuMemAllocAsync(&block->address, block->size, stream));
+      } else {
+        CHECK(cuMemAlloc(&block->address, block->size));
+      }
+      CHECK(cuMemsetD8Async(block->address, (unsigned char)block->value, block->size, stream));
+      continue;
+    }
+    CUdeviceptr base = 0;
+    size_t size = 0;
+    switch (next(&seed) % 4) {
+      case 0:
+        CHECK(cuStreamSynchronize(block->stream));
+        expect(block->address, block->size, block->value);
+        CHECK(cuMemFreeAsync(block->address, block->stream));
+        break;
+      case 1: CHECK(cuMemFreeAsync(block->address, block->stream)); break;
+      case 2: CHECK(cuMemFree(block->address)); break;
+      default:
+        // Its use moves to another stream.
+        CHECK(cuStreamSynchronize(block->stream));
+        block->stream = stream;
+        block->value = block->value % 250 + 1;
+        CHECK(cuMemsetD8Async(block->address, (unsigned char)block->value, block->size, stream));
+        CHECK(cuMemGetAddressRange(&base, &size, block->address + block->size / 2));
+        if (base != block->address || size < block->size) fail("the range of a block");
+        continue;
+    }
+    block->address = 0;
+  }
+  for (block = blocks; block < blocks + 12; ++block) {
+    if (!block->address) continue;
+    CHECK(cuStreamSynchronize(block->stream));
+    expect(block->address, block->size, block->value);
+    CHECK(cuMemFree(block->address));
+  }
+  for (int at = 0; at < 3; ++at) CHECK(cuStreamDestroy(streams[at]));
+  return NULL;
+}
+
+static void chaos(uint64_t seed) {
+  pthread_t ids[3];
+  for (uint64_t at = 0; at < 3; ++at) pthread_create(&ids[at], NULL, disorder, (void *)(seed * 31 + at));
+  for (int at = 0; at < 3; ++at) pthread_join(ids[at], NULL);
+  puts("in order");
+}
+
 static void questions(void) {
   CUdeviceptr block = make_block(3 * MIB), base = 0, managed;
   size_t size = 0;
@@ -270,6 +341,7 @@ int main(int count, char **arguments) {
   if (!strcmp(name, "pools")) pools();
   if (!strcmp(name, "devices")) two_devices();
   if (!strcmp(name, "threads")) threads();
+  if (!strncmp(name, "chaos-", 6)) chaos(strtoull(name + 6, NULL, 10));
   if (!strcmp(name, "late-fork")) {
     make_block(MIB);
     if (!fork()) {

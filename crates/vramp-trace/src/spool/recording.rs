@@ -125,6 +125,12 @@ impl Recording {
         Ok(())
     }
 
+    /// Returns the name of the program, without its folders. Empty if it is not known.
+    pub fn program(&self) -> &str {
+        let path = self.command.first().map_or("", String::as_str);
+        path.rsplit('/').next().unwrap_or(path)
+    }
+
     /// Returns the recorded events.
     pub fn events(&self) -> &[Event] {
         &self.events
