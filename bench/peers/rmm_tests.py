@@ -36,6 +36,14 @@ REPLACED = [
 ]
 
 
+# What vramp does otherwise.
+LEFT_OUT = {
+    "mr_ref_default_tests": "DefaultTest.GetCurrentDeviceResourceRef",  # the default is vramp here
+    "device_uvector_tests": "DeviceUVectorAlignmentTest.LargeAlignment",  # alignments above 256 are served
+    "device_scalar_tests": "DeviceScalarAlignmentTest.LargeAlignment",  # as above
+}
+
+
 def main():
     if len(sys.argv) < 4:
         sys.exit(__doc__)
@@ -43,8 +51,10 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     if "--" in sys.argv:
         build(rmm, googletest, out, sys.argv[sys.argv.index("--") + 1 :])
-    failed = [test for test in TESTS if not run(out / name(test))]
-    print(f"{len(TESTS) - len(failed)} of {len(TESTS)} programs passed" + "".join(f"\nfailed: {it}" for it in failed))
+    passed = {test: run(out / name(test)) for test in TESTS}
+    failed = [test for test in TESTS if not passed[test]]
+    print(f"{sum(passed.values())} tests of {len(TESTS) - len(failed)} programs passed")
+    print("".join(f"failed: {it}\n" for it in failed), end="")
     sys.exit(bool(failed))
 
 
@@ -86,19 +96,22 @@ def build(rmm, googletest, out, options):
 
 
 def run(program):
+    """Returns the number of tests that passed; zero if one failed."""
     if not program.exists():
-        return False
+        return 0
     try:
-        done = subprocess.run([program.resolve()], capture_output=True, text=True, timeout=600)
+        command = [program.resolve(), f"--gtest_filter=*-{LEFT_OUT.get(program.name, '')}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     except subprocess.TimeoutExpired:
         print(f"{program.name}: no end after 600 seconds", flush=True)
-        return False
+        return 0
     lines = done.stdout.splitlines()
     last = [line for line in lines if "PASSED" in line or "FAILED" in line or "SKIPPED" in line]
     print(f"{program.name}: status {done.returncode}; {'; '.join(last[-8:])}", flush=True)
     if done.returncode:
         print("\n".join(lines[-30:]) + done.stderr[-2000:])
-    return done.returncode == 0
+    passed = re.search(r"PASSED\s*\] (\d+) test", done.stdout)
+    return int(passed[1]) if passed and done.returncode == 0 else 0
 
 
 if __name__ == "__main__":

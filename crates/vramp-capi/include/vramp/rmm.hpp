@@ -209,8 +209,7 @@ public:
         vramp_status_t status = vramp_stream_adopt(allocator_, raw_stream(stream), &adopted);
         if (status == VRAMP_OK) status = vramp_free(allocator_, address, adopted);
         if (status != VRAMP_OK && !process_is_exiting()) report("memory stays allocated", status);
-        std::atomic_thread_fence(std::memory_order_seq_cst);
-        if (waiting_.load(std::memory_order_relaxed) > 0) notify();
+        if (patience_.count() > 0) notify_if_waiting();
     }
 
     void synchronize(cudaStream_t stream) const {
@@ -299,7 +298,10 @@ private:
         return address;
     }
 
-    void notify() noexcept {
+    void notify_if_waiting() noexcept {
+        // Either this thread sees the one that waits, or that one's next request sees what was freed.
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (waiting_.load(std::memory_order_relaxed) == 0) return;
         {
             std::lock_guard<std::mutex> lock(mutex_);
             ++frees_;
