@@ -1,16 +1,20 @@
 //! Checks on a card that slices of vramp do what cudarc's own do: `cargo run --release --example card`.
 //!
-//! It needs libcuda alone. Prints a line for each check, and fails if one does.
+//! It needs libcuda alone. Prints a line for each check, and fails if one does. Runs only the checks whose names contain
+//! the first argument, if there is one.
 
 #![allow(clippy::unwrap_used, reason = "a check fails by panicking")]
 
 #[path = "../tests/it/checks.rs"]
 mod checks;
-#[path = "../tests/it/graphs.rs"]
-mod graphs;
+#[path = "../tests/it/on_a_card.rs"]
+mod on_a_card;
 
 use std::panic::catch_unwind;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+
+/// Asks for the check that loses the device, in a process of its own.
+const LOST: &str = "--lost-device";
 
 fn main() -> ExitCode {
     // SAFETY: it loads the library, which other calls do too.
@@ -19,7 +23,12 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let only = std::env::args().nth(1).unwrap_or_default();
-    let all = checks::CHECKS.iter().chain(graphs::CHECKS);
+    if only == LOST {
+        checks::lost_device();
+        return ExitCode::SUCCESS;
+    }
+    let lost: (&str, fn()) = ("a lost device is an error, and drops go on", lose_the_device);
+    let all = checks::CHECKS.iter().chain(on_a_card::CHECKS).chain([&lost]);
     let mut failed = 0;
     for (name, check) in all.filter(|(name, _)| name.contains(&only)) {
         match catch_unwind(check) {
@@ -32,4 +41,9 @@ fn main() -> ExitCode {
     }
     println!("{failed} failed");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn lose_the_device() {
+    let program = std::env::current_exe().unwrap();
+    assert!(Command::new(program).arg(LOST).status().unwrap().success());
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr,
-    DeviceSlice, HostSlice, LaunchArgs, PushKernelArg, SyncOnDrop, ValidAsZeroBits,
+    DeviceSlice, DriverError, HostSlice, LaunchArgs, PushKernelArg, SyncOnDrop, ValidAsZeroBits,
 };
 use vramp_alloc::{Allocation, Bytes};
 
@@ -70,12 +70,9 @@ impl Pool {
         stream: &Arc<CudaStream>,
         len: usize,
     ) -> Result<VrampSlice<T>, SliceError> {
-        // SAFETY: it is filled below.
-        let mut slice = unsafe { self.alloc(stream, len) }?;
-        if slice.num_bytes() != 0 {
-            stream.memset_zeros(&mut slice)?;
-        }
-        Ok(slice)
+        // SAFETY: it is filled here.
+        let slice = unsafe { self.alloc(stream, len) }?;
+        slice.filled(|slice, stream| stream.memset_zeros(slice))
     }
 
     /// Allocates a slice and copies host memory into it on `stream`.
@@ -87,12 +84,9 @@ impl Pool {
         stream: &Arc<CudaStream>,
         src: &Src,
     ) -> Result<VrampSlice<T>, SliceError> {
-        // SAFETY: it is filled below.
-        let mut slice = unsafe { self.alloc(stream, src.len()) }?;
-        if slice.num_bytes() != 0 {
-            stream.memcpy_htod(src, &mut slice)?;
-        }
-        Ok(slice)
+        // SAFETY: it is filled here.
+        let slice = unsafe { self.alloc(stream, src.len()) }?;
+        slice.filled(|slice, stream| stream.memcpy_htod(src, slice))
     }
 
     /// Allocates a slice and copies device memory of any owner into it on `stream`, which waits for the writes of
@@ -105,12 +99,9 @@ impl Pool {
         stream: &Arc<CudaStream>,
         src: &Src,
     ) -> Result<VrampSlice<T>, SliceError> {
-        // SAFETY: it is filled below.
-        let mut slice = unsafe { self.alloc(stream, src.len()) }?;
-        if slice.num_bytes() != 0 {
-            stream.memcpy_dtod(src, &mut slice)?;
-        }
-        Ok(slice)
+        // SAFETY: it is filled here.
+        let slice = unsafe { self.alloc(stream, src.len()) }?;
+        slice.filled(|slice, stream| stream.memcpy_dtod(src, slice))
     }
 
     /// Makes a slice of a block of the pool's allocator, which it frees on `stream` in the end.
@@ -183,6 +174,20 @@ impl<T> VrampSlice<T> {
         Ok(VrampSlice { block, len, lane, lent: OnceLock::new() })
     }
 
+    /// Returns the slice once `fill` has queued what fills it, unless it has no bytes.
+    fn filled(
+        mut self,
+        fill: impl FnOnce(&mut VrampSlice<T>, &Arc<CudaStream>) -> Result<(), DriverError>,
+    ) -> Result<VrampSlice<T>, SliceError> {
+        if self.num_bytes() != 0 {
+            let stream = Arc::clone(self.stream());
+            // The slice's own events can return no error: here one of the device, or one that cudarc has kept, is found.
+            drop(stream.context().new_event(None)?);
+            fill(&mut self, &stream)?;
+        }
+        Ok(self)
+    }
+
     /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
@@ -222,7 +227,7 @@ impl<T> VrampSlice<T> {
     /// of it. The slice's stream is ordered behind the uses that cudarc recorded.
     #[must_use = "the block leaks until the allocator is closed"]
     pub fn into_block(mut self) -> Allocation {
-        self.order_uses();
+        // The drop of the rest orders the stream.
         self.block.take().expect("a slice has its block until it ends")
     }
 
@@ -341,11 +346,8 @@ impl<T: DeviceRepr> VrampSlice<T> {
     /// # Errors
     /// [`SliceError::Alloc`] and [`SliceError::Cuda`].
     pub fn try_clone(&self) -> Result<VrampSlice<T>, SliceError> {
-        let mut copy = VrampSlice::on(Arc::clone(&self.lane), self.len)?;
-        if self.num_bytes() != 0 {
-            self.stream().memcpy_dtod(self, &mut copy)?;
-        }
-        Ok(copy)
+        let copy = VrampSlice::on(Arc::clone(&self.lane), self.len)?;
+        copy.filled(|copy, stream| stream.memcpy_dtod(self, copy))
     }
 }
 

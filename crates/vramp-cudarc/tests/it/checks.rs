@@ -354,6 +354,7 @@ fn tracked_later() {
     // SAFETY: nothing is used on several streams until tracking is on again.
     unsafe { rig.context.disable_event_tracking() };
     let (from, mut to) = (rig.filled(&one, 3), rig.filled(&two, 4));
+    all_are(&one, &from, 3);
     // SAFETY: turning it on has no requirement that is not met.
     unsafe { rig.context.enable_event_tracking() };
     rig.copy_late(&two, &from, &mut to);
@@ -445,6 +446,7 @@ fn closed_pool() {
     assert!(allocator.upgrade().is_some_and(|it| it.live() == copy.block().len()));
     drop(copy);
     assert!(allocator.upgrade().is_none());
+    assert_eq!(Arc::strong_count(&stream), 1);
 }
 
 fn many_streams() {
@@ -474,7 +476,12 @@ fn many_streams() {
     assert_eq!(rig.pool.stream_id(&stream).unwrap(), id);
     // The default stream is one, however often cudarc wraps it.
     let default = || rig.pool.stream_id(&rig.context.default_stream()).unwrap();
-    assert_eq!(default(), default());
+    let id = default();
+    for _ in 0..10 {
+        assert_eq!(default(), id);
+        // The stream may be where that wrapper was, and its registration is when dropped ones are looked for.
+        assert_ne!(rig.pool.stream_id(&rig.stream()).unwrap(), id);
+    }
     rig.pool.allocator().audit().unwrap();
 }
 
@@ -564,4 +571,28 @@ fn failed_copies() {
     rig.context.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_FILE_NOT_FOUND)));
     assert!(rig.pool.clone_htod(&stream, &[1, 2, 3]).is_err());
     assert_eq!(rig.pool.allocator().live(), live);
+}
+
+/// Loses the device, so it is the last that a process does. Errors are typed, and drops go on.
+pub fn lost_device() {
+    let rig = Rig::new();
+    let (stream, other) = (rig.stream(), rig.stream());
+    let (from, mut to) = (rig.filled(&stream, 1), rig.filled(&other, 2));
+    rig.copy_late(&other, &from, &mut to);
+    // SAFETY: it is never used.
+    let unused = unsafe { rig.pool.alloc::<u32>(&stream, COUNT) }.unwrap();
+    let mut launch = stream.launch_builder(&rig.copy_late);
+    launch.arg(&mut to).arg(&8u64).arg(&COUNT).arg(&0u64);
+    // SAFETY: it is not safe, which is what the device is lost by.
+    let launched = unsafe { launch.launch(LaunchConfig::for_num_elems(COUNT as u32)) };
+    let lost = launched.map(|_| ()).and_then(|()| stream.synchronize()).unwrap_err();
+    assert_eq!(lost, DriverError(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+    for _ in 0..2 {
+        let refused = rig.pool.alloc_zeros::<u32>(&stream, COUNT).unwrap_err();
+        assert!(matches!(refused, SliceError::Cuda(_) | SliceError::Alloc(_)), "{refused}");
+        assert!(rig.pool.clone_htod(&stream, &[1]).is_err() && from.try_clone().is_err());
+    }
+    drop((from, to, unused));
+    rig.pool.forget(&other);
+    drop((rig, stream, other));
 }

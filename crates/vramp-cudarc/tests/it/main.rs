@@ -60,6 +60,14 @@ fn every_check_of_a_card_passes() {
 }
 
 #[test]
+fn a_lost_device_is_an_error_and_drops_go_on() {
+    if role().is_some() {
+        return checks::lost_device();
+    }
+    assert_passed(&child("a_lost_device_is_an_error_and_drops_go_on", "lost"));
+}
+
+#[test]
 fn random_programs_on_several_streams_keep_their_contents() {
     if role().is_some() {
         (0..40).for_each(random::program);

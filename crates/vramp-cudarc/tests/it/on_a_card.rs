@@ -1,17 +1,21 @@
-//! Captures, which need a card.
+//! What needs a card: captures, the time that kernels take, pinned memory, and the card's free memory.
 
-use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaGraph, CudaStream};
 use vramp_alloc::graph::{ArenaConfig, GraphHold};
 use vramp_cudarc::VrampSlice;
 
 use crate::checks::Rig;
-use std::sync::Arc;
 
 /// Checks by name, for cards.
 pub const CHECKS: &[(&str, fn())] = &[
     ("a graph replays on slices from before its capture", slices_from_before),
     ("a graph has the memory of slices that its capture made", slices_of_a_capture),
+    ("two streams read a slice at once", reads_at_once),
+    ("copies from and to pinned memory", pinned_memory),
+    ("a pool that is dropped gives its memory back", memory_comes_back),
 ];
 
 fn capture<R>(stream: &Arc<CudaStream>, body: impl FnOnce() -> R) -> (CudaGraph, R) {
@@ -72,4 +76,56 @@ fn slices_of_a_capture() {
     assert!(outside.iter().all(|it| words(&stream, it) == [9; 1000]));
     drop((graph, to, hold));
     pool.allocator().audit().unwrap();
+}
+
+fn reads_at_once() {
+    let rig = Rig::new();
+    let (one, two) = (rig.stream(), rig.stream());
+    let from = rig.filled(&one, 1);
+    let (mut first, mut second) = (rig.filled(&one, 0), rig.filled(&two, 0));
+    let event =
+        |stream: &CudaStream| stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).unwrap();
+    rig.copy_late(&one, &from, &mut first);
+    let first_ends = event(&one);
+    let second_begins = event(&two);
+    rig.copy_late(&two, &from, &mut second);
+    let second_ends = event(&two);
+    let between = second_begins.elapsed_ms(&first_ends).unwrap();
+    assert!(between > 0.0, "the second waited for the first: {between} ms");
+    let all = second_begins.elapsed_ms(&second_ends).unwrap();
+    assert!(all < 1.6 * between, "{all} ms, {between} ms until the first ended");
+    for stream in [&one, &two] {
+        rig.pool.record_use(&from, stream).unwrap();
+    }
+    drop(from);
+    assert_eq!((words(&one, &first)[0], words(&two, &second)[0]), (1, 1));
+}
+
+fn pinned_memory() {
+    let rig = Rig::new();
+    let stream = rig.stream();
+    // SAFETY: it is written before it is read.
+    let mut host = unsafe { rig.context.alloc_pinned::<u32>(1000) }.unwrap();
+    // SAFETY: nothing else uses it.
+    unsafe { std::slice::from_raw_parts_mut(host.as_mut_ptr().unwrap(), 1000) }.fill(7);
+    let slice = rig.pool.clone_htod(&stream, &host).unwrap();
+    assert_eq!(words(&stream, &slice), [7; 1000]);
+    let zeros = rig.pool.alloc_zeros::<u32>(&stream, 1000).unwrap();
+    stream.memcpy_dtoh(&zeros, &mut host).unwrap();
+    assert_eq!(host.as_slice().unwrap(), [0; 1000]);
+}
+
+fn memory_comes_back() {
+    let rig = Rig::new();
+    let stream = rig.stream();
+    let free = || rig.context.mem_get_info().unwrap().0;
+    let before = free();
+    let slice = rig.pool.alloc_zeros::<u8>(&stream, 1 << 30).unwrap();
+    assert!(free() + (1 << 30) <= before);
+    rig.pool.close();
+    let Rig { pool, context, .. } = rig;
+    drop((pool, slice));
+    context.synchronize().unwrap();
+    let after = context.mem_get_info().unwrap().0;
+    assert!(after + (16 << 20) > before, "{after} of {before}");
 }
