@@ -9,6 +9,8 @@
 mod checks;
 #[path = "../tests/it/on_a_card.rs"]
 mod on_a_card;
+#[path = "../tests/it/random.rs"]
+mod random;
 
 use std::panic::catch_unwind;
 use std::process::{Command, ExitCode};
@@ -27,8 +29,13 @@ fn main() -> ExitCode {
         checks::lost_device();
         return ExitCode::SUCCESS;
     }
-    let lost: (&str, fn()) = ("a lost device is an error, and drops go on", lose_the_device);
-    let all = checks::CHECKS.iter().chain(on_a_card::CHECKS).chain([&lost]);
+    let last: [(&str, fn()); 2] = [
+        ("random programs on several streams keep their contents", || {
+            (0..20).for_each(random::program);
+        }),
+        ("a lost device is an error, and drops go on", lose_the_device),
+    ];
+    let all = checks::CHECKS.iter().chain(on_a_card::CHECKS).chain(&last);
     let mut failed = 0;
     for (name, check) in all.filter(|(name, _)| name.contains(&only)) {
         match catch_unwind(check) {

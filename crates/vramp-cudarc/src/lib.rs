@@ -69,8 +69,8 @@
 //! stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
 //! let capture = pool.allocator().attach_capture(pool.stream_id(&stream)?, &arena)?;
 //! // ... slices that live for the capture only, and those that the graph writes
-//! let hold = capture.detach();                // keep it as long as the graph
 //! let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0))?;
+//! let hold = capture.detach();                // keep it as long as the graph
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

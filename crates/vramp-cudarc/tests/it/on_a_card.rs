@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaGraph, CudaStream};
-use vramp_alloc::graph::{ArenaConfig, GraphHold};
 use vramp_cudarc::VrampSlice;
+use vramp_cudarc::graph::ArenaConfig;
 
 use crate::checks::Rig;
 
@@ -54,17 +54,17 @@ fn slices_of_a_capture() {
     let (pool, stream) = (&rig.pool, rig.stream());
     let mut from = pool.clone_htod(&stream, &[5u32; 1000]).unwrap();
     let arena = pool.allocator().graph_arena(ArenaConfig::default()).unwrap();
-    let mut hold: Option<GraphHold> = None;
-    let (graph, to) = capture(&stream, || {
+    let (graph, (attached, to)) = capture(&stream, || {
         let id = pool.stream_id(&stream).unwrap();
         let attached = pool.allocator().attach_capture(id, &arena).unwrap();
         let temporary = pool.clone_dtod(&stream, &from).unwrap();
         assert!(temporary.block().is_in_arena());
         let to = temporary.clone();
         drop(temporary);
-        hold = Some(attached.detach());
-        to
+        (attached, to)
     });
+    let hold = attached.detach();
+    assert_eq!(hold.report().blocks, 2);
     // What is allocated outside is not where the graph works.
     let outside: Vec<_> =
         (0..100).map(|_| pool.clone_htod(&stream, &[9u32; 1000]).unwrap()).collect();
@@ -74,7 +74,7 @@ fn slices_of_a_capture() {
         assert_eq!(words(&stream, &to), [round; 1000]);
     }
     assert!(outside.iter().all(|it| words(&stream, it) == [9; 1000]));
-    drop((graph, to, hold));
+    drop((graph, hold, to));
     pool.allocator().audit().unwrap();
 }
 
