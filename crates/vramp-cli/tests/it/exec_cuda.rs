@@ -272,7 +272,9 @@ fn memory_that_a_program_maps_counts() {
 
 #[test]
 fn programs_do_the_same_in_every_mode() {
-    for case in ["questions", "contexts", "pools", "devices", "threads", "late-fork"] {
+    for case in
+        ["questions", "contexts", "pools", "devices", "threads", "late-fork", "give", "capture"]
+    {
         let expected = Run::plain(&["job", "runtime", case]).succeed().text();
         for options in MODES {
             let ended = Run::new(options, &["job", "runtime", case]).succeed();

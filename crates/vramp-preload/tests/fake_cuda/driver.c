@@ -329,6 +329,8 @@ static const struct Entry ENTRIES[] = {
     {"cuMemcpyHtoD", "cuMemcpyHtoD_v2", 3020, false},
     {"cuMemcpyDtoH", "cuMemcpyDtoH_v2", 3020, false},
     {"cuMemsetD8", "cuMemsetD8_v2", 3020, false},
+    {"cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2", 11000, false},
+    {"cuStreamBeginCapture", "cuStreamBeginCapture_v2", 10010, false},
     {"cuMemAllocAsync", "cuMemAllocAsync", 11020, false},
     {"cuMemAllocAsync", "cuMemAllocAsync_ptsz", 11020, true},
     {"cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync", 11020, false},
@@ -348,7 +350,8 @@ static const char *const OTHERS[] = {
     "cuCtxEnablePeerAccess", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemFreeHost", "cuPointerGetAttribute",
     "cuPointerGetAttributes", "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap",
     "cuMemUnmap", "cuMemSetAccess", "cuMemRetainAllocationHandle", "cuStreamCreate", "cuDeviceGetMemPool",
-    "cuDeviceGetDefaultMemPool", "cuMemPoolCreate",
+    "cuDeviceGetDefaultMemPool", "cuMemPoolCreate", "cuIpcGetMemHandle", "cuIpcCloseMemHandle",
+    "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch",
 };
 
 // As the program's own calls of dlsym are not: the driver looks into its own table.
@@ -403,7 +406,8 @@ PUBLIC CUresult cuGetProcAddress_v2(const char *name, void **found, int version,
   X(cuMemHostAlloc) X(cuMemFreeHost) X(cuPointerGetAttribute) X(cuPointerGetAttributes) X(cuMemAddressReserve)       \
   X(cuMemAddressFree) X(cuMemCreate) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)                     \
   X(cuMemRetainAllocationHandle) X(cuStreamCreate) X(cuDeviceGetMemPool) X(cuDeviceGetDefaultMemPool)                \
-  X(cuMemPoolCreate)
+  X(cuMemPoolCreate) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuIpcCloseMemHandle)                            \
+  X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuGraphInstantiateWithFlags) X(cuGraphLaunch)
 
 #define DECLARE(symbol) extern char address_##symbol[] __asm__(#symbol);
 SYMBOLS(DECLARE)

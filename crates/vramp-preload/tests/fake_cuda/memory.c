@@ -136,7 +136,7 @@ void release_all_of(const struct Context *context) {
 }
 
 struct Pool *default_pool(int device) {
-  pools[device].device = device;
+  if (pools[device].device != device) pools[device].device = device;
   return &pools[device];
 }
 

@@ -258,33 +258,32 @@ PUBLIC CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext its, CUdeviceptr fro
   return cuMemcpyDtoDAsync_v2(to, from, size, stream);
 }
 
-// Copies and fills that wait for all work, as on the legacy stream.
-static CUresult at_once(struct Work work) {
+// Copies and fills that wait for all work, as on the legacy stream. `device` is an address that has to be the device's.
+static CUresult at_once(struct Work work, CUdeviceptr device) {
   struct Context *context = current();
   if (!context) return INVALID_CONTEXT;
   wait_until(device_done[context->device]);
   pthread_mutex_lock(&lock);
-  perform(&work);
-  CUresult code = sticky;
+  bool is_known = range_of(device);
+  if (is_known) perform(&work);
+  CUresult code = is_known ? sticky : INVALID_VALUE;
   pthread_mutex_unlock(&lock);
   return code;
 }
 
 PUBLIC CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size) {
   ENTER("cuMemcpyHtoD_v2");
-  if (!range_of(to)) return INVALID_VALUE;
-  return at_once((struct Work){COPY, to, (uint64_t)from, size, 0});
+  return at_once((struct Work){COPY, to, (uint64_t)from, size, 0}, to);
 }
 
 PUBLIC CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size) {
   ENTER("cuMemcpyDtoH_v2");
-  if (!range_of(from)) return INVALID_VALUE;
-  return at_once((struct Work){COPY, (uint64_t)to, from, size, 0});
+  return at_once((struct Work){COPY, (uint64_t)to, from, size, 0}, from);
 }
 
 PUBLIC CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t size) {
   ENTER("cuMemsetD8_v2");
-  return at_once((struct Work){FILL, to, 0, size, value});
+  return at_once((struct Work){FILL, to, 0, size, value}, to);
 }
 
 // --- Events ---

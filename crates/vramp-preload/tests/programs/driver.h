@@ -26,6 +26,10 @@ struct Access {
   int location, id, flags;
 };
 
+struct Shared {
+  unsigned char bytes[64];
+};
+
 // X(result and name without a version, exported name, arguments)
 #define FUNCTIONS(X)                                                                                        \
   X(cuInit, cuInit, (unsigned))                                                                             \
@@ -60,7 +64,14 @@ struct Access {
   X(cuMemRelease, cuMemRelease, (uint64_t))                                                                 \
   X(cuMemMap, cuMemMap, (CUdeviceptr, size_t, size_t, uint64_t, uint64_t))                                  \
   X(cuMemUnmap, cuMemUnmap, (CUdeviceptr, size_t))                                                          \
-  X(cuMemSetAccess, cuMemSetAccess, (CUdeviceptr, size_t, const struct Access *, size_t))
+  X(cuMemSetAccess, cuMemSetAccess, (CUdeviceptr, size_t, const struct Access *, size_t))                   \
+  X(cuIpcGetMemHandle, cuIpcGetMemHandle, (struct Shared *, CUdeviceptr))                                   \
+  X(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, (CUdeviceptr *, struct Shared, unsigned))                    \
+  X(cuIpcCloseMemHandle, cuIpcCloseMemHandle, (CUdeviceptr))                                                \
+  X(cuStreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int))                                         \
+  X(cuStreamEndCapture, cuStreamEndCapture, (CUstream, CUgraph *))                                          \
+  X(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, (CUgraph *, CUgraph, uint64_t))               \
+  X(cuGraphLaunch, cuGraphLaunch, (CUgraph, CUstream))
 
 #define POINTER(name, symbol, arguments) static CUresult(*name) arguments __asm__("pointer_" #name);
 FUNCTIONS(POINTER)

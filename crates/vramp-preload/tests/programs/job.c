@@ -242,6 +242,69 @@ static void questions(void) {
   CHECK(cuMemFree(block));
 }
 
+// Another process reads a block, and writes it.
+static void give(char *own, char *way) {
+  CUdeviceptr around[2] = {make_block(MIB), make_block(3 * MIB)}, block = make_block(2 * MIB);
+  CHECK(cuMemsetD8(block, 7, 2 * MIB));
+  struct Shared handle;
+  CHECK(cuIpcGetMemHandle(&handle, block));
+  char text[129] = "";
+  for (int at = 0; at < 64; ++at) sprintf(text + 2 * at, "%02x", handle.bytes[at]);
+  char *arguments[] = {own, way, "take", text, NULL};
+  pid_t child;
+  int status;
+  if (posix_spawn(&child, own, NULL, NULL, arguments, environ)) fail("posix_spawn");
+  waitpid(child, &status, 0);
+  if (status) fail("the other process");
+  expect(block, 2 * MIB, 8);
+  CHECK(cuMemFree(block));
+  CHECK(cuMemFree(around[0]));
+  CHECK(cuMemFree(around[1]));
+}
+
+static void take(const char *text) {
+  struct Shared handle;
+  CUdeviceptr block, again;
+  for (int at = 0; at < 64; ++at) sscanf(text + 2 * at, "%2hhx", &handle.bytes[at]);
+  CHECK(cuIpcOpenMemHandle(&block, handle, 1));
+  CUdeviceptr own = make_block(MIB);
+  expect(block, 2 * MIB, 7);
+  CHECK(cuMemsetD8(block, 8, 2 * MIB));
+  CHECK(cuIpcCloseMemHandle(block));
+  CHECK(cuIpcOpenMemHandle(&again, handle, 1));
+  expect(again, 2 * MIB, 8);
+  CHECK(cuIpcCloseMemHandle(again));
+  CHECK(cuMemFree(own));
+  puts("taken");
+}
+
+// A graph that fills a block, launched while the program goes on requesting and freeing.
+static void capture(void) {
+  CUstream stream, other;
+  CUgraph graph, launched;
+  CUdeviceptr block = make_block(MIB);
+  CHECK(cuStreamCreate(&stream, 1));
+  CHECK(cuStreamCreate(&other, 1));
+  CHECK(cuStreamBeginCapture(stream, 2));
+  CHECK(cuMemsetD8Async(block, 3, MIB, stream));
+  CUdeviceptr beside;
+  CHECK(cuMemAllocAsync(&beside, MIB, other));
+  CHECK(cuMemsetD8Async(beside, 4, MIB, other));
+  CHECK(cuStreamEndCapture(stream, &graph));
+  CHECK(cuGraphInstantiateWithFlags(&launched, graph, 0));
+  for (int round = 0; round < 3; ++round) {
+    CHECK(cuMemsetD8(block, 0, MIB));
+    CHECK(cuGraphLaunch(launched, stream));
+    CHECK(cuStreamSynchronize(stream));
+    expect(block, MIB, 3);
+    CHECK(cuMemFree(make_block(2 * MIB)));
+  }
+  CHECK(cuStreamSynchronize(other));
+  expect(beside, MIB, 4);
+  CHECK(cuMemFreeAsync(beside, other));
+  CHECK(cuMemFree(block));
+}
+
 static void contexts(void) {
   CUcontext other;
   make_block(MIB);
@@ -339,6 +402,12 @@ int main(int count, char **arguments) {
   if (!strcmp(name, "questions")) questions();
   if (!strcmp(name, "contexts")) contexts();
   if (!strcmp(name, "pools")) pools();
+  if (!strcmp(name, "give")) give(arguments[0], arguments[1]);
+  if (!strcmp(name, "take")) {
+    take(arguments[3]);
+    return 0;
+  }
+  if (!strcmp(name, "capture")) capture();
   if (!strcmp(name, "devices")) two_devices();
   if (!strcmp(name, "threads")) threads();
   if (!strncmp(name, "chaos-", 6)) chaos(strtoull(name + 6, NULL, 10));
