@@ -7,6 +7,8 @@
 
 #[path = "../tests/it/checks.rs"]
 mod checks;
+#[path = "../tests/it/graphs.rs"]
+mod graphs;
 #[path = "../tests/it/on_a_card.rs"]
 mod on_a_card;
 #[path = "../tests/it/random.rs"]
@@ -35,7 +37,7 @@ fn main() -> ExitCode {
         }),
         ("a lost device is an error, and drops go on", lose_the_device),
     ];
-    let all = checks::CHECKS.iter().chain(on_a_card::CHECKS).chain(&last);
+    let all = checks::CHECKS.iter().chain(graphs::CHECKS).chain(on_a_card::CHECKS).chain(&last);
     let mut failed = 0;
     for (name, check) in all.filter(|(name, _)| name.contains(&only)) {
         match catch_unwind(check) {

@@ -1,7 +1,8 @@
 /* A libcuda for tests without a card: one device whose memory is the host's. Work is done at once, in the order of
    the calls; but it counts as complete only for those who wait for it. Each stream, each event and the host have a
    vector clock. Work that touches bytes which earlier work wrote, or writes bytes that it read, without being ordered
-   behind it, ends the process, as does a stream that was destroyed, or a free of memory that is not the driver's. */
+   behind it, ends the process, as does a stream that was destroyed, or a free of memory that is not the driver's.
+   A capture is of one stream, and its graph does its work again in the same order. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stddef.h>
@@ -13,18 +14,21 @@
 
 typedef int CUresult;
 typedef unsigned long long CUdeviceptr;
-enum { OK = 0, INVALID = 1, NOT_READY = 600, NOT_SUPPORTED = 801 };
-enum { SLOTS = 256, PAGE = 2 << 20 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600, ILLEGAL_ADDRESS = 700, CAPTURES = 900, ISOLATION = 905 };
+enum { SLOTS = 256, PAGE = 2 << 20, MEMORY = 1 << 30 };
 
 typedef struct { uint64_t at[SLOTS]; } Clock;
-typedef struct { int slot, alive; Clock clock; } Stream;
+/* Work of a capture: a copy, or a fill where `from` is zero. */
+typedef struct Node { uint64_t to, from, len; unsigned char value; struct Node *before; } Node;
+typedef struct Graph { Node **nodes; size_t count; } Graph;
+typedef struct { int slot, alive; Clock clock; uint64_t capture; Graph *graph; } Stream;
 typedef struct { int recorded; Clock clock; } Event;
 typedef struct { uint64_t start, end; int slot, write; uint64_t count; } Access;
 typedef struct { uint64_t start, end; } Owned;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Clock host;
-static Stream null_stream = { 0, 1, { { 0 } } };
+static Stream null_stream = { 0, 1, { { 0 } }, 0, NULL };
 static Stream *slots[SLOTS] = { &null_stream };
 static Access accesses[1 << 16];
 static size_t access_count;
@@ -35,6 +39,8 @@ static _Thread_local void *current;
 static char primary[1];
 /* What calls return once a kernel has read a bad address. */
 static CUresult lost;
+/* Bytes of physical memory that is created. */
+static uint64_t created;
 
 #define ENTER pthread_mutex_lock(&lock)
 #define LEAVE(code) do { int code_ = lost ? lost : (code); pthread_mutex_unlock(&lock); return code_; } while (0)
@@ -99,8 +105,13 @@ CUresult cuDriverGetVersion(int *version) { *version = 13000; return OK; }
 CUresult cuDeviceGetCount(int *count) { *count = 1; return OK; }
 CUresult cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal == 0 ? OK : 101; }
 CUresult cuDeviceGetName(char *name, int len, int device) { (void)device; snprintf(name, len, "Fake"); return OK; }
-CUresult cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)1 << 30; return OK; }
-CUresult cuMemGetInfo_v2(size_t *avail, size_t *total) { *avail = *total = (size_t)1 << 30; return OK; }
+CUresult cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = MEMORY; return OK; }
+CUresult cuMemGetInfo_v2(size_t *avail, size_t *total) {
+    ENTER;
+    *avail = MEMORY - created;
+    *total = MEMORY;
+    LEAVE(OK);
+}
 CUresult cuDeviceGetAttribute(int *value, int which, int device) {
     (void)device;
     *value = which == 75 ? 9 : which == 102 || which == 115; /* compute, virtual memory, pools */
@@ -153,6 +164,7 @@ CUresult cuStreamDestroy_v2(void *raw) {
 }
 CUresult cuStreamSynchronize(void *raw) {
     ENTER;
+    if (stream_of(raw)->capture) LEAVE(CAPTURES);
     join(&host, &stream_of(raw)->clock);
     LEAVE(OK);
 }
@@ -163,17 +175,18 @@ static int complete(const Clock *clock) {
 }
 CUresult cuStreamQuery(void *raw) {
     ENTER;
+    if (stream_of(raw)->capture) LEAVE(CAPTURES);
     LEAVE(complete(&stream_of(raw)->clock) ? OK : NOT_READY);
 }
 CUresult cuStreamIsCapturing(void *raw, int *status) {
     ENTER;
-    stream_of(raw);
-    *status = 0;
+    *status = stream_of(raw)->capture != 0;
     LEAVE(OK);
 }
 CUresult cuStreamWaitEvent(void *raw, Event *event, unsigned flags) {
     (void)flags;
     ENTER;
+    if (stream_of(raw)->capture) LEAVE(event->recorded ? ISOLATION : OK);
     Stream *stream = work(raw);
     if (event->recorded) join(&stream->clock, &event->clock);
     LEAVE(OK);
@@ -187,8 +200,8 @@ CUresult cuEventCreate(Event **event, unsigned flags) {
 CUresult cuEventDestroy_v2(Event *event) { free(event); return OK; }
 CUresult cuEventRecord(Event *event, void *raw) {
     ENTER;
-    event->clock = work(raw)->clock;
-    event->recorded = 1;
+    event->recorded = !stream_of(raw)->capture;
+    if (event->recorded) event->clock = work(raw)->clock;
     LEAVE(OK);
 }
 CUresult cuEventQuery(Event *event) {
@@ -220,17 +233,30 @@ CUresult cuMemAddressReserve(CUdeviceptr *at, size_t len, size_t align, CUdevice
     return OK;
 }
 CUresult cuMemAddressFree(CUdeviceptr at, size_t len) { munmap((void *)(uintptr_t)at, len); return OK; }
-CUresult cuMemCreate(uint64_t *handle, size_t len, const void *prop, unsigned long long flags) {
-    static uint64_t next = 1;
-    (void)len; (void)prop; (void)flags;
+CUresult cuMemCreate(uint64_t **handle, size_t len, const void *prop, unsigned long long flags) {
+    (void)prop; (void)flags;
     ENTER;
-    *handle = next++;
+    if (len > MEMORY - created) LEAVE(NO_MEMORY);
+    created += len;
+    *handle = malloc(sizeof **handle);
+    **handle = len;
     LEAVE(OK);
 }
-CUresult cuMemRelease(uint64_t handle) { return handle ? OK : INVALID; }
-CUresult cuMemMap(CUdeviceptr at, size_t len, size_t offset, uint64_t handle, unsigned long long flags) {
-    (void)at; (void)len; (void)offset; (void)flags;
-    return handle ? OK : INVALID;
+CUresult cuMemRelease(uint64_t *handle) {
+    ENTER;
+    created -= *handle;
+    free(handle);
+    LEAVE(OK);
+}
+CUresult cuMemHostAlloc(void **at, size_t len, unsigned flags) {
+    (void)flags;
+    *at = malloc(len);
+    return OK;
+}
+CUresult cuMemFreeHost(void *at) { free(at); return OK; }
+CUresult cuMemMap(CUdeviceptr at, size_t len, size_t offset, uint64_t *handle, unsigned long long flags) {
+    (void)at; (void)offset; (void)flags;
+    return *handle == len ? OK : INVALID;
 }
 CUresult cuMemUnmap(CUdeviceptr at, size_t len) {
     ENTER;
@@ -265,38 +291,110 @@ CUresult cuMemFreeAsync(CUdeviceptr at, void *raw) {
     LEAVE(INVALID);
 }
 
+/* Does a piece of work, or adds it to the graph that the stream captures. */
+static void perform(void *raw, Node node) {
+    Stream *stream = stream_of(raw);
+    if (stream->capture) {
+        Graph *graph = stream->graph;
+        Node *kept = malloc(sizeof *kept);
+        *kept = node;
+        kept->before = graph->count ? graph->nodes[graph->count - 1] : NULL;
+        graph->nodes = realloc(graph->nodes, (graph->count + 1) * sizeof *graph->nodes);
+        graph->nodes[graph->count++] = kept;
+        return;
+    }
+    stream = work(raw);
+    void *to = (void *)(uintptr_t)node.to;
+    if (node.from) touch(stream, node.from, node.len, 0);
+    touch(stream, node.to, node.len, 1);
+    if (node.from) memmove(to, (void *)(uintptr_t)node.from, node.len);
+    else memset(to, node.value, node.len);
+}
 CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t len, void *raw) {
     if (len == 0) return INVALID; /* whatever drivers do, no call is needed */
     ENTER;
-    touch(work(raw), at, len, 1);
-    memset((void *)(uintptr_t)at, value, len);
+    perform(raw, (Node){ at, 0, len, value, NULL });
+    LEAVE(OK);
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t len, void *raw) {
+    if (len == 0) return INVALID;
+    ENTER;
+    perform(raw, (Node){ to, from, len, 0, NULL });
     LEAVE(OK);
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t len, void *raw) {
     if (len == 0) return INVALID;
     ENTER;
+    if (stream_of(raw)->capture) LEAVE(CAPTURES);
     touch(work(raw), to, len, 1);
     memcpy((void *)(uintptr_t)to, from, len);
     LEAVE(OK);
 }
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t len, void *raw) {
     ENTER;
+    if (stream_of(raw)->capture) LEAVE(CAPTURES);
     Stream *stream = work(raw);
     touch(stream, from, len, 0);
     memcpy(to, (void *)(uintptr_t)from, len);
     join(&host, &stream->clock); /* memory that is not pinned */
     LEAVE(OK);
 }
-static void copy(void *raw, uint64_t to, uint64_t from, size_t len) {
-    Stream *stream = work(raw);
-    touch(stream, from, len, 0);
-    touch(stream, to, len, 1);
-    memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, len);
-}
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t len, void *raw) {
-    if (len == 0) return INVALID;
+
+CUresult cuStreamBeginCapture_v2(void *raw, int mode) {
+    static uint64_t next = 1;
+    (void)mode;
     ENTER;
-    copy(raw, to, from, len);
+    Stream *stream = stream_of(raw);
+    if (stream->capture || stream == &null_stream) LEAVE(CAPTURES);
+    stream->capture = next++;
+    stream->graph = calloc(1, sizeof *stream->graph);
+    LEAVE(OK);
+}
+CUresult cuStreamEndCapture(void *raw, Graph **graph) {
+    ENTER;
+    Stream *stream = stream_of(raw);
+    if (!stream->capture) LEAVE(INVALID);
+    *graph = stream->graph;
+    stream->capture = 0;
+    LEAVE(OK);
+}
+CUresult cuStreamGetCaptureInfo_v3(void *raw, int *status, uint64_t *id, Graph **graph, Node ***nodes, void **edges,
+                                   size_t *count) {
+    ENTER;
+    Stream *stream = stream_of(raw);
+    *status = stream->capture != 0;
+    if (id) *id = stream->capture;
+    size_t last = stream->capture ? stream->graph->count : 0;
+    if (graph) *graph = stream->graph;
+    if (nodes) *nodes = last ? stream->graph->nodes + last - 1 : NULL;
+    if (edges) *edges = NULL;
+    if (count) *count = last != 0;
+    LEAVE(OK);
+}
+CUresult cuGraphNodeGetDependencies_v2(Node *node, Node **before, void *edges, size_t *count) {
+    (void)edges;
+    if (before && node->before) before[0] = node->before;
+    *count = node->before != NULL;
+    return OK;
+}
+CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+    static _Thread_local int now;
+    int before = now;
+    now = *mode;
+    *mode = before;
+    return OK;
+}
+/* The graph is its own executable form. Neither is freed: the other may be in use. */
+CUresult cuGraphInstantiateWithFlags(Graph **exec, Graph *graph, unsigned long long flags) {
+    (void)flags;
+    *exec = graph;
+    return OK;
+}
+CUresult cuGraphDestroy(Graph *graph) { return graph ? OK : INVALID; }
+CUresult cuGraphExecDestroy(Graph *exec) { return exec ? OK : INVALID; }
+CUresult cuGraphLaunch(Graph *exec, void *raw) {
+    ENTER;
+    for (size_t i = 0; i < exec->count; i++) perform(raw, *exec->nodes[i]);
     LEAVE(OK);
 }
 
@@ -311,7 +409,8 @@ CUresult cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, u
                         unsigned shared, void *raw, void **args, void **extra) {
     (void)function; (void)gx; (void)gy; (void)gz; (void)bx; (void)by; (void)bz; (void)shared; (void)extra;
     ENTER;
-    if (*(uint64_t *)args[1] < 4096) lost = 700;
-    if (!lost) copy(raw, *(uint64_t *)args[0], *(uint64_t *)args[1], *(uint64_t *)args[2] * 4);
+    Node node = { *(uint64_t *)args[0], *(uint64_t *)args[1], *(uint64_t *)args[2] * 4, 0, NULL };
+    if (node.from < 4096) lost = ILLEGAL_ADDRESS;
+    if (!lost) perform(raw, node);
     LEAVE(OK);
 }

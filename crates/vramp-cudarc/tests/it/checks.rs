@@ -79,6 +79,8 @@ pub const CHECKS: &[(&str, fn())] = &[
     ("blocks become slices and slices blocks", blocks),
     ("an error that cudarc kept is neither lost nor a panic", kept_errors),
     ("a copy that fails leaves no block behind", failed_copies),
+    ("copies from and to pinned memory", pinned_memory),
+    ("a pool that is dropped gives its memory back", memory_comes_back),
 ];
 
 /// A context of its own, which counts its own streams, with a pool.
@@ -571,6 +573,35 @@ fn failed_copies() {
     rig.context.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_FILE_NOT_FOUND)));
     assert!(rig.pool.clone_htod(&stream, &[1, 2, 3]).is_err());
     assert_eq!(rig.pool.allocator().live(), live);
+}
+
+fn pinned_memory() {
+    let rig = Rig::new();
+    let stream = rig.stream();
+    // SAFETY: it is written before it is read.
+    let mut host = unsafe { rig.context.alloc_pinned::<u32>(1000) }.unwrap();
+    // SAFETY: nothing else uses it.
+    unsafe { std::slice::from_raw_parts_mut(host.as_mut_ptr().unwrap(), 1000) }.fill(7);
+    let slice = rig.pool.clone_htod(&stream, &host).unwrap();
+    assert_eq!(stream.clone_dtoh(&slice).unwrap(), [7; 1000]);
+    let zeros = rig.pool.alloc_zeros::<u32>(&stream, 1000).unwrap();
+    stream.memcpy_dtoh(&zeros, &mut host).unwrap();
+    assert_eq!(host.as_slice().unwrap(), [0; 1000]);
+}
+
+fn memory_comes_back() {
+    let rig = Rig::new();
+    let stream = rig.stream();
+    let free = || rig.context.mem_get_info().unwrap().0;
+    let before = free();
+    let slice = rig.pool.alloc_zeros::<u8>(&stream, 1 << 28).unwrap();
+    assert!(free() + (1 << 28) <= before);
+    rig.pool.close();
+    let Rig { pool, context, .. } = rig;
+    drop((pool, slice));
+    context.synchronize().unwrap();
+    let after = context.mem_get_info().unwrap().0;
+    assert!(after + (16 << 20) > before, "{after} of {before}");
 }
 
 /// Loses the device, so it is the last that a process does. Errors are typed, and drops go on.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod checks;
+mod graphs;
 mod random;
 
 use std::os::unix::process::ExitStatusExt;
@@ -50,7 +51,7 @@ fn assert_passed(output: &Output) {
 #[test]
 fn every_check_of_a_card_passes() {
     if role().is_some() {
-        for (name, check) in checks::CHECKS {
+        for (name, check) in checks::CHECKS.iter().chain(graphs::CHECKS) {
             eprintln!("{name}");
             check();
         }
