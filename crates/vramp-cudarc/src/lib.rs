@@ -96,7 +96,11 @@
 //! `hit` measures both, beside `CudaSlice`. The first use of a slice makes two events while cudarc tracks uses, as
 //! each `CudaSlice` does when it is allocated.
 //!
-//! # Without a card
+//! # Versions, and machines without a card
+//!
+//! It is for cudarc 0.19, whose features are the program's: its own dependency on cudarc names the version of CUDA and the
+//! libraries. Without a version cudarc takes that of `nvcc`, or the newest; `CUDARC_CUDA_VERSION=13000` chooses one for a
+//! build.
 //!
 //! cudarc loads libcuda at its first call, and panics if there is none: ask `cudarc::driver::sys::is_culib_present` before.
 //! vramp's simulated cards have no libcuda, so cudarc does not run on them.

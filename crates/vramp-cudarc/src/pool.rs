@@ -23,9 +23,10 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 ///
 /// It takes cudarc's contexts and streams as they are. A stream is registered with its first slice, and the
 /// pool holds its `Arc` from then on, so that the driver's stream outlives what vramp knows of it. Once the pool
-/// is the last to hold it, the stream is forgotten with the next stream that is registered, by
-/// [`Pool::forget_dropped`], or with the pool; slices of it that are left keep it until they are dropped. So
-/// programs that create and drop streams without end keep one dropped stream at most.
+/// is the last to hold it, the stream is forgotten: when the next one is registered, by [`Pool::forget_dropped`], or
+/// with the pool; slices of it that are left keep it until they are dropped. So of streams that come and go without
+/// end, only those are kept that were dropped since the last one came. A stream that `CudaContext::wrap_borrowed_stream`
+/// wrapped must outlive that too: [`Pool::forget`] it before its owner destroys it.
 ///
 /// Dropping the last clone closes the pool; its memory returns to the device with its last slice.
 #[derive(Clone)]
