@@ -55,6 +55,13 @@ def test_exec_ends_as_its_program() -> None:
     assert "this process runs under it (limit)" in done.stdout
 
 
+def test_programs_without_python_load_the_library() -> None:
+    preloaded = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if path]
+    preloaded.append(vramp.library_path())
+    done = subprocess.run(["true"], env={**os.environ, "LD_PRELOAD": ":".join(preloaded)}, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize(
     ("settings", "name", "words"),
     [

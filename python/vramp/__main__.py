@@ -39,9 +39,10 @@ def main(arguments: list[str]) -> int:
 
 def _prepare_exec() -> None:
     """Says where the libraries are, and takes back what Python has set for itself and programs would inherit."""
-    # The native module serves no program that is not Python: it needs the interpreter's functions.
-    for variable, name in (("VRAMP_PRELOAD_LIBRARY", "libvramp_preload.so"), ("VRAMP_LIBRARY", "libvramp.so")):
-        os.environ.setdefault(variable, str(Path(__file__).with_name(name)))
+    from . import library_path
+
+    os.environ.setdefault("VRAMP_PRELOAD_LIBRARY", str(Path(__file__).with_name("libvramp_preload.so")))
+    os.environ.setdefault("VRAMP_LIBRARY", library_path())
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 
 

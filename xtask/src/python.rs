@@ -27,9 +27,8 @@ const C_LIBRARY: (u32, u32) = (2, 28);
 /// The library that unwinds stacks in every process of Linux. A second unwinder in a process cannot pass
 /// the frames of the first: pthread_exit would crash.
 const UNWINDER: &str = "libgcc_s.so.1";
-/// What `vramp exec` loads into programs: in front of the driver, and the pool.
+/// What `vramp exec` puts in front of the driver.
 const PRELOAD: &str = "libvramp_preload.so";
-const POOL: &str = "libvramp.so";
 /// Largest wheel for users.
 const MAX_BYTES: u64 = 8_000_000;
 
@@ -62,7 +61,7 @@ fn check_links(root: &Path, wheel: &Path) -> Result<()> {
     }
     let mut unzip = Command::new("python3");
     shell::run(unzip.args(["-m", "zipfile", "-e"]).arg(wheel).arg(&out))?;
-    for name in ["_native.abi3.so", PRELOAD, POOL] {
+    for name in ["_native.abi3.so", PRELOAD] {
         let library = out.join("vramp").join(name);
         let needed = output(Command::new("readelf").args(["--wide", "--dynamic"]).arg(&library))?;
         let symbols = output(Command::new("readelf").args(["--wide", "--dyn-syms"]).arg(&library))?;
@@ -227,30 +226,29 @@ pub fn build(root: &Path, kind: Kind<'_>) -> Result<PathBuf> {
     shell::run(&mut command)?;
     let built = fs::read_dir(&out)?.filter_map(|entry| Some(entry.ok()?.path()));
     let mut wheels = built.filter(|path| path.extension().is_some_and(|end| end == "whl"));
-    wheels.next().with_context(|| format!("maturin wrote no wheel into {}", out.display()))
+    let wheel = wheels.next();
+    let wheel = wheel.with_context(|| format!("maturin wrote no wheel into {}", out.display()))?;
+    // Programs without Python load the module too, with `vramp exec --pool`.
+    let script = root.join("xtask/src/weaken.py");
+    shell::run(Command::new(tools.join("bin/python")).arg(script).arg(&wheel))?;
+    Ok(wheel)
 }
 
-/// Builds the libraries that `vramp exec` loads into programs, and copies them into the package. That of the
-/// pool is in wheels for users alone, since the checks have it from cargo.
+/// Builds the library that `vramp exec` puts in front of the driver, and copies it into the package.
 fn preload(root: &Path, tools: &Path, kind: Kind<'_>) -> Result<()> {
     let mut cargo = Command::new("cargo");
     cargo.current_dir(root).args(["build", "--lib", "--locked", "-p", "vramp-preload"]);
-    let mut names = vec![(PRELOAD, PRELOAD)];
     if let Kind::Release = kind {
         let linker = zig_linker(tools)?;
         let architecture = std::env::consts::ARCH.to_uppercase();
         cargo.env(format!("CARGO_TARGET_{architecture}_UNKNOWN_LINUX_GNU_LINKER"), linker);
-        cargo.args(["-p", "vramp-capi", "--release", "--target-dir", "target/preload"]);
+        cargo.args(["--release", "--target-dir", "target/preload"]);
         cargo.env("CARGO_PROFILE_RELEASE_STRIP", "true");
-        names.push(("libvramp_capi.so", POOL));
     }
     let messages = shell::output(cargo.arg("--message-format=json-render-diagnostics"))?;
-    let package = root.join("python/vramp");
-    for (built, name) in names {
-        let file = messages.lines().find_map(|message| built_file(message, built));
-        let file = file.with_context(|| format!("cargo names no {built}"))?;
-        fs::copy(&file, package.join(name))?;
-    }
+    let file = messages.lines().find_map(|message| built_file(message, PRELOAD));
+    let file = file.with_context(|| format!("cargo names no {PRELOAD}"))?;
+    fs::copy(&file, root.join("python/vramp").join(PRELOAD))?;
     Ok(())
 }
 

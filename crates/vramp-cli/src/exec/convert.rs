@@ -49,7 +49,11 @@ pub(super) fn all(path: &Path, folder: &Path) -> Converted {
     }
     let mut symbols = Symbols::default();
     for (index, recording) in recordings.iter().enumerate() {
-        let target = if index == 0 { path.to_owned() } else { beside(path, recording.pid) };
+        let earlier = recordings[..index].iter().filter(|it| it.pid == recording.pid).count();
+        let target = match index {
+            0 => path.to_owned(),
+            _ => beside(path, recording.pid, earlier),
+        };
         lines.push(match write(recording, &target, &mut symbols) {
             Ok(line) => line,
             Err(error) => Line::error(format!("{error:#}")),
@@ -94,11 +98,13 @@ fn read(path: &Path) -> Result<Recording> {
     Recording::read(&bytes).with_context(cannot_read)
 }
 
-/// Returns `run.4711.vtrace` for `run.vtrace`.
-fn beside(path: &Path, pid: u64) -> PathBuf {
+/// Returns `run.4711.vtrace` for `run.vtrace`; `run.4711-2.vtrace` if the process had recorded as another
+/// program before.
+fn beside(path: &Path, pid: u64, earlier: usize) -> PathBuf {
     let extension = path.extension().map(|it| it.to_string_lossy().into_owned());
     let extension = extension.unwrap_or_else(|| "vtrace".to_owned());
-    path.with_extension(format!("{pid}.{extension}"))
+    let again = if earlier > 0 { format!("-{}", earlier + 1) } else { String::new() };
+    path.with_extension(format!("{pid}{again}.{extension}"))
 }
 
 fn trace(recording: &Recording, symbols: &mut Symbols) -> Trace {
@@ -149,7 +155,7 @@ mod tests {
 
     #[test]
     fn further_processes_have_their_id_in_the_name() {
-        assert_eq!(beside(Path::new("/a/run.vtrace"), 7), Path::new("/a/run.7.vtrace"));
-        assert_eq!(beside(Path::new("run"), 7), Path::new("run.7.vtrace"));
+        assert_eq!(beside(Path::new("/a/run.vtrace"), 7, 0), Path::new("/a/run.7.vtrace"));
+        assert_eq!(beside(Path::new("run"), 7, 1), Path::new("run.7-2.vtrace"));
     }
 }

@@ -78,7 +78,10 @@ impl Folders {
 fn records(path: &Path) -> Result<TempDir> {
     let cannot_write = || format!("cannot write '{}'", path.display());
     // Before the program has run for hours.
-    Output::new(path).with_context(cannot_write)?;
+    if let Output::Standard = Output::new(path).with_context(cannot_write)? {
+        let text = "--record: standard output is the program's: give the name of a file";
+        return Err(InvalidArguments(text.to_owned()).into());
+    }
     let path = std::path::absolute(path).with_context(cannot_write)?;
     let folder = path.parent().unwrap_or(Path::new("/"));
     tempfile::Builder::new().prefix(".vramp-exec-").tempdir_in(folder).with_context(cannot_write)

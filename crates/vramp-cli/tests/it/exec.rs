@@ -235,6 +235,7 @@ fn invalid_arguments_and_missing_libraries_are_said_before_the_program_runs() {
         (&["--option", "page=4MiB", "--limit", "1GiB", "true"], 2, "--pool"),
         (&["--pool", "--option", "page", "true"], 2, "KEY=VALUE"),
         (&["--record", "/no/such/folder/run.vtrace", "true"], 1, "/no/such/folder/run.vtrace"),
+        (&["--record", "-", "true"], 2, "standard output is the program's"),
         (&["--pool", "echo", "ran"], 1, "/no/such.so (VRAMP_LIBRARY)"),
     ] {
         let found = exec(arguments).env("VRAMP_LIBRARY", "/no/such.so").output().unwrap();

@@ -335,6 +335,9 @@ fn children_are_recorded_too() {
         assert_eq!(ended.calls_of("cuMemAlloc_v2"), requests, "{case}");
         assert_eq!(changes(&ended.trace()), USUAL, "{case}");
     }
+    // A process that becomes another program has two recordings.
+    let ended = Run::new(&RECORD, &["job", "runtime", "become"]).succeed();
+    assert_eq!((ended.recordings(), changes(&ended.trace())), (2, vec![7 << 10]));
 }
 
 #[test]

@@ -368,6 +368,13 @@ static void threads(void) {
   puts("done");
 }
 
+// Becomes another program, with the same process id.
+static void become(char *own, char *way) {
+  make_block(7 * MIB);
+  char *arguments[] = {own, way, "usual", NULL};
+  execv(own, arguments);
+}
+
 static int code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
 
 // Starts this program again, with the case `usual`.
@@ -408,6 +415,7 @@ int main(int count, char **arguments) {
     return 0;
   }
   if (!strcmp(name, "capture")) capture();
+  if (!strcmp(name, "become")) become(arguments[0], arguments[1]);
   if (!strcmp(name, "devices")) two_devices();
   if (!strcmp(name, "threads")) threads();
   if (!strncmp(name, "chaos-", 6)) chaos(strtoull(name + 6, NULL, 10));
