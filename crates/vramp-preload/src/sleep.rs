@@ -178,12 +178,15 @@ pub fn until_given(
     size: u64,
     ask: impl Fn() -> Result<u64, Code>,
 ) -> Result<u64, Code> {
-    let start = Instant::now();
+    let mut begun = None;
     loop {
         let answer = ask();
-        let is_full = answer == Err(OUT_OF_MEMORY) && pool.is_sleepable();
-        let may_come = || pool.room(device).is_some_and(|room| room.most >= size);
-        if !is_full || start.elapsed() > LONGEST || !may_come() {
+        if answer != Err(OUT_OF_MEMORY) || !pool.is_sleepable() {
+            return answer;
+        }
+        let start = *begun.get_or_insert_with(Instant::now);
+        let may_come = pool.room(device).is_some_and(|room| room.most >= size);
+        if start.elapsed() > LONGEST || !may_come {
             return answer;
         }
         gate::leave();

@@ -4,7 +4,9 @@ use std::ffi::{c_uint, c_void};
 
 use vramp_trace::spool::{Api, Change};
 
-use crate::driver::{self, Code, INVALID_VALUE, OUT_OF_MEMORY, PER_THREAD, Place, SUCCESS};
+use crate::driver::{
+    self, Code, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, PER_THREAD, Place, SUCCESS,
+};
 use crate::ledger::{Block, Source};
 use crate::pool::Pool;
 use crate::process::Process;
@@ -188,35 +190,34 @@ pub unsafe fn alloc_managed(
 /// # Safety
 /// As of `cuMemFree_v2`.
 pub unsafe fn free(process: &Process, driver: &dyn Fn() -> Code, address: u64) -> Code {
-    let Some(block) = process.ledger.get(address) else { return driver() };
-    if block.is_pooled() {
-        // The driver's free waits for all work of the device too, and programs rely on it.
-        let code = driver::synchronize(block.device);
-        if code != SUCCESS {
-            return code;
-        }
-    }
-    release(process, Api::MemFree, 0, address, |block| match process.pool() {
-        Some(pool) if block.is_pooled() => pool.free(address),
-        _ => driver(),
-    })
+    // The driver's free waits for all work of the device too, and programs rely on it.
+    let wait = |block: Block| driver::synchronize(block.device);
+    let free = |_| process.pool().map_or(NOT_FOUND, |pool| pool.free(address));
+    release(process, driver, (Api::MemFree, 0), address, wait, free)
 }
 
-/// Takes a block out of the ledger, notes that, and frees it with `free`. A block that is not freed is there again.
+/// Takes a block out of the ledger, notes that, and frees it: by the driver, or by `free` if it is the pool's, after
+/// `wait`. A block that is not freed is there again.
 fn release(
     process: &Process,
-    api: Api,
-    stream: usize,
+    driver: &dyn Fn() -> Code,
+    (api, stream): (Api, usize),
     address: u64,
+    wait: impl FnOnce(Block) -> Code,
     free: impl FnOnce(Block) -> Code,
 ) -> Code {
-    // Another thread frees it too, which the driver refuses.
-    let Some(block) = process.ledger.remove(address) else { return INVALID_VALUE };
+    // No block, or one that another thread frees too: the driver says so.
+    let Some(block) = process.ledger.remove(address) else { return driver() };
     let Block { size, device, source, .. } = block;
+    let waited = if block.is_pooled() { wait(block) } else { SUCCESS };
+    if waited != SUCCESS {
+        process.ledger.insert(address, block);
+        return waited;
+    }
     let changed = |change| Changed { change, api, device, address, size, stream };
     // Before the memory can be another request's.
     process.record(changed(Change::Free));
-    let code = free(block);
+    let code = if block.is_pooled() { free(block) } else { driver() };
     if code != SUCCESS {
         process.ledger.insert(address, block);
         process.record(changed(Change::Alloc));
@@ -346,24 +347,20 @@ pub unsafe fn free_async_per_thread(
 }
 
 fn free_ordered(process: &Process, driver: &dyn Fn() -> Code, address: u64, stream: usize) -> Code {
-    let Some(block) = process.ledger.get(address) else { return driver() };
-    // A graph would free it at each launch: the driver says what it thinks of the address.
-    if block.is_pooled() && driver::is_capturing(stream) {
-        return driver();
-    }
-    if block.source == Source::Segment {
+    let wait = |block: Block| match block.source {
+        // A graph would free it at each launch, which the driver refuses for memory that is not the graph's.
+        _ if driver::is_capturing(stream) => INVALID_VALUE,
         // The pool frees it for all streams at once.
-        let code = driver::synchronize_stream(stream);
-        if code != SUCCESS {
-            return code;
-        }
-    }
-    release(process, Api::MemFreeAsync, stream, address, |block| match process.pool() {
+        Source::Segment => driver::synchronize_stream(stream),
+        _ => SUCCESS,
+    };
+    let free = |block: Block| match process.pool() {
         Some(pool) if block.source == Source::Segment => pool.free(address),
-        Some(pool) if block.is_pooled() => {
+        Some(pool) => {
             pool.free_on(block.device, address, block.size, stream);
             SUCCESS
         }
-        _ => driver(),
-    })
+        None => NOT_FOUND,
+    };
+    release(process, driver, (Api::MemFreeAsync, stream), address, wait, free)
 }
