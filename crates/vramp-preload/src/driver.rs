@@ -203,15 +203,7 @@ fn is_primary(device: usize, context: *mut c_void) -> bool {
     if seen != 0 {
         return seen == context as usize;
     }
-    let (mut flags, mut active) = (0_u32, 0);
-    let state = call!(
-        PRIMARY_STATE,
-        fn(c_int, *mut u32, *mut c_int),
-        device as c_int,
-        &mut flags,
-        &mut active
-    );
-    if state != SUCCESS || active == 0 {
+    if !has_primary(device) {
         return false;
     }
     let mut primary = std::ptr::null_mut::<c_void>();
@@ -224,11 +216,23 @@ fn is_primary(device: usize, context: *mut c_void) -> bool {
     primary == context
 }
 
-/// Forgets the primary context of a device, which is reset.
-pub fn forget_primary(device: usize) {
-    if let Some(seen) = PRIMARY.get(device) {
-        seen.store(0, Ordering::Relaxed);
-    }
+/// Forgets the primary context of a device, which has ended, and returns it if it was seen.
+pub fn forget_primary(device: usize) -> Option<usize> {
+    let seen = PRIMARY.get(device)?.swap(0, Ordering::Relaxed);
+    (seen != 0).then_some(seen)
+}
+
+/// Returns true if the primary context of a device is there.
+pub fn has_primary(device: usize) -> bool {
+    let (mut flags, mut active) = (0_u32, 0);
+    let code = call!(
+        PRIMARY_STATE,
+        fn(c_int, *mut u32, *mut c_int),
+        device as c_int,
+        &mut flags,
+        &mut active
+    );
+    code == SUCCESS && active != 0
 }
 
 /// Waits for all work of a device's primary context.

@@ -218,6 +218,7 @@ impl Pool {
             ));
         }
         if status == 0 {
+            crate::process::report_before_the_driver_ends();
             self.join(device);
         }
         status == 0

@@ -1,7 +1,7 @@
 //! What this library has in a process: made at the first call of a hook, and anew in a forked child.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, Once, OnceLock};
 
 use rustc_hash::FxHashMap;
@@ -130,14 +130,26 @@ fn begin() -> Option<&'static Process> {
 extern "C" fn begin_anew() {
     PROCESS.store(std::ptr::null_mut(), Ordering::Release);
     IS_INSIDE.set(false);
+    IS_REPORTED.store(false, Ordering::Relaxed);
     gate::reset();
     sleep::reset();
 }
 
+/// Lets the report be written before the driver ends, which has begun by now.
+pub fn report_before_the_driver_ends() {
+    // SAFETY: the handler has no precondition.
+    unsafe { libc::atexit(report) };
+}
+
+/// True once the report is written: it is by the first of two handlers.
+static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+
 /// At the end of the process.
 extern "C" fn report() {
     IS_INSIDE.set(true);
-    if let Some(process) = begun() {
+    if let Some(process) = begun()
+        && !IS_REPORTED.swap(true, Ordering::Relaxed)
+    {
         process.write_report();
     }
     IS_INSIDE.set(false);

@@ -100,7 +100,10 @@ fn parse(text: &[u8]) -> Result<Settings, String> {
             b"capacity" => group.capacity = number().ok_or_else(wrong)?,
             b"guaranteed" => group.guaranteed = number().ok_or_else(wrong)?,
             b"priority" => group.priority = number().ok_or_else(wrong)?.min(255) as u32,
-            b"sleepable" => settings.is_sleepable = number().ok_or_else(wrong)? != 0,
+            // Calls wait by code for this processor.
+            b"sleepable" if cfg!(target_arch = "x86_64") => {
+                settings.is_sleepable = number().ok_or_else(wrong)? != 0;
+            }
             b"report" => settings.report = Some(path()),
             // A later version's command may say more than this one can do.
             _ => return Err(wrong()),

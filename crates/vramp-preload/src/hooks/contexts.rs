@@ -93,6 +93,22 @@ pub unsafe fn reset(process: &Process, driver: &dyn Fn() -> Code, device: c_int)
 }
 
 /// # Safety
+/// As of `cuDevicePrimaryCtxRelease_v2`.
+pub unsafe fn release(process: &Process, driver: &dyn Fn() -> Code, device: c_int) -> Code {
+    let code = driver();
+    let number = usize::try_from(device).unwrap_or(usize::MAX);
+    // The last holder ends it. The pool is one.
+    if code == SUCCESS && !driver::has_primary(number) {
+        driver::note_end();
+        if let Some(context) = driver::forget_primary(number) {
+            let is_gone = |block: &Block| block.context == context;
+            process.lose(Api::DevicePrimaryCtxRelease, is_gone, |_, _| ());
+        }
+    }
+    code
+}
+
+/// # Safety
 /// As of `cuCtxEnablePeerAccess`.
 pub unsafe fn enable_peer(
     process: &Process,

@@ -142,6 +142,7 @@ hooks! {
     cuStreamDestroy_v2, "cuStreamDestroy" since 4000: (stream: Stream) => contexts::stream_destroy;
     cuCtxDestroy_v2, "cuCtxDestroy" since 4000: (context: *mut c_void) => contexts::destroy;
     cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset" since 11000: (device: c_int) => contexts::reset;
+    cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease" since 11000: (device: c_int) => contexts::release;
     cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess" since 4000:
         (peer: *mut c_void, flags: c_uint) => contexts::enable_peer;
 }
