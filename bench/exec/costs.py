@@ -76,7 +76,9 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--exec", default="vramp exec")
     options.add_argument("--parts", default="start,loops,jobs,many,fragments,steady")
+    options.add_argument("--jobs", help="names of jobs, with commas; all without it")
     given = options.parse_args()
+    chosen = given.jobs.split(",") if given.jobs else ["contexts", "churn", *JOBS]
     parts = given.parts.split(",")
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(given.exec, Path(folder))
@@ -98,10 +100,11 @@ def main() -> int:
                 print(json.dumps({"ns of a pair": f"{what} {size}", **row}), flush=True)
         if "jobs" in parts:
             modes = ["record", "pool", "limit 20GiB"]
-            runner.same("contexts", modes, [program, "contexts"])
-            runner.same("churn", [*modes, "pool+record"], [program, "churn", "3", "1"])
-            for what, env in JOBS.items():
-                runner.same(what, modes, [*python, what.split()[0]], **env)
+            for what in chosen:
+                if what in JOBS:
+                    runner.same(what, modes, [*python, what.split()[0]], **JOBS[what])
+                else:
+                    runner.same(what, [*modes, "pool+record"], [program, *{"contexts": ["contexts"], "churn": ["churn", "3", "1"]}[what]])
         if "many" in parts:
             with concurrent.futures.ThreadPoolExecutor(8) as threads:
                 ended = list(threads.map(lambda seed: runner.run("pool", [program, "churn", "3", str(seed)]), range(8)))
@@ -115,7 +118,7 @@ def main() -> int:
             print(json.dumps({"limit 20GiB": limit.stdout}), flush=True)
         if "steady" in parts:
             for what in ("cupy", "torch"):
-                row = {mode: min(runner.number(mode, [*python, "steady", what], "seconds") for _ in range(3)) for mode in ("native", "record", "pool")}
+                row = {mode: runner.number(mode, [*python, "steady", what], "seconds") for mode in ("native", "record", "pool")}
                 print(json.dumps({"seconds of a steady loop": what, **row}), flush=True)
     return 1 if runner.wrong else 0
 

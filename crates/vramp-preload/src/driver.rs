@@ -90,6 +90,7 @@ static PRIMARY_RETAIN: Function = Function::new(c"cuDevicePrimaryCtxRetain");
 static PRIMARY_RELEASE: Function = Function::new(c"cuDevicePrimaryCtxRelease_v2");
 static PRIMARY_STATE: Function = Function::new(c"cuDevicePrimaryCtxGetState");
 static STREAM_CONTEXT: Function = Function::new(c"cuStreamGetCtx");
+static MEMORY_ALLOCATE: Function = Function::new(c"cuMemAlloc_v2");
 static MEMORY_FREE: Function = Function::new(c"cuMemFree_v2");
 static STREAM_CREATE: Function = Function::new(c"cuStreamCreate");
 static STREAM_SYNCHRONIZE: Function = Function::new(c"cuStreamSynchronize");
@@ -248,10 +249,43 @@ pub fn synchronize(device: usize) -> Code {
 
 /// True once the program has begun a capture. Before, no stream has to be asked.
 static HAS_CAPTURED: AtomicBool = AtomicBool::new(false);
+/// Captures that have begun and not ended.
+static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
-/// A capture is about to begin.
-pub fn note_capture() {
+/// Begins a capture by `begin`.
+pub fn begin_capture(begin: impl FnOnce() -> Code) -> Code {
     HAS_CAPTURED.store(true, Ordering::Release);
+    CAPTURES.fetch_add(1, Ordering::AcqRel);
+    let code = begin();
+    if code != SUCCESS {
+        CAPTURES.fetch_sub(1, Ordering::AcqRel);
+    }
+    code
+}
+
+/// Ends the capture of a stream by `end`.
+pub fn end_capture(stream: usize, end: impl FnOnce() -> Code) -> Code {
+    // An invalid capture ends too. One that is not there does not.
+    let was_capturing = is_capturing(stream);
+    let code = end();
+    if was_capturing {
+        let _ = CAPTURES.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1));
+    }
+    code
+}
+
+/// Returns true while a stream captures: then no device may be waited for.
+pub fn has_captures() -> bool {
+    CAPTURES.load(Ordering::Acquire) != 0
+}
+
+/// Returns what the driver says of a request that it refuses in captures but for relaxed ones. A refusal ends them.
+pub fn may_allocate() -> Code {
+    let mut address = 0;
+    match call!(MEMORY_ALLOCATE, fn(*mut u64, usize), &mut address, 1) {
+        SUCCESS => free(address),
+        code => code,
+    }
 }
 
 /// Returns true if the stream captures a graph, or if the driver does not say.

@@ -160,6 +160,9 @@ pub struct Pool {
     joined: Mutex<[bool; DEVICES]>,
     /// A stream of each device for memory that any stream may use; zero before the first request.
     streams: [AtomicUsize; DEVICES],
+    /// Memory that was freed while a stream captured, with its device.
+    later: Mutex<Vec<(usize, u64)>>,
+    has_later: AtomicBool,
     /// Devices that are reset or cannot be opened: their requests go to the driver.
     retired: [AtomicBool; DEVICES],
     served: AtomicU64,
@@ -193,6 +196,8 @@ impl Pool {
             functions,
             settings,
             joined: Mutex::new([false; DEVICES]),
+            later: Mutex::default(),
+            has_later: AtomicBool::new(false),
             streams: [const { AtomicUsize::new(0) }; DEVICES],
             retired,
             served: AtomicU64::new(0),
@@ -271,6 +276,33 @@ impl Pool {
         // SAFETY: `block` is valid for writing. Any address is allowed.
         let status = unsafe { (self.functions.block_free)(address as *mut c_void, &mut block) };
         if status == 0 { SUCCESS } else { UNKNOWN }
+    }
+
+    /// Frees memory once the device has been waited for.
+    pub fn free_later(&self, device: usize, address: u64) -> Code {
+        self.later.lock().unwrap_or_else(PoisonError::into_inner).push((device, address));
+        self.has_later.store(true, Ordering::Release);
+        SUCCESS
+    }
+
+    /// Waits for a device with `wait`, and frees what was to be freed then.
+    pub fn free_after(&self, device: usize, wait: impl FnOnce() -> Code) -> Code {
+        if !self.has_later.load(Ordering::Acquire) {
+            return wait();
+        }
+        // What is added from now on may be in use after the wait.
+        let later = std::mem::take(&mut *self.later.lock().unwrap_or_else(PoisonError::into_inner));
+        let code = wait();
+        for (of, address) in later {
+            if code == SUCCESS && of == device {
+                self.free(address);
+            } else {
+                self.free_later(of, address);
+            }
+        }
+        let rest = self.later.lock().unwrap_or_else(PoisonError::into_inner);
+        self.has_later.store(!rest.is_empty(), Ordering::Release);
+        code
     }
 
     /// Frees a block in the order of a stream.
@@ -538,9 +570,10 @@ impl Pool {
         Err(if status == STATUS_OUT_OF_MEMORY { OUT_OF_MEMORY } else { UNKNOWN })
     }
 
-    /// Notes that a request of the program fails, with the thread's last failure.
-    pub fn refuse(&self) {
-        if self.failed.fetch_add(1, Ordering::Relaxed) < LINES {
+    /// Notes that a request of the program fails, with the thread's last failure if it is the pool's.
+    pub fn refuse(&self, code: Code) {
+        let is_own = matches!(code, OUT_OF_MEMORY | UNKNOWN);
+        if is_own && self.failed.fetch_add(1, Ordering::Relaxed) < LINES {
             crate::report::write_line(&format!("vramp exec: {}", self.why()));
         }
     }

@@ -23,14 +23,19 @@ pub unsafe fn stream_destroy(
 }
 
 /// # Safety
-/// As of the functions that begin a capture.
-pub unsafe fn begin_capture<A, B>(_: &Process, driver: &dyn Fn() -> Code, _: A, _: B) -> Code {
-    driver::note_capture();
-    driver()
+/// As of `cuStreamBeginCapture` of the first version.
+pub unsafe fn begin_old_capture<A>(_: &Process, driver: &dyn Fn() -> Code, _: A) -> Code {
+    driver::begin_capture(driver)
 }
 
 /// # Safety
-/// As of the functions that capture into a graph.
+/// As of `cuStreamBeginCapture_v2`.
+pub unsafe fn begin_capture<A, B>(_: &Process, driver: &dyn Fn() -> Code, _: A, _: B) -> Code {
+    driver::begin_capture(driver)
+}
+
+/// # Safety
+/// As of `cuStreamBeginCaptureToGraph`.
 #[allow(clippy::too_many_arguments, reason = "they are the driver's")]
 pub unsafe fn begin_capture_to_graph<A, B, C, D, E, F>(
     _: &Process,
@@ -42,8 +47,18 @@ pub unsafe fn begin_capture_to_graph<A, B, C, D, E, F>(
     _: E,
     _: F,
 ) -> Code {
-    driver::note_capture();
-    driver()
+    driver::begin_capture(driver)
+}
+
+/// # Safety
+/// As of `cuStreamEndCapture`.
+pub unsafe fn end_capture(
+    _: &Process,
+    driver: &dyn Fn() -> Code,
+    stream: *mut c_void,
+    _: *mut *mut c_void,
+) -> Code {
+    driver::end_capture(stream as usize, driver)
 }
 
 /// # Safety

@@ -44,7 +44,7 @@ impl Request {
             _ if !is_within => (Source::Driver, Err(OUT_OF_MEMORY)),
             (Some((source, pooled)), Some(pool)) => {
                 let got = sleep::until_given(pool, device, size, || pooled(pool, device));
-                (source, got.inspect_err(|_| pool.refuse()))
+                (source, got.inspect_err(|&code| pool.refuse(code)))
             }
             _ => (Source::Driver, driver()),
         };
@@ -190,9 +190,20 @@ pub unsafe fn alloc_managed(
 /// # Safety
 /// As of `cuMemFree_v2`.
 pub unsafe fn free(process: &Process, driver: &dyn Fn() -> Code, address: u64) -> Code {
-    // The driver's free waits for all work of the device too, and programs rely on it.
-    let wait = |block: Block| driver::synchronize(block.device);
-    let free = |_| process.pool().map_or(NOT_FOUND, |pool| pool.free(address));
+    // The driver's free waits for all work of the device too, and programs rely on it. While a stream captures neither the
+    // driver nor this library may wait: the block is free once a later call has waited.
+    let has_captures = driver::has_captures();
+    let wait = |block: Block| match process.pool() {
+        Some(pool) if !has_captures => {
+            pool.free_after(block.device, || driver::synchronize(block.device))
+        }
+        _ => driver::may_allocate(),
+    };
+    let free = |block: Block| match process.pool() {
+        Some(pool) if has_captures => pool.free_later(block.device, address),
+        Some(pool) => pool.free(address),
+        None => NOT_FOUND,
+    };
     release(process, driver, (Api::MemFree, 0), address, wait, free)
 }
 

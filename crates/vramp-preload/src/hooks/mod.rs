@@ -125,10 +125,15 @@ hooks! {
 
     cuIpcGetMemHandle, "cuIpcGetMemHandle" since 4010:
         (handle: *mut sharing::Handle, address: u64) => sharing::get;
+    cuIpcOpenMemHandle, "cuIpcOpenMemHandle" since 4010:
+        (address: Address, handle: sharing::Handle, flags: c_uint) => sharing::open;
     cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle" since 11000:
         (address: Address, handle: sharing::Handle, flags: c_uint) => sharing::open;
     cuIpcCloseMemHandle, "cuIpcCloseMemHandle" since 4010: (address: u64) => sharing::close;
 
+    cuStreamBeginCapture, "cuStreamBeginCapture" since 10000: (stream: Stream) => contexts::begin_old_capture;
+    cuStreamBeginCapture_ptsz, "cuStreamBeginCapture" since 10000 per thread:
+        (stream: Stream) => contexts::begin_old_capture;
     cuStreamBeginCapture_v2, "cuStreamBeginCapture" since 10010:
         (stream: Stream, mode: c_int) => contexts::begin_capture;
     cuStreamBeginCapture_v2_ptsz, "cuStreamBeginCapture" since 10010 per thread:
@@ -139,9 +144,15 @@ hooks! {
     cuStreamBeginCaptureToGraph_ptsz, "cuStreamBeginCaptureToGraph" since 12030 per thread:
         (stream: Stream, graph: *mut c_void, nodes: *const c_void, edges: *const c_void, count: usize, mode: c_int)
         => contexts::begin_capture_to_graph;
+    cuStreamEndCapture, "cuStreamEndCapture" since 10000:
+        (stream: Stream, graph: *mut *mut c_void) => contexts::end_capture;
+    cuStreamEndCapture_ptsz, "cuStreamEndCapture" since 10000 per thread:
+        (stream: Stream, graph: *mut *mut c_void) => contexts::end_capture;
     cuStreamDestroy_v2, "cuStreamDestroy" since 4000: (stream: Stream) => contexts::stream_destroy;
     cuCtxDestroy_v2, "cuCtxDestroy" since 4000: (context: *mut c_void) => contexts::destroy;
+    cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset" since 7000: (device: c_int) => contexts::reset;
     cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset" since 11000: (device: c_int) => contexts::reset;
+    cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease" since 7000: (device: c_int) => contexts::release;
     cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease" since 11000: (device: c_int) => contexts::release;
     cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess" since 4000:
         (peer: *mut c_void, flags: c_uint) => contexts::enable_peer;
@@ -221,6 +232,16 @@ mod tests {
             of(c"cuMemcpyBatchAsync", 13000, true),
             Some(own(c"cuMemcpyBatchAsync_v2_ptsz"))
         );
+        // The CUDA runtime asks for these of the first versions, to this day.
+        assert_eq!(
+            of(c"cuDevicePrimaryCtxReset", 7000, false),
+            Some(own(c"cuDevicePrimaryCtxReset"))
+        );
+        assert_eq!(
+            of(c"cuStreamBeginCapture", 10000, true),
+            Some(own(c"cuStreamBeginCapture_ptsz"))
+        );
+        assert_eq!(of(c"cuIpcOpenMemHandle", 4010, false), Some(own(c"cuIpcOpenMemHandle")));
         assert_eq!(of(c"cuInit", 13000, false), None);
     }
 
