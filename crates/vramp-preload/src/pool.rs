@@ -205,8 +205,8 @@ impl Pool {
         })
     }
 
-    /// Returns true if the pool serves requests of a device. The first opens the device.
-    pub fn serves(&self, device: usize) -> bool {
+    /// Returns true if the pool serves requests of a device. The first opens the device, and calls `opened` then.
+    pub fn serves(&self, device: usize, opened: impl FnOnce()) -> bool {
         if self.retired[device].load(Ordering::Acquire) {
             return false;
         }
@@ -223,7 +223,7 @@ impl Pool {
             ));
         }
         if status == 0 {
-            crate::process::report_before_the_driver_ends();
+            opened();
             self.join(device);
         }
         status == 0

@@ -136,7 +136,7 @@ extern "C" fn begin_anew() {
 }
 
 /// Lets the report be written before the driver ends, which has begun by now.
-pub fn report_before_the_driver_ends() {
+fn report_before_the_driver_ends() {
     // SAFETY: the handler has no precondition.
     unsafe { libc::atexit(report) };
 }
@@ -181,7 +181,8 @@ impl Process {
     /// Returns the pool, if requests at a place are its own.
     pub fn pool_at(&self, place: Place) -> Option<&Pool> {
         let pool = self.pool()?;
-        (place.is_primary && pool.serves(place.device)).then_some(pool)
+        let serves = place.is_primary && pool.serves(place.device, report_before_the_driver_ends);
+        serves.then_some(pool)
     }
 
     /// Returns the pool. The first call opens its library.
