@@ -1,6 +1,7 @@
 //! Properties of the readers for any input.
 
 use vramp_core::Bytes;
+use vramp_trace::spool::{FrameText, Recording};
 use vramp_trace::{ReadLimits, Request, Trace, Workload, read};
 
 /// Reads `bytes` under tight limits and checks the trace.
@@ -15,7 +16,14 @@ pub fn check(bytes: &[u8]) {
         events: 100_000,
         ..ReadLimits::default()
     };
-    let Ok(trace) = read(bytes, &limits) else { return };
+    // What a process records while it runs is of another kind than files that are exchanged.
+    let trace = match Recording::read(bytes) {
+        Ok(recording) => recording.to_trace(|pc, module| vec![FrameText::unknown(pc, module)]),
+        Err(_) => match read(bytes, &limits) {
+            Ok(trace) => trace,
+            Err(_) => return,
+        },
+    };
     for device in 0..trace.device_count.min(4) {
         check_workload(&Workload::from_trace(&trace, device));
     }

@@ -297,11 +297,12 @@ fn memory_is_reused_after_the_work_on_it() {
 
 #[test]
 fn blocks_keep_what_was_written_last() {
+    let grouped = ["--pool", "--group", "tests", "--capacity", "120MiB", "--guaranteed", "8MiB"];
     for seed in vramp_testing::seeds(2) {
         let case = format!("chaos-{seed}");
         let program = ["job", "runtime", &case];
         for late in ["0", "60"] {
-            for options in [&RECORD[..], &["--pool"], &["--pool", "--sleepable"]] {
+            for options in [&RECORD[..], &["--pool"], &["--pool", "--sleepable"], &grouped] {
                 let run = Run::new(options, &program).env("FAKE_CUDA_LATE_US", late);
                 let run = run.env("XDG_RUNTIME_DIR", built());
                 assert_eq!(run.succeed().text(), "in order\n", "{options:?} {late} {seed}");

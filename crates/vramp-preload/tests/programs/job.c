@@ -167,7 +167,7 @@ static void *disorder(void *argument) {
   } blocks[12] = {{0}}, *block;
   CUstream streams[3];
   for (int at = 0; at < 3; ++at) CHECK(cuStreamCreate(&streams[at], 1));
-  for (int round = 0; round < 400; ++round) {
+  for (int round = 0; round < 250; ++round) {
     block = &blocks[next(&seed) % 12];
     CUstream stream = next(&seed) % 8 ? streams[next(&seed) % 3] : NULL;
     if (!block->address) {

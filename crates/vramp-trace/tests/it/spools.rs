@@ -1,6 +1,7 @@
 //! Files of recorded processes: round trips, files that end anywhere, damaged files, and their traces.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use vramp_core::Bytes;
@@ -170,6 +171,11 @@ fn garbage_never_panics_and_its_trace_can_be_written() {
         trace.write_vtrace(&mut written).unwrap();
         assert_eq!(vramp_trace::read(&written[..], &ReadLimits::default()).unwrap(), trace);
         Workload::all(&trace);
+        // As the commands do for pages and viewers.
+        let mut shown = trace;
+        shown.write_perfetto(std::io::sink()).unwrap();
+        shown.infer_segments();
+        shown.write_snapshot(std::io::sink()).unwrap();
         bytes[HEADER_BYTES..].fill_with(|| random.u8(..));
         unnamed(&bytes);
     }
@@ -247,6 +253,71 @@ fn a_trace_has_what_the_program_held() {
     assert_eq!(oom.device_free(), Some(Bytes::new(12_345)));
     // The other device keeps its block.
     assert_eq!(trace.events.iter().filter(|it| it.device == 1).count(), 1);
+}
+
+/// What a program holds, counted naively: device and size by address.
+type Held = BTreeMap<u64, (u16, u64)>;
+
+fn live(held: &Held, device: u16) -> u64 {
+    held.values().filter(|(of, _)| *of == device).map(|(_, size)| size).sum()
+}
+
+#[test]
+fn random_programs_hold_what_a_naive_count_says() {
+    const PAGE: u64 = 2 << 20;
+    for seed in vramp_testing::seeds(40) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (mut held, mut mapped, mut recorded) = (Held::new(), Held::new(), Vec::new());
+        let mut peaks = [0; 3];
+        for step in 0..300 {
+            let device = random.u16(..3);
+            let on = |event: Event| Event { device, ns: 1_000 * step, ..event };
+            let next = match random.u32(..10) {
+                0..4 => {
+                    let (address, size) = (ADDRESS + random.u64(..50) * 4096, random.u64(1..=4096));
+                    if held.insert(address, (device, size)).is_some() {
+                        recorded.push(on(free(address)));
+                    }
+                    on(alloc(address, size))
+                }
+                4..6 if !held.is_empty() => {
+                    let address = *held.keys().nth(random.usize(..held.len())).unwrap();
+                    held.remove(&address);
+                    // Whichever device is current.
+                    on(free(address))
+                }
+                6..8 => {
+                    let address = 2 * ADDRESS + random.u64(..20) * PAGE;
+                    if mapped.contains_key(&address) {
+                        continue;
+                    }
+                    mapped.insert(address, (device, PAGE));
+                    on(event(Change::Map, Api::MemMap, address, PAGE))
+                }
+                8 => {
+                    let (first, pages) = (random.u64(..20), random.u64(1..5));
+                    let begin = 2 * ADDRESS + first * PAGE;
+                    mapped.retain(|address, _| !(begin..begin + pages * PAGE).contains(address));
+                    on(event(Change::Unmap, Api::MemUnmap, begin, pages * PAGE))
+                }
+                _ if random.u32(..20) == 0 => {
+                    held.retain(|_, (of, _)| *of != device);
+                    mapped.retain(|_, (of, _)| *of != device);
+                    on(event(Change::Reset, Api::DevicePrimaryCtxReset, 0, 0))
+                }
+                _ => continue,
+            };
+            recorded.push(next);
+            for (device, peak) in (0..).zip(&mut peaks) {
+                *peak = (*peak).max(live(&held, device) + live(&mapped, device));
+            }
+        }
+        let trace = unnamed(&events(recorded));
+        for (device, peak) in (0..).zip(peaks) {
+            let workload = Workload::from_trace(&trace, device);
+            assert_eq!(workload.peak_live, Bytes::new(peak), "seed {seed}, device {device}");
+        }
+    }
 }
 
 #[test]
