@@ -359,6 +359,15 @@ fn a_recording_outlives_the_process() {
 }
 
 #[test]
+fn a_recording_that_cannot_be_written_ends_no_program() {
+    let job = built().join("job");
+    // In blocks of 512 or 1024 bytes. The driver's memory is files too.
+    let script = format!("ulimit -f 3000; exec {} runtime late-fork", job.display());
+    let ended = Run::new(&RECORD, &["/bin/sh", "-c", &script]).succeed();
+    assert!(ended.error().contains("nothing is recorded, because"), "{}", ended.error());
+}
+
+#[test]
 fn a_program_without_cuda_is_left_alone() {
     let plain = Run::plain(&["bare", "a", "b c"]).env("SOME", "x=y").finish();
     assert_eq!(plain.output.status.code(), Some(5));

@@ -104,6 +104,10 @@ const PAGE: u64 = 64 << 10;
 /// Maps a part of the file, whose bytes are allocated first: a write to a page that the disk has no room for would kill
 /// the program.
 fn map(file: &File, start: u64, length: usize) -> io::Result<NonNull<u8>> {
+    if start + length as u64 > largest_file() {
+        // The kernel would end the program by SIGXFSZ.
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
     // SAFETY: a descriptor and two numbers.
     let code = unsafe {
         libc::posix_fallocate(file.as_raw_fd(), start as libc::off_t, length as libc::off_t)
@@ -126,6 +130,14 @@ fn map(file: &File, start: u64, length: usize) -> io::Result<NonNull<u8>> {
         return Err(io::Error::last_os_error());
     }
     Ok(NonNull::new(window.cast()).expect("no mapping begins at zero"))
+}
+
+/// Returns the largest size of a file that the process may write (`ulimit -f`).
+fn largest_file() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid for writing.
+    let code = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
+    if code == 0 { limit.rlim_cur } else { u64::MAX }
 }
 
 #[cfg(test)]
