@@ -41,8 +41,9 @@ const FILES: [&str; 27] = [
 ];
 
 /// Beginnings of the names of such functions, wherever they were linked.
-const FUNCTIONS: [&str; 24] = [
+const FUNCTIONS: [&str; 25] = [
     "__cuda",
+    "libcudart_static_",
     "cudart::",
     "operator new",
     "operator delete",
