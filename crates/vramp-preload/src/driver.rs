@@ -95,6 +95,7 @@ static MEMORY_FREE: Function = Function::new(c"cuMemFree_v2");
 static STREAM_CREATE: Function = Function::new(c"cuStreamCreate");
 static STREAM_SYNCHRONIZE: Function = Function::new(c"cuStreamSynchronize");
 static STREAM_IS_CAPTURING: Function = Function::new(c"cuStreamIsCapturing");
+static DEVICE_COUNT: Function = Function::new(c"cuDeviceGetCount");
 static DEVICE_NAME: Function = Function::new(c"cuDeviceGetName");
 static DEVICE_TOTAL: Function = Function::new(c"cuDeviceTotalMem_v2");
 static MEMORY_INFO: Function = Function::new(c"cuMemGetInfo_v2");
@@ -344,6 +345,13 @@ pub fn memory_info() -> Option<(u64, u64)> {
     let (mut free, mut total) = (0_usize, 0_usize);
     let code = call!(MEMORY_INFO, fn(*mut usize, *mut usize), &mut free, &mut total);
     (code == SUCCESS).then_some((free as u64, total as u64))
+}
+
+/// Returns the number of devices.
+pub fn device_count() -> usize {
+    let mut count: c_int = 0;
+    let _ = call!(DEVICE_COUNT, fn(*mut c_int), &mut count);
+    usize::try_from(count).unwrap_or(0).min(DEVICES)
 }
 
 /// Returns the pool that stream-ordered requests of a device use, as a number. `None` if the driver has none.

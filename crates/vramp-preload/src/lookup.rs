@@ -1,7 +1,9 @@
 //! `dlsym`, as programs see it, and how this library finds the real functions.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use crate::hooks;
@@ -156,6 +158,37 @@ pub fn driver_function(name: &CStr) -> *mut c_void {
 /// Looks a function up in a library that this one opened.
 pub fn function_of(library: *mut c_void, name: &CStr) -> *mut c_void {
     real_dlsym(library, name)
+}
+
+/// Returns the path of the first loaded library that a test finds.
+pub fn loaded_library(test: fn(&Path) -> bool) -> Option<CString> {
+    struct Search {
+        test: fn(&Path) -> bool,
+        found: Option<CString>,
+    }
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        data: *mut c_void,
+    ) -> c_int {
+        // SAFETY: `loaded_library` passes it, and uses nothing of it until the call returns.
+        let search = unsafe { &mut *data.cast::<Search>() };
+        // SAFETY: the dynamic linker passes a valid entry.
+        let name = unsafe { (*info).dlpi_name };
+        if name.is_null() {
+            return 0;
+        }
+        // SAFETY: a name of the dynamic linker ends with a zero.
+        let name = unsafe { CStr::from_ptr(name) };
+        if (search.test)(Path::new(OsStr::from_bytes(name.to_bytes()))) {
+            search.found = Some(name.to_owned());
+        }
+        c_int::from(search.found.is_some())
+    }
+    let mut search = Search { test, found: None };
+    // SAFETY: the callback is called with the search until the call returns.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.found
 }
 
 /// Lets calls of the library that has `address` go to the driver itself.

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::driver::{self, Code, DEVICES, OUT_OF_MEMORY, SUCCESS};
 use crate::lookup;
-use crate::settings::{PoolSettings, Settings};
+use crate::settings::{self, PoolSettings, Settings};
 use crate::sleep;
 
 /// `VRAMP_ERROR_OUT_OF_MEMORY`.
@@ -172,8 +172,12 @@ pub struct Pool {
 impl Pool {
     /// Opens the library. The error says what to do.
     pub fn open(of_pool: &PoolSettings, settings: &'static Settings) -> Result<Pool, String> {
-        let path = CString::new(of_pool.library.as_os_str().as_bytes())
-            .map_err(|error| error.to_string())?;
+        // A program of Python that uses vramp too shares its pool.
+        let path = match lookup::loaded_library(settings::is_python_module) {
+            Some(module) => module,
+            None => CString::new(of_pool.library.as_os_str().as_bytes())
+                .map_err(|error| error.to_string())?,
+        };
         // SAFETY: libvramp has no initialisers, and the Python package's module none that need Python.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
@@ -186,7 +190,7 @@ impl Pool {
         let functions = Functions::find(library).map_err(|missing| {
             format!(
                 "{} has no {}: it is of another version than libvramp_preload.so",
-                of_pool.library.display(),
+                path.to_string_lossy(),
                 missing.to_string_lossy()
             )
         })?;

@@ -50,9 +50,18 @@ pub struct PoolSettings {
 impl PoolSettings {
     /// Returns true if a loaded library of this name is the pool's.
     pub fn is_library(&self, name: &CStr) -> bool {
-        let name = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
-        name == self.library || std::fs::canonicalize(name).is_ok_and(|name| name == self.library)
+        let path = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
+        path == self.library
+            || is_python_module(path)
+            || std::fs::canonicalize(path).is_ok_and(|path| path == self.library)
     }
+}
+
+/// Returns true for the native module of the Python package, which has a pool of its own: in a process that has loaded
+/// it, all share that one.
+pub fn is_python_module(path: &Path) -> bool {
+    let is_native = path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"_native."));
+    is_native && path.parent().and_then(Path::file_name).is_some_and(|folder| folder == "vramp")
 }
 
 /// Returns the settings. Without the variable they ask for nothing.
@@ -145,6 +154,15 @@ mod tests {
         assert_eq!(settings.record.as_deref(), Some(Path::new("/tmp/a;b")));
         assert_eq!((settings.frames, settings.limit), (8, Some(4096)));
         assert_eq!(settings.pool.expect("a pool").library, Path::new("/lib/x.so"));
+    }
+
+    #[test]
+    fn the_module_of_the_python_package_is_the_pool_too() {
+        let pool = PoolSettings { library: PathBuf::from("/opt/lib/libvramp.so") };
+        assert!(pool.is_library(c"/opt/lib/libvramp.so"));
+        assert!(pool.is_library(c"/venv/lib/python3.12/site-packages/vramp/_native.abi3.so"));
+        assert!(!pool.is_library(c"/venv/lib/python3.12/site-packages/torch/_native.abi3.so"));
+        assert!(!pool.is_library(c"libcudart.so.13"));
     }
 
     #[test]

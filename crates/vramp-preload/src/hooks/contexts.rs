@@ -142,3 +142,44 @@ pub unsafe fn enable_peer(
     }
     code
 }
+
+/// A `CUmemAccessDesc`: where the access is from, and of what kind.
+#[repr(C)]
+pub struct Access {
+    kind: c_int,
+    id: c_int,
+    flags: c_uint,
+}
+
+/// `CU_MEM_LOCATION_TYPE_DEVICE` and `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+const DEVICE: c_int = 1;
+const READ_WRITE: c_uint = 3;
+
+/// # Safety
+/// As of `cuMemPoolSetAccess`.
+pub unsafe fn pool_access(
+    process: &Process,
+    driver: &dyn Fn() -> Code,
+    pool_handle: *mut c_void,
+    wanted: *const Access,
+    count: usize,
+) -> Code {
+    let code = driver();
+    let Some(pool) = process.pool().filter(|_| code == SUCCESS && !wanted.is_null()) else {
+        return code;
+    };
+    // The memory of this device's default pool is the pool's.
+    let is_of = |&device: &usize| driver::current_pool(device) == Some(pool_handle as usize);
+    let Some(owner) = (0..driver::device_count()).find(is_of) else { return code };
+    // SAFETY: the driver has read this many.
+    let wanted = unsafe { std::slice::from_raw_parts(wanted, count) };
+    for access in wanted.iter().filter(|access| access.kind == DEVICE && access.flags == READ_WRITE)
+    {
+        if let Ok(user) = usize::try_from(access.id)
+            && user != owner
+        {
+            pool.enable_peer(user, owner);
+        }
+    }
+    code
+}

@@ -154,6 +154,8 @@ hooks! {
     cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset" since 11000: (device: c_int) => contexts::reset;
     cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease" since 7000: (device: c_int) => contexts::release;
     cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease" since 11000: (device: c_int) => contexts::release;
+    cuMemPoolSetAccess, "cuMemPoolSetAccess" since 11020:
+        (pool: *mut c_void, wanted: *const contexts::Access, count: usize) => contexts::pool_access;
     cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess" since 4000:
         (peer: *mut c_void, flags: c_uint) => contexts::enable_peer;
 }
