@@ -26,6 +26,8 @@ pub struct Block {
     /// The context in which it was requested, as a number.
     pub context: usize,
     pub source: Source,
+    /// Number of its ticket for other processes; zero without one.
+    pub ticket: u64,
 }
 
 impl Block {
@@ -40,6 +42,8 @@ struct Table {
     blocks: BTreeMap<u64, Block>,
     live: [u64; DEVICES],
     peak: [u64; DEVICES],
+    /// Tickets given so far.
+    tickets: u64,
 }
 
 /// All blocks of the process. A call costs O(log n) and a lock.
@@ -49,7 +53,7 @@ pub struct Ledger(Mutex<Table>);
 impl Ledger {
     pub const fn new() -> Ledger {
         let blocks = BTreeMap::new();
-        Ledger(Mutex::new(Table { blocks, live: [0; DEVICES], peak: [0; DEVICES] }))
+        Ledger(Mutex::new(Table { blocks, live: [0; DEVICES], peak: [0; DEVICES], tickets: 0 }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -64,6 +68,20 @@ impl Ledger {
         }
         table.live[block.device] += block.size;
         table.peak[block.device] = table.peak[block.device].max(table.live[block.device]);
+    }
+
+    /// Gives the block that begins at an address a ticket, whose number is unique in the process. Returns the number,
+    /// the same for the same block. `None` without such a block.
+    pub fn give_ticket(&self, address: u64) -> Option<u64> {
+        let mut table = self.lock();
+        let next = table.tickets + 1;
+        let block = table.blocks.get_mut(&address)?;
+        if block.ticket == 0 {
+            block.ticket = next;
+        }
+        let number = block.ticket;
+        table.tickets = table.tickets.max(number);
+        Some(number)
     }
 
     /// Takes the block that begins at an address out.
@@ -110,7 +128,7 @@ mod tests {
     use super::*;
 
     fn block(size: u64, device: usize) -> Block {
-        Block { size, device, context: 0, source: Source::Driver }
+        Block { size, device, context: 0, source: Source::Driver, ticket: 0 }
     }
 
     #[test]
@@ -122,6 +140,10 @@ mod tests {
         assert_eq!(ledger.containing(4608), None);
         assert_eq!(ledger.containing(0), None);
         assert_eq!(ledger.get(8192), Some(block(512, 1)));
+        assert_eq!(ledger.give_ticket(8192), Some(1));
+        assert_eq!(ledger.give_ticket(8192), Some(1));
+        assert_eq!(ledger.give_ticket(4096), Some(2));
+        assert_eq!(ledger.give_ticket(4097), None);
     }
 
     #[test]

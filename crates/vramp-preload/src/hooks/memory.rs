@@ -4,6 +4,7 @@ use std::ffi::{c_uint, c_void};
 
 use vramp_trace::spool::{Api, Change};
 
+use super::sharing;
 use crate::driver::{
     self, Code, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, PER_THREAD, Place, SUCCESS,
 };
@@ -50,7 +51,7 @@ impl Request {
         };
         match got {
             Ok(address) => {
-                process.ledger.insert(address, Block { size, device, context, source });
+                process.ledger.insert(address, Block { size, device, context, source, ticket: 0 });
                 let change = Change::Alloc;
                 process.record(Changed { change, api, device, address, size, stream });
             }
@@ -180,7 +181,9 @@ pub unsafe fn alloc_managed(
         // SAFETY: the driver has written it.
         let address = unsafe { *address };
         let size = size as u64;
-        process.ledger.insert(address, Block { size, device, context, source: Source::Managed });
+        process
+            .ledger
+            .insert(address, Block { size, device, context, source: Source::Managed, ticket: 0 });
         let (change, api) = (Change::Alloc, Api::MemAllocManaged);
         process.record(Changed { change, api, device, address, size, stream: 0 });
     }
@@ -226,6 +229,9 @@ fn release(
         return waited;
     }
     let changed = |change| Changed { change, api, device, address, size, stream };
+    if block.ticket != 0 {
+        sharing::withdraw(process, block.ticket);
+    }
     // Before the memory can be another request's.
     process.record(changed(Change::Free));
     let code = if block.is_pooled() { free(block) } else { driver() };

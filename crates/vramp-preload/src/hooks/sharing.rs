@@ -60,19 +60,25 @@ pub unsafe fn get(
     handle: *mut Handle,
     address: u64,
 ) -> Code {
-    let is_pooled = process.ledger.containing(address).is_some_and(|(_, block)| block.is_pooled());
-    let (Some(pool), Some(folder), false) =
-        (process.pool_if_open().filter(|_| is_pooled), &process.settings.report, handle.is_null())
+    let found = process.ledger.containing(address).filter(|(_, block)| block.is_pooled());
+    let (Some(pool), Some((start, _)), Some(folder), false) =
+        (process.pool_if_open(), found, &process.settings.report, handle.is_null())
     else {
         return driver();
     };
-    let name = format!("{}-{address:x}.ticket", std::process::id());
-    let shared = pool.share(address).and_then(|ticket| {
-        // Whole at once, for the process that reads it.
-        let new = folder.join(format!("{name}.new"));
-        let written = fs::write(&new, ticket).and_then(|()| fs::rename(&new, folder.join(&name)));
-        written.map_err(|error| format!("{}: {error}", folder.display()))
-    });
+    let Some(number) = process.ledger.give_ticket(start) else { return driver() };
+    let name = name_of(number);
+    let shared = if folder.join(&name).exists() {
+        Ok(())
+    } else {
+        pool.share(start).and_then(|ticket| {
+            // Whole at once, for the process that reads it.
+            let new = folder.join(format!("{name}.new"));
+            let written =
+                fs::write(&new, ticket).and_then(|()| fs::rename(&new, folder.join(&name)));
+            written.map_err(|error| format!("{}: {error}", folder.display()))
+        })
+    };
     match shared {
         Ok(()) => {
             // SAFETY: as of the driver's function.
@@ -83,6 +89,18 @@ pub unsafe fn get(
             write_line(&format!("vramp exec: memory cannot be given to another process: {why}"));
             INVALID_VALUE
         }
+    }
+}
+
+/// Returns the name of a ticket of this process.
+fn name_of(number: u64) -> String {
+    format!("{}-{number}.ticket", std::process::id())
+}
+
+/// Removes the ticket of a block that is freed. Processes that have opened it keep the memory.
+pub fn withdraw(process: &Process, number: u64) {
+    if let Some(folder) = &process.settings.report {
+        let _ = fs::remove_file(folder.join(name_of(number)));
     }
 }
 
@@ -157,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_handle_has_its_name_and_others_have_none() {
-        let name = format!("{}-{:x}.ticket", u32::MAX, u64::MAX);
+        let name = format!("{}-{}.ticket", u32::MAX, u64::MAX);
         assert_eq!(Handle::new(&name).name(), Some(name.as_str()));
         assert_eq!(Handle([0; 64]).name(), None);
         assert_eq!(Handle([b'V'; 64]).name(), None);
