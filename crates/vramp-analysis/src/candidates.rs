@@ -60,9 +60,24 @@ impl Candidate {
         Ok(Candidate { name: settings.to_owned(), line: Some(export(settings)), config })
     }
 
-    /// Returns PyTorch's allocator as it was recorded: with the recorded settings where the model
-    /// knows them.
+    /// Returns the candidate of a preset for a recorded program: without a line if that is only for PyTorch,
+    /// and the program was recorded at the driver.
+    pub fn preset_for(preset: Preset, recorded: &Recorded) -> Candidate {
+        let candidate = Candidate::preset(preset);
+        let line = match preset {
+            _ if !recorded.is_driver => candidate.line,
+            Preset::Vramp => Some("vramp exec --pool -- PROGRAM".to_owned()),
+            _ => None,
+        };
+        Candidate { line, ..candidate }
+    }
+
+    /// Returns the allocator as it was recorded: PyTorch's, with the recorded settings where the model
+    /// knows them, or the driver's own.
     pub fn recorded(recorded: &Recorded) -> Candidate {
+        if recorded.is_driver {
+            return Candidate::preset_for(Preset::StreamOrdered, recorded);
+        }
         let settings = recorded.settings.as_deref();
         match settings.map(Candidate::torch) {
             Some(Ok(candidate)) => Candidate { line: None, ..candidate },
@@ -75,9 +90,13 @@ impl Candidate {
     }
 
     /// Returns everything worth trying: PyTorch as recorded, its settings, the driver's own pool and
-    /// vramp.
+    /// vramp; of a program that was recorded at the driver, the driver and vramp.
     pub fn all(recorded: &Recorded) -> Vec<Candidate> {
         let mut all = vec![Candidate::recorded(recorded)];
+        if recorded.is_driver {
+            all.push(Candidate::preset_for(Preset::Vramp, recorded));
+            return all;
+        }
         let settings = SETTINGS.iter().filter_map(|settings| Candidate::torch(settings).ok());
         all.extend(settings);
         all.push(Candidate {
@@ -127,6 +146,15 @@ mod tests {
             "export PYTORCH_CUDA_ALLOC_CONF='roundup_power2_divisions:[256:1,>:8]'"
         );
         assert!(line("max_split_size_mb:64").ends_with("=max_split_size_mb:64"));
+    }
+
+    #[test]
+    fn a_program_recorded_at_the_driver_gets_no_settings_of_pytorch() {
+        let recorded = Recorded { is_driver: true, ..Recorded::default() };
+        let all = Candidate::all(&recorded);
+        let lines: Vec<_> = all.iter().map(|it| (it.name.as_str(), it.line.as_deref())).collect();
+        let expected = [("stream-ordered", None), ("vramp", Some("vramp exec --pool -- PROGRAM"))];
+        assert_eq!(lines, expected);
     }
 
     #[test]

@@ -296,8 +296,11 @@ fn failure(job: &Job<'_>, oom: RecordedOom, top: usize) -> Failure {
 /// Returns what each preset needs: PyTorch as it was recorded, with expandable segments, and vramp.
 fn fits(job: &Job<'_>, device: &Device, threads: NonZeroUsize) -> Result<Vec<Fit>, ReplayError> {
     let mut candidates = vec![Candidate::recorded(&job.recorded)];
-    let presets = [Preset::TorchExpandable, Preset::StreamOrdered, Preset::Vpmm, Preset::Vramp];
-    candidates.extend(presets.map(Candidate::preset));
+    let presets: &[Preset] = match job.recorded.is_driver {
+        true => &[Preset::Vpmm, Preset::Vramp],
+        false => &[Preset::TorchExpandable, Preset::StreamOrdered, Preset::Vpmm, Preset::Vramp],
+    };
+    candidates.extend(presets.iter().map(|&preset| Candidate::preset_for(preset, &job.recorded)));
     let found = in_parallel(threads, &candidates, |candidate| fit(job, device, candidate));
     found.into_iter().collect()
 }

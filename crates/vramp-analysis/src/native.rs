@@ -71,7 +71,12 @@ const FUNCTIONS: [&str; 25] = [
 
 /// Returns true if the stack is one of these.
 pub(crate) fn is_native(frames: &[Frame<'_>]) -> bool {
-    frames.first().is_some_and(|frame| frame.filename == DRIVER)
+    frames.first().is_some_and(is_driver)
+}
+
+/// Returns true for a function of the driver.
+pub(crate) fn is_driver(frame: &Frame<'_>) -> bool {
+    frame.filename == DRIVER
 }
 
 /// Returns the index of the site among the frames of such a stack. Where no frame is the program's, it is

@@ -10,6 +10,7 @@ use vramp_trace::{Coverage, Event, EventKind, OlderBlocks, Request, Trace, Workl
 use super::initial::initial_segments;
 use super::{InitialSegment, SegmentChanges};
 
+use crate::native;
 use crate::number::{Count, plural};
 
 /// The recorded allocator, as far as it was recorded.
@@ -27,6 +28,8 @@ pub struct Recorded {
     pub initial: Vec<InitialSegment>,
     /// Its settings in PyTorch's syntax, where recorded and not the default.
     pub settings: Option<String>,
+    /// True if the events are the driver's, as `vramp exec` records them: no allocator stood between.
+    pub is_driver: bool,
     /// The last request that failed for lack of memory. Of several without a successful allocation
     /// between them the first, because those after it come from handling its error.
     pub oom: Option<RecordedOom>,
@@ -192,6 +195,7 @@ impl Recorded {
             segments: SegmentChanges::of(trace, workload),
             initial: initial_segments(trace, workload),
             settings: settings(&trace.allocator_settings),
+            is_driver: is_driver(trace, workload),
             ..Recorded::default()
         };
         let torch = recorded.settings.as_deref().map(TorchConfig::parse).and_then(Result::ok);
@@ -252,6 +256,13 @@ impl Recorded {
         });
         recorded
     }
+}
+
+/// Returns true if the first recorded stack begins in the driver.
+fn is_driver(trace: &Trace, workload: &Workload) -> bool {
+    let stack = workload.device_events(trace).find_map(|(_, event)| event.stack);
+    let frame = stack.and_then(|stack| trace.stacks.frames(stack).next());
+    frame.is_some_and(|frame| native::is_driver(&frame))
 }
 
 /// Returns the recorded settings in PyTorch's syntax: the text of the variable, or if the program

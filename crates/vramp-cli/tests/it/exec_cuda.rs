@@ -241,6 +241,8 @@ fn recordings_name_the_functions_that_hold_memory() {
         assert!(text.contains(words), "'{words}' is not in:\n{text}");
     }
     assert!(!text.contains("preload"), "{text}");
+    // No allocator of PyTorch stood between.
+    assert!(!text.contains("PyTorch") && text.contains("stream-ordered"), "{text}");
 
     let none = Run::new(&[&RECORD[..], &["--stacks", "0"]].concat(), &["job", "runtime", "usual"])
         .succeed();
