@@ -1,6 +1,8 @@
 //! `vramp exec` around C programs that use CUDA, on a driver without a card: every way to reach the driver,
 //! children, deaths, limits, the pool, and other libraries that are preloaded.
 
+mod sleep;
+
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -47,6 +49,7 @@ impl Built {
             cc("libcuda.so.1", &driver, &[&shared[..], &options].concat()),
             cc("job", &["programs/job.c"], &["-ldl", "-pthread"]),
             cc("bare", &["programs/bare.c"], &[]),
+            cc("worker", &["programs/worker.c"], &["-ldl"]),
             cc("host", &["programs/host.c"], &["-ldl"]),
             cc("interposer.so", &["programs/interposer.c"], &[&shared[..], &["-ldl"]].concat()),
             cc("dlsym.so", &["programs/interposer.c"], &[&shared[..], &own_dlsym].concat()),
