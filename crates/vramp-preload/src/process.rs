@@ -188,15 +188,18 @@ impl Process {
     /// Returns the pool. The first call opens its library.
     pub fn pool(&self) -> Option<&Pool> {
         let settings = self.settings.pool.as_ref()?;
-        let opened = self.pool.get_or_init(|| {
-            let opened = Pool::open(settings, self.settings);
-            opened
-                .inspect_err(|why| {
-                    write_line(&format!("vramp exec: nothing is pooled: {why}"));
-                })
-                .ok()
-        });
-        opened.as_ref()
+        if let Some(opened) = self.pool.get() {
+            return opened.as_ref();
+        }
+        // No thread waits for another here: one may hold the dynamic linker's lock, which opening takes, in the
+        // initialiser of a library. Of two threads that open it, the first counts.
+        let opened = Pool::open(settings, self.settings);
+        let why = opened.as_ref().err().cloned();
+        let is_first = self.pool.set(opened.ok()).is_ok();
+        if let Some(why) = why.filter(|_| is_first) {
+            write_line(&format!("vramp exec: nothing is pooled: {why}"));
+        }
+        self.pool_if_open()
     }
 
     /// Returns the pool, if its library is open.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::driver::{self, Code, OUT_OF_MEMORY, SUCCESS};
 use crate::pool::Pool;
+use crate::process::be_inside;
 use crate::report::write_line;
 use crate::{gate, process};
 
@@ -69,7 +70,7 @@ fn pool() -> Option<&'static Pool> {
 
 /// `vramp ctl pause` and `resume`, on a thread of the pool. Returns 1 if it is done.
 pub extern "C" fn on_sleep(resume: c_int, _: *mut c_void) -> c_int {
-    process::be_inside();
+    be_inside();
     let Some(pool) = pool() else { return 0 };
     let mut held = lock();
     let sleeper = sleeper(&mut held);
@@ -90,7 +91,7 @@ pub extern "C" fn on_sleep(resume: c_int, _: *mut c_void) -> c_int {
 
 /// Another program lacks memory, and nothing of this one is idle.
 pub extern "C" fn on_reclaim(_: u64, _: *mut c_void) {
-    process::be_inside();
+    be_inside();
     let Some(pool) = pool() else { return };
     let mut held = lock();
     let sleeper = sleeper(&mut held);
@@ -117,7 +118,7 @@ pub extern "C" fn on_reclaim(_: u64, _: *mut c_void) {
 }
 
 fn wake_up_when_there_is_room() {
-    process::be_inside();
+    be_inside();
     let mut held = lock();
     loop {
         let sleeper = sleeper(&mut held);
@@ -145,10 +146,16 @@ fn fall_asleep(pool: &Pool, sleeper: &mut Sleeper, state: State) -> Result<(), S
             PATIENCE.as_secs()
         ));
     }
-    let ended = pool.devices().map(driver::synchronize).find(|&code| code != SUCCESS);
+    let devices: Vec<_> = pool.devices().collect();
+    // Work may wait for what a thread does behind the gate, or never end.
+    let ended = within(PATIENCE, move || {
+        be_inside();
+        devices.into_iter().map(driver::synchronize).find(|&code| code != SUCCESS)
+    });
     let asleep = match ended {
-        Some(code) => Err(format!("work of the program failed: CUDA error {code}")),
-        None => pool.pause(),
+        Some(None) => pool.pause(),
+        Some(Some(code)) => Err(format!("work of the program failed: CUDA error {code}")),
+        None => Err(format!("work of the program does not end within {} s", PATIENCE.as_secs())),
     };
     match asleep {
         Ok(()) => {
@@ -160,6 +167,20 @@ fn fall_asleep(pool: &Pool, sleeper: &mut Sleeper, state: State) -> Result<(), S
             Err(why)
         }
     }
+}
+
+/// Returns what `work` returns on a thread of its own. `None` if that lasts longer than `patience`, or without a thread.
+fn within<T: Send + 'static>(
+    patience: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (answer, answered) = std::sync::mpsc::channel();
+    let thread = std::thread::Builder::new().name("vramp-exec-wait".to_owned());
+    let started = thread.spawn(move || {
+        // Too late where nobody waits any more.
+        let _ = answer.send(work());
+    });
+    started.ok().and_then(|_| answered.recv_timeout(patience).ok())
 }
 
 fn wake_up(pool: &Pool, sleeper: &mut Sleeper) -> Result<(), String> {
@@ -200,5 +221,18 @@ pub fn reset() {
     // The lock may be held by a thread that the child has not.
     if let Ok(mut held) = SLEEPER.try_lock() {
         *held = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_does_not_end_is_not_waited_for_for_ever() {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        assert_eq!(within(Duration::from_millis(5), move || ended.recv().is_ok()), None);
+        drop(end);
+        assert_eq!(within(Duration::from_secs(60), || 7), Some(7));
     }
 }

@@ -25,6 +25,8 @@ static OPEN: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
 
 struct Opened {
     name: String,
+    /// The device that uses it.
+    device: usize,
     address: u64,
     /// Number of the pool.
     number: u64,
@@ -128,7 +130,13 @@ pub unsafe fn open(
         }
         None => read(folder.join(name)).and_then(|ticket| {
             let (number, address) = pool.open_shared(place.device, &ticket)?;
-            all.push(Opened { name: name.to_owned(), address, number, times: 1 });
+            all.push(Opened {
+                name: name.to_owned(),
+                device: place.device,
+                address,
+                number,
+                times: 1,
+            });
             Ok(address)
         }),
     };
@@ -160,11 +168,9 @@ pub unsafe fn close(process: &Process, driver: &dyn Fn() -> Code, address: u64) 
     if all[place].times > 0 {
         return SUCCESS;
     }
-    let Opened { number, .. } = all.swap_remove(place);
-    let (Some(pool), Some(place)) = (process.pool_if_open(), driver::current_place()) else {
-        return INVALID_VALUE;
-    };
-    let code = driver::synchronize(place.device);
+    let Opened { number, device, .. } = all.swap_remove(place);
+    let Some(pool) = process.pool_if_open() else { return INVALID_VALUE };
+    let code = driver::synchronize(device);
     pool.close_shared(number);
     code
 }

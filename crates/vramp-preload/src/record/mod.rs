@@ -9,6 +9,7 @@ mod stacks;
 use std::borrow::Cow;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -31,7 +32,10 @@ pub struct Changed {
 
 /// The recording.
 #[derive(Debug)]
-pub struct Recorder(Mutex<Inner>);
+pub struct Recorder {
+    inner: Mutex<Inner>,
+    described: [AtomicBool; DEVICES],
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -39,7 +43,6 @@ struct Inner {
     spool: Option<Spool>,
     stacks: Stacks,
     modules: u32,
-    described: [bool; DEVICES],
     bytes: Vec<u8>,
 }
 
@@ -53,7 +56,6 @@ impl Recorder {
             spool: Some(spool),
             stacks: Stacks::new(frames),
             modules: 0,
-            described: [false; DEVICES],
             bytes: Vec::new(),
         };
         let command = command.strip_suffix(b"\0").unwrap_or(&command);
@@ -63,16 +65,26 @@ impl Recorder {
             command,
         });
         inner.write();
-        Ok(Recorder(Mutex::new(inner)))
+        let described = [const { AtomicBool::new(false) }; DEVICES];
+        Ok(Recorder { inner: Mutex::new(inner), described })
     }
 
     /// Records a change with the stack of the caller.
     pub fn record(&self, changed: Changed) {
+        // Before the lock: a thread that holds the dynamic linker's lock, which functions of the driver are looked up
+        // with, may wait for this one.
+        let is_new = !self.described[changed.device].load(Ordering::Acquire);
+        let device = is_new.then(|| driver::describe(changed.device));
         let mut inner = self.lock();
         if inner.spool.is_none() {
             return;
         }
-        inner.describe(changed.device);
+        if let Some((name, total)) = device
+            && !self.described[changed.device].swap(true, Ordering::AcqRel)
+        {
+            let device = changed.device as u32;
+            inner.put(&Record::Device { device, total, name: name.as_bytes() });
+        }
         let stack = inner.stack();
         inner.put(&Record::Event(Event {
             change: changed.change,
@@ -88,18 +100,11 @@ impl Recorder {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Inner {
-    fn describe(&mut self, device: usize) {
-        if !std::mem::replace(&mut self.described[device], true) {
-            let (name, total) = driver::describe(device);
-            self.put(&Record::Device { device: device as u32, total, name: name.as_bytes() });
-        }
-    }
-
     /// Returns the id of the stack of the caller. It and files of code are put down where they are new.
     fn stack(&mut self) -> Option<u32> {
         let Inner { stacks, modules, bytes, .. } = self;
