@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::lookup;
 
@@ -13,6 +14,8 @@ pub const SUCCESS: Code = 0;
 pub const INVALID_VALUE: Code = 1;
 pub const OUT_OF_MEMORY: Code = 2;
 pub const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+/// `CUDA_ERROR_UNKNOWN`, for failures of the pool that are not the program's.
+pub const UNKNOWN: Code = 999;
 /// What a hook returns where the process has no function of the driver to call.
 pub const NOT_FOUND: Code = 302;
 
@@ -99,7 +102,7 @@ static DEVICE_COUNT: Function = Function::new(c"cuDeviceGetCount");
 static DEVICE_NAME: Function = Function::new(c"cuDeviceGetName");
 static DEVICE_TOTAL: Function = Function::new(c"cuDeviceTotalMem_v2");
 static MEMORY_INFO: Function = Function::new(c"cuMemGetInfo_v2");
-static DEFAULT_POOL: Function = Function::new(c"cuDeviceGetMemPool");
+static DEFAULT_POOL: Function = Function::new(c"cuDeviceGetDefaultMemPool");
 
 /// Where a call works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,6 +227,12 @@ pub fn forget_primary(device: usize) -> Option<usize> {
     (seen != 0).then_some(seen)
 }
 
+/// Returns the primary context of a device, if it was seen.
+pub fn seen_primary(device: usize) -> Option<usize> {
+    let seen = PRIMARY.get(device)?.load(Ordering::Relaxed);
+    (seen != 0).then_some(seen)
+}
+
 /// Returns true if the primary context of a device is there.
 pub fn has_primary(device: usize) -> bool {
     let (mut flags, mut active) = (0_u32, 0);
@@ -250,34 +259,59 @@ pub fn synchronize(device: usize) -> Code {
 
 /// True once the program has begun a capture. Before, no stream has to be asked.
 static HAS_CAPTURED: AtomicBool = AtomicBool::new(false);
-/// Captures that have begun and not ended.
-static CAPTURES: AtomicUsize = AtomicUsize::new(0);
+/// The streams in which a capture was begun and not ended: those that it forked to are not here. With the thread, for the
+/// stream that is another one in each.
+static CAPTURES: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+/// Their number.
+static CAPTURE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Begins a capture by `begin`.
-pub fn begin_capture(begin: impl FnOnce() -> Code) -> Code {
+fn change_captures<T>(change: impl FnOnce(&mut Vec<(usize, usize)>) -> T) -> T {
+    let mut captures = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
+    let answer = change(&mut captures);
+    CAPTURE_COUNT.store(captures.len(), Ordering::Release);
+    answer
+}
+
+/// Returns what tells a stream from others of the same handle.
+fn origin(stream: usize) -> (usize, usize) {
+    thread_local! {
+        static OWN: Cell<u8> = const { Cell::new(0) };
+    }
+    (stream, if stream == PER_THREAD { OWN.with(|own| own as *const _ as usize) } else { 0 })
+}
+
+/// Begins a capture in a stream by `begin`.
+pub fn begin_capture(stream: usize, begin: impl FnOnce() -> Code) -> Code {
     HAS_CAPTURED.store(true, Ordering::Release);
-    CAPTURES.fetch_add(1, Ordering::AcqRel);
+    let origin = origin(stream);
+    let is_new = change_captures(|all| {
+        let is_new = !all.contains(&origin);
+        if is_new {
+            all.push(origin);
+        }
+        is_new
+    });
     let code = begin();
-    if code != SUCCESS {
-        CAPTURES.fetch_sub(1, Ordering::AcqRel);
+    if code != SUCCESS && is_new {
+        change_captures(|all| all.retain(|known| *known != origin));
     }
     code
 }
 
-/// Ends the capture of a stream by `end`.
+/// Ends the capture of a stream by `end`, or the stream itself.
 pub fn end_capture(stream: usize, end: impl FnOnce() -> Code) -> Code {
-    // An invalid capture ends too. One that is not there does not.
-    let was_capturing = is_capturing(stream);
     let code = end();
-    if was_capturing {
-        let _ = CAPTURES.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1));
+    // An invalid capture ends too. One that has to be ended by another thread does not.
+    if HAS_CAPTURED.load(Ordering::Acquire) && (code == SUCCESS || !is_capturing(stream)) {
+        let origin = origin(stream);
+        change_captures(|all| all.retain(|known| *known != origin));
     }
     code
 }
 
 /// Returns true while a stream captures: then no device may be waited for.
 pub fn has_captures() -> bool {
-    CAPTURES.load(Ordering::Acquire) != 0
+    CAPTURE_COUNT.load(Ordering::Acquire) != 0
 }
 
 /// Returns what the driver says of a request that it refuses in captures but for relaxed ones. A refusal ends them.
@@ -354,8 +388,23 @@ pub fn device_count() -> usize {
     usize::try_from(count).unwrap_or(0).min(DEVICES)
 }
 
-/// Returns the pool that stream-ordered requests of a device use, as a number. `None` if the driver has none.
-pub fn current_pool(device: usize) -> Option<usize> {
+/// True for devices whose stream-ordered requests use a pool that the program made.
+static HAS_OWN_POOL: [AtomicBool; DEVICES] = [const { AtomicBool::new(false) }; DEVICES];
+
+/// The stream-ordered requests of a device use a pool from now on.
+pub fn note_pool(device: usize, pool: usize) {
+    if let Some(has_own) = HAS_OWN_POOL.get(device) {
+        has_own.store(default_pool(device) != Some(pool), Ordering::Release);
+    }
+}
+
+/// Returns true if the stream-ordered requests of a device use a pool that the program made.
+pub fn has_own_pool(device: usize) -> bool {
+    HAS_OWN_POOL[device].load(Ordering::Acquire)
+}
+
+/// Returns the default pool of a device, as a number. `None` if the driver has none.
+pub fn default_pool(device: usize) -> Option<usize> {
     let mut pool = std::ptr::null_mut::<c_void>();
     let code = call!(DEFAULT_POOL, fn(*mut *mut c_void, c_int), &mut pool, device as c_int);
     (code == SUCCESS).then_some(pool as usize)

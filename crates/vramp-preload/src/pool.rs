@@ -13,16 +13,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::driver::{self, Code, DEVICES, OUT_OF_MEMORY, SUCCESS};
+use crate::driver::{self, Code, DEVICES, OUT_OF_MEMORY, SUCCESS, UNKNOWN};
 use crate::lookup;
 use crate::settings::{self, PoolSettings, Settings};
 use crate::sleep;
 
 /// `VRAMP_ERROR_OUT_OF_MEMORY`.
 const STATUS_OUT_OF_MEMORY: c_int = 8;
-/// `CUDA_ERROR_UNKNOWN`, for failures of the pool that are not the program's.
-const UNKNOWN: Code = 999;
-
 /// `vramp_torch_block_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -309,6 +306,13 @@ impl Pool {
         code
     }
 
+    /// Frees what was to be freed once the device has been waited for. Returns true if there may be more room.
+    pub fn free_kept(&self, device: usize) -> bool {
+        self.has_later.load(Ordering::Acquire)
+            && !driver::has_captures()
+            && self.free_after(device, || driver::synchronize(device)) == SUCCESS
+    }
+
     /// Frees a block in the order of a stream.
     pub fn free_on(&self, device: usize, address: u64, size: u64, stream: usize) {
         let (address, stream) = (address as *mut c_void, as_stream(stream));
@@ -574,9 +578,10 @@ impl Pool {
         Err(if status == STATUS_OUT_OF_MEMORY { OUT_OF_MEMORY } else { UNKNOWN })
     }
 
-    /// Notes that a request of the program fails, with the thread's last failure if it is the pool's.
-    pub fn refuse(&self, code: Code) {
-        let is_own = matches!(code, OUT_OF_MEMORY | UNKNOWN);
+    /// Notes that a request of the program fails which the pool was asked for, with the thread's last failure if it is the
+    /// pool's.
+    pub fn refuse(&self, given: Result<u64, Code>) {
+        let is_own = matches!(given, Err(OUT_OF_MEMORY | UNKNOWN));
         if is_own && self.failed.fetch_add(1, Ordering::Relaxed) < LINES {
             crate::report::write_line(&format!("vramp exec: {}", self.why()));
         }

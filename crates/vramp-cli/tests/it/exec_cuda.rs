@@ -48,6 +48,7 @@ impl Built {
         finish(vec![
             cc("libcuda.so.1", &driver, &[&shared[..], &options].concat()),
             cc("job", &["programs/job.c"], &["-ldl", "-pthread"]),
+            cc("attacks", &["programs/attacks.c"], &["-ldl", "-pthread"]),
             cc("bare", &["programs/bare.c"], &[]),
             cc("worker", &["programs/worker.c"], &["-ldl"]),
             cc("host", &["programs/host.c"], &["-ldl"]),
@@ -68,14 +69,14 @@ fn library(name: &str) -> PathBuf {
 }
 
 /// One run of a program.
-struct Run {
+pub(super) struct Run {
     folder: TempDir,
     command: Command,
 }
 
 impl Run {
     /// A run of a program under `vramp exec` with these options, on two devices of 128 MiB.
-    fn new(options: &[&str], program: &[&str]) -> Run {
+    pub(super) fn new(options: &[&str], program: &[&str]) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vramp"));
         command.arg("exec").args(options).arg("--");
         Run::of(command, program)
@@ -104,18 +105,18 @@ impl Run {
         Run { folder, command }
     }
 
-    fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Run {
+    pub(super) fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Run {
         self.command.env(name, value);
         self
     }
 
-    fn finish(mut self) -> Ended {
+    pub(super) fn finish(mut self) -> Ended {
         let output = self.command.output().unwrap();
         Ended { folder: self.folder, output }
     }
 
     /// Runs it to an exit code of 0.
-    fn succeed(self) -> Ended {
+    pub(super) fn succeed(self) -> Ended {
         let ended = self.finish();
         assert!(ended.output.status.success(), "{}: {}", ended.output.status, ended.error());
         ended
@@ -123,22 +124,22 @@ impl Run {
 }
 
 /// A run that is over.
-struct Ended {
+pub(super) struct Ended {
     folder: TempDir,
     output: Output,
 }
 
 impl Ended {
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         String::from_utf8(self.output.stdout.clone()).unwrap()
     }
 
-    fn error(&self) -> String {
+    pub(super) fn error(&self) -> String {
         String::from_utf8(self.output.stderr.clone()).unwrap()
     }
 
     /// The recording in `run.vtrace`.
-    fn trace(&self) -> Trace {
+    pub(super) fn trace(&self) -> Trace {
         read_trace(self.folder.path().join("run.vtrace"), &ReadLimits::default()).unwrap()
     }
 
@@ -149,7 +150,7 @@ impl Ended {
     }
 
     /// How often each function of the driver was called.
-    fn calls(&self) -> HashMap<String, u64> {
+    pub(super) fn calls(&self) -> HashMap<String, u64> {
         let bytes = fs::read(self.folder.path().join("counts")).unwrap_or_default();
         let entries = bytes.chunks_exact(64).filter(|entry| entry[0] != 0);
         entries
@@ -161,7 +162,7 @@ impl Ended {
             .collect()
     }
 
-    fn calls_of(&self, name: &str) -> u64 {
+    pub(super) fn calls_of(&self, name: &str) -> u64 {
         self.calls().get(name).copied().unwrap_or(0)
     }
 }
@@ -177,7 +178,7 @@ const MODES: [&[&str]; 4] = [
 ];
 
 /// Requests and frees in a recording, in KiB: frees are negative.
-fn changes(trace: &Trace) -> Vec<i64> {
+pub(super) fn changes(trace: &Trace) -> Vec<i64> {
     let change = |event: &vramp_trace::Event| {
         let size = i64::try_from(event.size.count() / 1024).unwrap();
         match event.kind {

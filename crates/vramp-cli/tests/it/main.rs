@@ -9,6 +9,7 @@ mod budgets;
 mod convert;
 mod devices;
 mod exec;
+mod exec_attacks;
 mod exec_cuda;
 mod graph;
 mod program;

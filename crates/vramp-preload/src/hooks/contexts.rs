@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use vramp_trace::spool::Api;
 
-use crate::driver::{self, Code, SUCCESS};
+use super::memory::named;
+use crate::driver::{self, Code, PER_THREAD, SUCCESS};
 use crate::ledger::Block;
 use crate::process::Process;
 
@@ -19,35 +20,81 @@ pub unsafe fn stream_destroy(
         pool.forget(stream as usize);
     }
     driver::note_end();
-    driver()
+    driver::end_capture(stream as usize, driver)
 }
 
 /// # Safety
 /// As of `cuStreamBeginCapture` of the first version.
-pub unsafe fn begin_old_capture<A>(_: &Process, driver: &dyn Fn() -> Code, _: A) -> Code {
-    driver::begin_capture(driver)
+pub unsafe fn begin_old_capture(
+    _: &Process,
+    driver: &dyn Fn() -> Code,
+    stream: *mut c_void,
+) -> Code {
+    driver::begin_capture(named(stream, 0), driver)
+}
+
+/// # Safety
+/// As of `cuStreamBeginCapture_ptsz`.
+pub unsafe fn begin_old_capture_per_thread(
+    _: &Process,
+    driver: &dyn Fn() -> Code,
+    stream: *mut c_void,
+) -> Code {
+    driver::begin_capture(named(stream, PER_THREAD), driver)
 }
 
 /// # Safety
 /// As of `cuStreamBeginCapture_v2`.
-pub unsafe fn begin_capture<A, B>(_: &Process, driver: &dyn Fn() -> Code, _: A, _: B) -> Code {
-    driver::begin_capture(driver)
+pub unsafe fn begin_capture(
+    _: &Process,
+    driver: &dyn Fn() -> Code,
+    stream: *mut c_void,
+    _: c_int,
+) -> Code {
+    driver::begin_capture(named(stream, 0), driver)
+}
+
+/// # Safety
+/// As of `cuStreamBeginCapture_v2_ptsz`.
+pub unsafe fn begin_capture_per_thread(
+    _: &Process,
+    driver: &dyn Fn() -> Code,
+    stream: *mut c_void,
+    _: c_int,
+) -> Code {
+    driver::begin_capture(named(stream, PER_THREAD), driver)
 }
 
 /// # Safety
 /// As of `cuStreamBeginCaptureToGraph`.
 #[allow(clippy::too_many_arguments, reason = "they are the driver's")]
-pub unsafe fn begin_capture_to_graph<A, B, C, D, E, F>(
+pub unsafe fn begin_capture_to_graph<B, C, D, E, F>(
     _: &Process,
     driver: &dyn Fn() -> Code,
-    _: A,
+    stream: *mut c_void,
     _: B,
     _: C,
     _: D,
     _: E,
     _: F,
 ) -> Code {
-    driver::begin_capture(driver)
+    driver::begin_capture(named(stream, 0), driver)
+}
+
+/// # Safety
+/// As of `cuStreamBeginCaptureToGraph_ptsz`.
+#[allow(clippy::too_many_arguments, reason = "they are the driver's")]
+pub unsafe fn begin_capture_to_graph_per_thread<B, C, D, E, F>(
+    _: &Process,
+    driver: &dyn Fn() -> Code,
+    stream: *mut c_void,
+    _: B,
+    _: C,
+    _: D,
+    _: E,
+    _: F,
+) -> Code {
+    driver::begin_capture(named(stream, PER_THREAD), driver)
 }
 
 /// # Safety
@@ -58,7 +105,18 @@ pub unsafe fn end_capture(
     stream: *mut c_void,
     _: *mut *mut c_void,
 ) -> Code {
-    driver::end_capture(stream as usize, driver)
+    driver::end_capture(named(stream, 0), driver)
+}
+
+/// # Safety
+/// As of `cuStreamEndCapture_ptsz`.
+pub unsafe fn end_capture_per_thread(
+    _: &Process,
+    driver: &dyn Fn() -> Code,
+    stream: *mut c_void,
+    _: *mut *mut c_void,
+) -> Code {
+    driver::end_capture(named(stream, PER_THREAD), driver)
 }
 
 /// # Safety
@@ -78,21 +136,20 @@ pub unsafe fn destroy(process: &Process, driver: &dyn Fn() -> Code, context: *mu
 /// As of `cuDevicePrimaryCtxReset_v2`.
 pub unsafe fn reset(process: &Process, driver: &dyn Fn() -> Code, device: c_int) -> Code {
     let number = usize::try_from(device).unwrap_or(usize::MAX);
+    // Other contexts of the device stay.
+    let primary = driver::seen_primary(number);
+    let is_gone = |block: &Block| Some(block.context) == primary;
     let pool = process.pool_if_open().filter(|pool| pool.is_open(number));
     if let Some(pool) = pool {
         // The pool's streams and events would end with the context. So it stays, without what the program allocated.
         if driver::synchronize(number) == SUCCESS {
-            process.lose(
-                Api::DevicePrimaryCtxReset,
-                |block| block.device == number,
-                |address, block| {
-                    if block.is_pooled() {
-                        pool.free(address)
-                    } else {
-                        driver::free(address)
-                    };
-                },
-            );
+            process.lose(Api::DevicePrimaryCtxReset, is_gone, |address, block| {
+                if block.is_pooled() {
+                    pool.free(address)
+                } else {
+                    driver::free(address)
+                };
+            });
             return SUCCESS;
         }
         // A fault has ended it.
@@ -101,7 +158,7 @@ pub unsafe fn reset(process: &Process, driver: &dyn Fn() -> Code, device: c_int)
     driver::note_end();
     let code = driver();
     if code == SUCCESS {
-        process.lose(Api::DevicePrimaryCtxReset, |block| block.device == number, |_, _| ());
+        process.lose(Api::DevicePrimaryCtxReset, is_gone, |_, _| ());
         driver::forget_primary(number);
     }
     code
@@ -143,6 +200,21 @@ pub unsafe fn enable_peer(
     code
 }
 
+/// # Safety
+/// As of `cuDeviceSetMemPool`.
+pub unsafe fn set_pool(
+    _: &Process,
+    driver: &dyn Fn() -> Code,
+    device: c_int,
+    pool: *mut c_void,
+) -> Code {
+    let code = driver();
+    if let (SUCCESS, Ok(device)) = (code, usize::try_from(device)) {
+        driver::note_pool(device, pool as usize);
+    }
+    code
+}
+
 /// A `CUmemAccessDesc`: where the access is from, and of what kind.
 #[repr(C)]
 pub struct Access {
@@ -169,7 +241,7 @@ pub unsafe fn pool_access(
         return code;
     };
     // The memory of this device's default pool is the pool's.
-    let is_of = |&device: &usize| driver::current_pool(device) == Some(pool_handle as usize);
+    let is_of = |&device: &usize| driver::default_pool(device) == Some(pool_handle as usize);
     let Some(owner) = (0..driver::device_count()).find(is_of) else { return code };
     // SAFETY: the driver has read this many.
     let wanted = unsafe { std::slice::from_raw_parts(wanted, count) };

@@ -6,7 +6,7 @@ use vramp_trace::spool::{Api, Change};
 
 use super::sharing;
 use crate::driver::{
-    self, Code, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, PER_THREAD, Place, SUCCESS,
+    self, Code, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, PER_THREAD, Place, SUCCESS, UNKNOWN,
 };
 use crate::ledger::{Block, Source};
 use crate::pool::Pool;
@@ -44,8 +44,17 @@ impl Request {
         let (source, got) = match (pooled, pool) {
             _ if !is_within => (Source::Driver, Err(OUT_OF_MEMORY)),
             (Some((source, pooled)), Some(pool)) => {
-                let got = sleep::until_given(pool, device, size, || pooled(pool, device));
-                (source, got.inspect_err(|&code| pool.refuse(code)))
+                let given = sleep::until_given(pool, device, size, || {
+                    let got = pooled(pool, device);
+                    let is_full = got == Err(OUT_OF_MEMORY);
+                    if is_full && pool.free_kept(device) { pooled(pool, device) } else { got }
+                });
+                let (source, got) = match given {
+                    // The driver may serve it, as in a thread that ends, or says what is wrong, as of a stream.
+                    Err(UNKNOWN) => (Source::Driver, driver()),
+                    given => (source, given),
+                };
+                (source, got.inspect_err(|_| pool.refuse(given)))
             }
             _ => (Source::Driver, driver()),
         };
@@ -245,7 +254,7 @@ fn release(
 }
 
 /// Returns the stream that zero means.
-fn named(stream: *mut c_void, zero: usize) -> usize {
+pub fn named(stream: *mut c_void, zero: usize) -> usize {
     if stream.is_null() { zero } else { stream as usize }
 }
 
@@ -267,12 +276,13 @@ unsafe fn ordered(
     }
     let place = driver::place_of(stream);
     // Memory of a pool that the program made may be of another kind than the device's.
-    let is_default =
-        |pool| place.is_some_and(|place| driver::current_pool(place.device) == Some(pool));
-    let pooled =
-        from.is_none_or(is_default).then_some((Source::Block, |pool: &Pool, device: usize| {
-            pool.allocate_on(device, size, stream)
-        }));
+    let is_default = place.is_some_and(|Place { device, .. }| match from {
+        Some(pool) => driver::default_pool(device) == Some(pool),
+        None => !driver::has_own_pool(device),
+    });
+    let pooled = is_default.then_some((Source::Block, |pool: &Pool, device: usize| {
+        pool.allocate_on(device, size, stream)
+    }));
     // SAFETY: required by this function's contract.
     let own = || unsafe { from_driver(driver, address) };
     let got = request.serve(process, place, own, pooled);

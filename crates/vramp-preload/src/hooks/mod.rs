@@ -133,21 +133,21 @@ hooks! {
 
     cuStreamBeginCapture, "cuStreamBeginCapture" since 10000: (stream: Stream) => contexts::begin_old_capture;
     cuStreamBeginCapture_ptsz, "cuStreamBeginCapture" since 10000 per thread:
-        (stream: Stream) => contexts::begin_old_capture;
+        (stream: Stream) => contexts::begin_old_capture_per_thread;
     cuStreamBeginCapture_v2, "cuStreamBeginCapture" since 10010:
         (stream: Stream, mode: c_int) => contexts::begin_capture;
     cuStreamBeginCapture_v2_ptsz, "cuStreamBeginCapture" since 10010 per thread:
-        (stream: Stream, mode: c_int) => contexts::begin_capture;
+        (stream: Stream, mode: c_int) => contexts::begin_capture_per_thread;
     cuStreamBeginCaptureToGraph, "cuStreamBeginCaptureToGraph" since 12030:
         (stream: Stream, graph: *mut c_void, nodes: *const c_void, edges: *const c_void, count: usize, mode: c_int)
         => contexts::begin_capture_to_graph;
     cuStreamBeginCaptureToGraph_ptsz, "cuStreamBeginCaptureToGraph" since 12030 per thread:
         (stream: Stream, graph: *mut c_void, nodes: *const c_void, edges: *const c_void, count: usize, mode: c_int)
-        => contexts::begin_capture_to_graph;
+        => contexts::begin_capture_to_graph_per_thread;
     cuStreamEndCapture, "cuStreamEndCapture" since 10000:
         (stream: Stream, graph: *mut *mut c_void) => contexts::end_capture;
     cuStreamEndCapture_ptsz, "cuStreamEndCapture" since 10000 per thread:
-        (stream: Stream, graph: *mut *mut c_void) => contexts::end_capture;
+        (stream: Stream, graph: *mut *mut c_void) => contexts::end_capture_per_thread;
     cuStreamDestroy_v2, "cuStreamDestroy" since 4000: (stream: Stream) => contexts::stream_destroy;
     cuCtxDestroy_v2, "cuCtxDestroy" since 4000: (context: *mut c_void) => contexts::destroy;
     cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset" since 7000: (device: c_int) => contexts::reset;
@@ -158,6 +158,7 @@ hooks! {
         (pool: *mut c_void, wanted: *const contexts::Access, count: usize) => contexts::pool_access;
     cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess" since 4000:
         (peer: *mut c_void, flags: c_uint) => contexts::enable_peer;
+    cuDeviceSetMemPool, "cuDeviceSetMemPool" since 11020: (device: c_int, pool: *mut c_void) => contexts::set_pool;
 }
 
 /// Returns the hooks that the settings ask for.

@@ -331,6 +331,9 @@ static const struct Entry ENTRIES[] = {
     {"cuMemsetD8", "cuMemsetD8_v2", 3020, false},
     {"cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2", 11000, false},
     {"cuStreamBeginCapture", "cuStreamBeginCapture_v2", 10010, false},
+    {"cuStreamBeginCapture", "cuStreamBeginCapture_v2_ptsz", 10010, true},
+    {"cuStreamEndCapture", "cuStreamEndCapture", 10000, false},
+    {"cuStreamEndCapture", "cuStreamEndCapture_ptsz", 10000, true},
     {"cuMemAllocAsync", "cuMemAllocAsync", 11020, false},
     {"cuMemAllocAsync", "cuMemAllocAsync_ptsz", 11020, true},
     {"cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync", 11020, false},
@@ -351,7 +354,7 @@ static const char *const OTHERS[] = {
     "cuPointerGetAttributes", "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap",
     "cuMemUnmap", "cuMemSetAccess", "cuMemRetainAllocationHandle", "cuStreamCreate", "cuDeviceGetMemPool",
     "cuDeviceGetDefaultMemPool", "cuMemPoolCreate", "cuIpcGetMemHandle", "cuIpcCloseMemHandle",
-    "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch",
+    "cuDeviceSetMemPool", "cuMemPoolSetAccess", "cuGraphInstantiateWithFlags", "cuGraphLaunch",
 };
 
 // As the program's own calls of dlsym are not: the driver looks into its own table.
@@ -407,7 +410,8 @@ PUBLIC CUresult cuGetProcAddress_v2(const char *name, void **found, int version,
   X(cuMemAddressFree) X(cuMemCreate) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)                     \
   X(cuMemRetainAllocationHandle) X(cuStreamCreate) X(cuDeviceGetMemPool) X(cuDeviceGetDefaultMemPool)                \
   X(cuMemPoolCreate) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle_v2) X(cuIpcCloseMemHandle)                            \
-  X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuGraphInstantiateWithFlags) X(cuGraphLaunch)
+  X(cuStreamBeginCapture_v2) X(cuStreamBeginCapture_v2_ptsz) X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz)        \
+  X(cuDeviceSetMemPool) X(cuMemPoolSetAccess) X(cuGraphInstantiateWithFlags) X(cuGraphLaunch)
 
 #define DECLARE(symbol) extern char address_##symbol[] __asm__(#symbol);
 SYMBOLS(DECLARE)

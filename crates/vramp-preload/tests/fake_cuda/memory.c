@@ -28,7 +28,7 @@ struct Table {
 
 static struct Table blocks, reservations;
 static uint64_t used[DEVICES];
-static struct Pool pools[DEVICES];
+static struct Pool pools[DEVICES], *chosen[DEVICES];
 
 static uint64_t memory(void) {
   const char *text = getenv("FAKE_CUDA_MEMORY");
@@ -543,6 +543,7 @@ static CUresult from_pool(CUdeviceptr *address, size_t size, struct Pool *pool, 
   CONTEXT();
   if (!address || !size) return INVALID_VALUE;
   if (!stream_of(stream, per_thread)) return INVALID_HANDLE;
+  if (!pool) pool = chosen[context->device];
   if (!pool) pool = default_pool(context->device);
   pthread_mutex_lock(&lock);
   CUresult code = allocate(context, size, pool, address);
@@ -586,7 +587,18 @@ ORDERED(_ptsz, true)
 PUBLIC CUresult cuDeviceGetMemPool(struct Pool **pool, CUdevice device) {
   ENTER("cuDeviceGetMemPool");
   if (device < 0 || device >= device_count()) return INVALID_DEVICE;
-  return *pool = default_pool(device), OK;
+  return *pool = chosen[device] ? chosen[device] : default_pool(device), OK;
+}
+
+PUBLIC CUresult cuDeviceSetMemPool(CUdevice device, struct Pool *pool) {
+  ENTER("cuDeviceSetMemPool");
+  if (device < 0 || device >= device_count()) return INVALID_DEVICE;
+  return chosen[device] = pool, OK;
+}
+
+PUBLIC CUresult cuMemPoolSetAccess(struct Pool *pool, const struct Access *wanted, size_t count) {
+  ENTER("cuMemPoolSetAccess");
+  return pool && wanted && count ? OK : INVALID_VALUE;
 }
 
 PUBLIC CUresult cuDeviceGetDefaultMemPool(struct Pool **pool, CUdevice device) {

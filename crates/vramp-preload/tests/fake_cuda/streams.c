@@ -312,20 +312,38 @@ PUBLIC CUresult cuEventSynchronize(CUevent event) {
 
 // --- Captures ---
 
+static CUresult begin_capture(struct Stream *stream) {
+  if (!stream || stream->capture) return INVALID_VALUE;
+  return stream->capture = calloc(1, sizeof *stream->capture), OK;
+}
+
+static CUresult end_capture(struct Stream *stream, CUgraph *graph) {
+  if (!stream || !stream->capture) return INVALID_VALUE;
+  *graph = stream->capture;
+  return stream->capture = NULL, OK;
+}
+
 PUBLIC CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
   ENTER("cuStreamBeginCapture_v2");
   (void)mode;
-  struct Stream *found = stream_of(stream, false);
-  if (!found || found->capture) return INVALID_VALUE;
-  return found->capture = calloc(1, sizeof *found->capture), OK;
+  // Not the legacy one.
+  return stream ? begin_capture(stream_of(stream, false)) : CAPTURE_UNSUPPORTED;
+}
+
+PUBLIC CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, int mode) {
+  ENTER("cuStreamBeginCapture_v2_ptsz");
+  (void)mode;
+  return begin_capture(stream_of(stream, true));
 }
 
 PUBLIC CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
   ENTER("cuStreamEndCapture");
-  struct Stream *found = stream_of(stream, false);
-  if (!found || !found->capture) return INVALID_VALUE;
-  *graph = found->capture;
-  return found->capture = NULL, OK;
+  return end_capture(stream_of(stream, false), graph);
+}
+
+PUBLIC CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
+  ENTER("cuStreamEndCapture_ptsz");
+  return end_capture(stream_of(stream, true), graph);
 }
 
 PUBLIC CUresult cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *graph, void *nodes,

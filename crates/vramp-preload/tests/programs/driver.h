@@ -49,6 +49,8 @@ struct Shared {
   X(cuMemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream))                                                \
   X(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, (CUmemoryPool *, int))                            \
   X(cuMemPoolCreate, cuMemPoolCreate, (CUmemoryPool *, const struct Properties *))                          \
+  X(cuDeviceSetMemPool, cuDeviceSetMemPool, (int, CUmemoryPool))                                            \
+  X(cuMemPoolSetAccess, cuMemPoolSetAccess, (CUmemoryPool, const struct Access *, size_t))                  \
   X(cuMemGetInfo, cuMemGetInfo_v2, (size_t *, size_t *))                                                    \
   X(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t *, int))                                                 \
   X(cuMemGetAddressRange, cuMemGetAddressRange_v2, (CUdeviceptr *, size_t *, CUdeviceptr))                  \
