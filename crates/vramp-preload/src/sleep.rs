@@ -177,7 +177,7 @@ fn within<T: Send + 'static>(
     let (answer, answered) = std::sync::mpsc::channel();
     let thread = std::thread::Builder::new().name("vramp-exec-wait".to_owned());
     let started = thread.spawn(move || {
-        // Too late where nobody waits any more.
+        // Too late once the caller has given up.
         let _ = answer.send(work());
     });
     started.ok().and_then(|_| answered.recv_timeout(patience).ok())
