@@ -52,6 +52,11 @@ static void reclaim(uint64_t bytes, void *user) {
     cache->calls += 1;
 }
 
+static int asleep(int resume, void *user) {
+    (void)user;
+    return resume == 0;
+}
+
 int main(int count, char **arguments) {
     const char *directory = count > 1 ? arguments[1] : NULL;
     vramp_budget_options_t chat = options(directory, "chat"), wrong;
@@ -85,6 +90,9 @@ int main(int count, char **arguments) {
     CHECK(vramp_stream_create(first, &cache.stream) == VRAMP_OK);
     CHECK(vramp_malloc(first, 5 * GIB, cache.stream, &cache.block) == VRAMP_OK);
     CHECK(vramp_budget_on_reclaim(first, NULL, NULL) == VRAMP_ERROR_NULL);
+    CHECK(vramp_budget_on_sleep(first, NULL, NULL) == VRAMP_ERROR_NULL);
+    CHECK(vramp_budget_on_sleep(second, asleep, NULL) == VRAMP_ERROR_OPTION);
+    CHECK(vramp_budget_on_sleep(first, asleep, NULL) == VRAMP_OK);
     CHECK(vramp_budget_on_reclaim(first, reclaim, &cache) == VRAMP_OK);
     found = room(first);
     CHECK(found.claimed >= 5 * GIB && found.available == 8 * GIB - found.claimed);
