@@ -160,6 +160,8 @@ pub struct Pool {
     /// Memory that was freed while a stream captured, with its device.
     later: Mutex<Vec<(usize, u64)>>,
     has_later: AtomicBool,
+    /// Devices whose group the process could not join.
+    is_refused: [AtomicBool; DEVICES],
     /// Devices that are reset or cannot be opened: their requests go to the driver.
     retired: [AtomicBool; DEVICES],
     served: AtomicU64,
@@ -193,7 +195,9 @@ impl Pool {
         })?;
         lookup::let_pass(functions.open as *const c_void);
         let retired = [const { AtomicBool::new(false) }; DEVICES];
+        let is_refused = [const { AtomicBool::new(false) }; DEVICES];
         Ok(Pool {
+            is_refused,
             functions,
             settings,
             joined: Mutex::new([false; DEVICES]),
@@ -262,6 +266,9 @@ impl Pool {
 
     /// Allocates memory in the order of a stream.
     pub fn allocate_on(&self, device: usize, size: u64, stream: usize) -> Result<u64, Code> {
+        if self.is_refused[device].load(Ordering::Acquire) {
+            return Err(OUT_OF_MEMORY);
+        }
         self.in_region(device);
         let mut block = BlockRecord::default();
         // SAFETY: the stream is one of the device, which `cuStreamDestroy` makes the pool forget.
@@ -526,9 +533,11 @@ impl Pool {
         // SAFETY: the texts end with zeros and outlive the call.
         let status = unsafe { (self.functions.budget_join)(allocator, &options) };
         if status != 0 {
+            // What it took besides would be missing in the budgets of the others.
+            self.is_refused[device].store(true, Ordering::Release);
             let why = self.why();
             crate::report::write_line(&format!(
-                "vramp exec: device {device} is not in the group {:?}: {why}",
+                "vramp exec: the program gets no memory of device {device}, because it cannot join the group {:?}: {why}",
                 group.name
             ));
             return;
