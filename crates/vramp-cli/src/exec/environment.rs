@@ -118,12 +118,24 @@ fn options(args: &Exec, others: Option<String>) -> Option<String> {
     // What the pool keeps counts too, not only what the program requests.
     let limit = args.limit.filter(|_| args.pool).map(|limit| format!("limit={}", limit.count()));
     let given: Vec<&String> = preset.iter().chain(&limit).chain(&args.option).collect();
-    if given.is_empty() {
-        return None;
+    (!given.is_empty()).then(|| joined(&given, &others.unwrap_or_default()))
+}
+
+/// Returns options in one text. Those of `given` replace others of their names, also where this program runs under
+/// `vramp exec` itself.
+fn joined(given: &[&String], others: &str) -> String {
+    fn name(option: &str) -> &str {
+        option.split('=').next().unwrap_or_default().trim()
     }
-    let others = others.filter(|text| !text.trim().is_empty());
-    let all: Vec<&str> = others.iter().chain(given).map(String::as_str).collect();
-    Some(all.join(","))
+    let is_given = |option: &str| given.iter().any(|given| name(given) == name(option));
+    let mut depth = 0;
+    let others = others.split(|c| {
+        depth += i32::from(c == '[') - i32::from(c == ']');
+        c == ',' && depth <= 0
+    });
+    let others = others.filter(|option| !option.trim().is_empty() && !is_given(option));
+    let all: Vec<&str> = others.chain(given.iter().map(|option| option.as_str())).collect();
+    all.join(",")
 }
 
 #[cfg(test)]
@@ -148,6 +160,20 @@ mod tests {
             (Some("a.so:/lib/libvramp_preload.so"), "/lib/libvramp_preload.so:a.so"),
         ] {
             assert_eq!(in_front(library, others.map(OsString::from)), expected);
+        }
+    }
+
+    #[test]
+    fn options_that_are_given_replace_others_of_their_names() {
+        let given = ["limit=1GiB".to_owned(), "preset=vramp".to_owned()];
+        let given: Vec<&String> = given.iter().collect();
+        for (others, expected) in [
+            ("", "limit=1GiB,preset=vramp"),
+            (" , ", "limit=1GiB,preset=vramp"),
+            ("limit=2GiB", "limit=1GiB,preset=vramp"),
+            ("ipc=off, limit = 2GiB,peers=[0,1]", "ipc=off,peers=[0,1],limit=1GiB,preset=vramp"),
+        ] {
+            assert_eq!(joined(&given, others), expected, "{others:?}");
         }
     }
 }
