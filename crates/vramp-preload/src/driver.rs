@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::lookup;
+use crate::{gate, lookup};
 
 /// A result of the driver: `CUresult`.
 pub type Code = c_int;
@@ -282,6 +282,8 @@ fn origin(stream: usize) -> (usize, usize) {
 
 /// Begins a capture in a stream by `begin`.
 pub fn begin_capture(stream: usize, begin: impl FnOnce() -> Code) -> Code {
+    // The program may need another capture to end the first.
+    gate::give_way(|| !has_captures());
     HAS_CAPTURED.store(true, Ordering::Release);
     let origin = origin(stream);
     let is_new = change_captures(|all| {

@@ -16,6 +16,7 @@ struct Counter(AtomicU64);
 
 static UNDER_WAY: [Counter; COUNTERS] = [const { Counter(AtomicU64::new(0)) }; COUNTERS];
 static IS_CLOSED: AtomicBool = AtomicBool::new(false);
+static IS_ANNOUNCED: AtomicBool = AtomicBool::new(false);
 static CHANGED: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
 
 /// Returns the counter of the calling thread.
@@ -78,6 +79,20 @@ pub fn close(patience: Duration) -> bool {
     true
 }
 
+/// Says whether the gate is about to close, for [`give_way`].
+pub fn announce(is_about_to_close: bool) {
+    IS_ANNOUNCED.store(is_about_to_close, Ordering::SeqCst);
+}
+
+/// In a call, before it begins what the gate does not close in: lets the gate close first, while `may_wait`.
+pub fn give_way(may_wait: impl Fn() -> bool) {
+    while IS_ANNOUNCED.load(Ordering::SeqCst) && may_wait() {
+        leave();
+        std::thread::sleep(Duration::from_millis(1));
+        enter();
+    }
+}
+
 /// Opens the gate.
 pub fn open() {
     let (lock, changed) = &CHANGED;
@@ -90,6 +105,7 @@ pub fn open() {
 pub fn reset() {
     UNDER_WAY.iter().for_each(|counter| counter.0.store(0, Ordering::SeqCst));
     IS_CLOSED.store(false, Ordering::SeqCst);
+    announce(false);
 }
 
 #[cfg(test)]

@@ -424,8 +424,8 @@ impl Pool {
 
     /// Takes the program's memory off all devices, or returns why not. What left before a failure is back.
     pub fn pause(&self) -> Result<(), String> {
-        for device in self.devices() {
-            let Some(allocator) = self.allocator(device) else { continue };
+        let allocators = || self.devices().filter_map(|device| self.allocator(device));
+        for allocator in allocators() {
             // SAFETY: no tags are all of them.
             let status = unsafe {
                 (self.functions.region_pause)(allocator, std::ptr::null(), 0, std::ptr::null())
@@ -435,6 +435,9 @@ impl Pool {
                 let _ = self.resume();
                 return Err(why);
             }
+        }
+        // Not before, so that what left is sure to find room where another device fails.
+        for allocator in allocators() {
             // SAFETY: null is allowed.
             unsafe { (self.functions.budget_give_back)(allocator, std::ptr::null_mut()) };
         }

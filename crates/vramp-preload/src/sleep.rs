@@ -27,6 +27,8 @@ pub fn capacity_of(memory: u64) -> u64 {
 const SLICE: Duration = Duration::from_secs(3);
 /// How long calls may take that are under way when a sleep begins.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks whether captures have ended.
+const BETWEEN: Duration = Duration::from_millis(2);
 /// How long a request waits for others at most.
 const LONGEST: Duration = Duration::from_secs(600);
 /// Between two tries to wake up while others have the card.
@@ -139,13 +141,30 @@ fn wake_up_when_there_is_room() {
     }
 }
 
-fn fall_asleep(pool: &Pool, sleeper: &mut Sleeper, state: State) -> Result<(), String> {
-    if !gate::close(PATIENCE) {
-        return Err(format!(
-            "a call of the program does not return within {} s",
-            PATIENCE.as_secs()
-        ));
+/// Closes the gate while no stream captures: a wait for the device would make the capture invalid.
+fn close_between_captures() -> Result<(), String> {
+    let (start, patience) = (Instant::now(), PATIENCE.as_secs());
+    loop {
+        if !gate::close(PATIENCE) {
+            return Err(format!("a call of the program does not return within {patience} s"));
+        }
+        if !driver::has_captures() {
+            return Ok(());
+        }
+        gate::open();
+        if start.elapsed() > PATIENCE {
+            return Err(format!("a stream of the program captures for longer than {patience} s"));
+        }
+        std::thread::sleep(BETWEEN);
     }
+}
+
+fn fall_asleep(pool: &Pool, sleeper: &mut Sleeper, state: State) -> Result<(), String> {
+    let patience = PATIENCE.as_secs();
+    gate::announce(true);
+    let closed = close_between_captures();
+    gate::announce(false);
+    closed?;
     let devices: Vec<_> = pool.devices().collect();
     // Work may wait for what a thread does behind the gate, or never end.
     let ended = within(PATIENCE, move || {
@@ -155,7 +174,7 @@ fn fall_asleep(pool: &Pool, sleeper: &mut Sleeper, state: State) -> Result<(), S
     let asleep = match ended {
         Some(None) => pool.pause(),
         Some(Some(code)) => Err(format!("work of the program failed: CUDA error {code}")),
-        None => Err(format!("work of the program does not end within {} s", PATIENCE.as_secs())),
+        None => Err(format!("work of the program does not end within {patience} s")),
     };
     match asleep {
         Ok(()) => {

@@ -1,5 +1,8 @@
 //! `vramp exec` around programs that do what few do with CUDA, and may.
 
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
 use super::exec_cuda::{Run, changes};
 
 const RECORD: [&str; 2] = ["--record", "run.vtrace"];
@@ -49,4 +52,24 @@ fn streams_end_before_the_memory_of_their_order() {
             run.env("FAKE_CUDA_LATE_US", late).succeed();
         }
     }
+}
+
+#[test]
+fn a_pause_waits_for_captures_and_breaks_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = Run::new(&["--pool", "--sleepable"], &["attacks", "runtime", "pauses"])
+        .env("XDG_RUNTIME_DIR", folder.path());
+    run.command.stderr(Stdio::null());
+    let mut program = run.command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(program.stdout.take().unwrap()).lines();
+    assert_eq!(output.next().unwrap().unwrap(), "ready");
+    for action in ["pause", "resume", "pause", "resume"] {
+        let mut ctl = Command::new(env!("CARGO_BIN_EXE_vramp"));
+        ctl.env("XDG_RUNTIME_DIR", folder.path()).args(["ctl", action, "attacks"]);
+        let ended = ctl.output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+    drop(program.stdin.take());
+    assert_eq!(output.next().unwrap().unwrap(), "done");
+    assert!(program.wait().unwrap().success());
 }

@@ -71,7 +71,7 @@ fn library(name: &str) -> PathBuf {
 /// One run of a program.
 pub(super) struct Run {
     folder: TempDir,
-    command: Command,
+    pub(super) command: Command,
 }
 
 impl Run {

@@ -36,6 +36,9 @@ static int64_t device_done[DEVICES];
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static bool has_worker;
 static CUresult sticky;
+// Captures under way, and whether one was made invalid.
+static int captures;
+static bool has_invalid;
 static struct Stream legacy[DEVICES];
 static _Thread_local struct Stream own[DEVICES];
 static _Thread_local int capture_mode;
@@ -163,6 +166,7 @@ static bool is_done(int64_t done) {
 PUBLIC CUresult cuCtxSynchronize(void) {
   ENTER("cuCtxSynchronize");
   struct Context *context = current();
+  if (__atomic_load_n(&captures, __ATOMIC_SEQ_CST)) return has_invalid = true, CAPTURE_UNSUPPORTED;
   return context ? wait_until(device_done[context->device]) : INVALID_CONTEXT;
 }
 
@@ -185,6 +189,7 @@ PUBLIC CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int
 PUBLIC CUresult cuStreamDestroy_v2(CUstream stream) {
   ENTER("cuStreamDestroy_v2");
   if ((uintptr_t)stream <= 2) return INVALID_HANDLE;
+  if (stream->capture) __atomic_sub_fetch(&captures, 1, __ATOMIC_SEQ_CST);
   free(stream);
   return OK;
 }
@@ -314,12 +319,16 @@ PUBLIC CUresult cuEventSynchronize(CUevent event) {
 
 static CUresult begin_capture(struct Stream *stream) {
   if (!stream || stream->capture) return INVALID_VALUE;
+  __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
   return stream->capture = calloc(1, sizeof *stream->capture), OK;
 }
 
 static CUresult end_capture(struct Stream *stream, CUgraph *graph) {
   if (!stream || !stream->capture) return INVALID_VALUE;
+  bool is_invalid = __atomic_exchange_n(&has_invalid, false, __ATOMIC_SEQ_CST);
+  __atomic_sub_fetch(&captures, 1, __ATOMIC_SEQ_CST);
   *graph = stream->capture;
+  if (is_invalid) return stream->capture = NULL, CAPTURE_INVALIDATED;
   return stream->capture = NULL, OK;
 }
 

@@ -2,7 +2,9 @@
 // not the one that it has to be.
 #include "driver.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <unistd.h>
 
 enum { MIB = 1 << 20 };
 
@@ -97,6 +99,24 @@ static void pools(void) {
   CHECK(cuMemPoolSetAccess(usual, &access, 1));
 }
 
+// Captures one graph after the other, until nothing is read any more.
+static void pauses(void) {
+  CUstream stream;
+  CUgraph graph;
+  CHECK(cuStreamCreate(&stream, 1));
+  CUdeviceptr block = make_block(MIB);
+  puts("ready");
+  fflush(stdout);
+  fcntl(0, F_SETFL, O_NONBLOCK);
+  for (char byte; read(0, &byte, 1);) {
+    CHECK(cuStreamBeginCapture(stream, 0));
+    CHECK(cuMemsetD8Async(block, 1, MIB, stream));
+    usleep(3000);
+    CHECK(cuStreamEndCapture(stream, &graph));
+  }
+  CHECK(cuMemFree(block));
+}
+
 static pthread_key_t key;
 
 static void at_the_end(void *block) {
@@ -177,6 +197,7 @@ int main(int count, char **arguments) {
   if (!strcmp(name, "kept")) kept();
   if (!strcmp(name, "reset")) reset();
   if (!strcmp(name, "pools")) pools();
+  if (!strcmp(name, "pauses")) pauses();
   if (!strcmp(name, "threads")) threads();
   if (!strcmp(name, "streams")) streams(count > 3 ? atoi(arguments[3]) : 400);
   puts("done");
