@@ -6,10 +6,10 @@
 //! | how the program reaches a function | what stands in front |
 //! |---|---|
 //! | linked against libcuda | the exported name |
-//! | `dlopen` and `dlsym`, as the CUDA runtime begins | [`lookup`]'s `dlsym` |
+//! | `dlopen` and `dlsym`, as the CUDA runtime begins | `dlsym` in `lookup.rs` |
 //! | `cuGetProcAddress`, as the CUDA runtime goes on | the hook of `cuGetProcAddress` |
 //!
-//! What a hook does depends on [`Settings`](settings::Settings), which `vramp exec` passes in one variable of the
+//! What a hook does depends on the settings, which `vramp exec` passes in one variable of the
 //! environment. Without the variable every call goes to the driver as it is. All other functions of the driver are
 //! never seen, virtual memory that a program maps itself passes through.
 //!
