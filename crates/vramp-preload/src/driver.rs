@@ -96,6 +96,7 @@ static STREAM_CONTEXT: Function = Function::new(c"cuStreamGetCtx");
 static MEMORY_ALLOCATE: Function = Function::new(c"cuMemAlloc_v2");
 static MEMORY_FREE: Function = Function::new(c"cuMemFree_v2");
 static STREAM_CREATE: Function = Function::new(c"cuStreamCreate");
+static STREAM_DESTROY: Function = Function::new(c"cuStreamDestroy_v2");
 static STREAM_SYNCHRONIZE: Function = Function::new(c"cuStreamSynchronize");
 static STREAM_IS_CAPTURING: Function = Function::new(c"cuStreamIsCapturing");
 static DEVICE_COUNT: Function = Function::new(c"cuDeviceGetCount");
@@ -348,6 +349,11 @@ pub fn create_stream() -> Result<usize, Code> {
         SUCCESS => Ok(stream as usize),
         code => Err(code),
     }
+}
+
+/// Ends a stream of [`create_stream`].
+pub fn destroy_stream(stream: usize) {
+    let _ = call!(STREAM_DESTROY, fn(*mut c_void), stream as *mut c_void);
 }
 
 /// Frees memory of the driver's.

@@ -11,7 +11,8 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use crate::driver::{self, Code, DEVICES, OUT_OF_MEMORY, SUCCESS, UNKNOWN};
 use crate::lookup;
@@ -153,6 +154,8 @@ functions! {
 pub struct Pool {
     functions: Functions,
     settings: &'static Settings,
+    /// Held while a device is opened.
+    opening: Mutex<()>,
     /// The devices that have joined the group.
     joined: Mutex<[bool; DEVICES]>,
     /// A stream of each device for memory that any stream may use; zero before the first request.
@@ -200,6 +203,7 @@ impl Pool {
             is_refused,
             functions,
             settings,
+            opening: Mutex::new(()),
             joined: Mutex::new([false; DEVICES]),
             later: Mutex::default(),
             has_later: AtomicBool::new(false),
@@ -219,6 +223,11 @@ impl Pool {
         if unsafe { (self.functions.is_open)(device as c_int) } != 0 {
             return true;
         }
+        let Some(_opening) = self.opening() else { return false };
+        // SAFETY: as above.
+        if unsafe { (self.functions.is_open)(device as c_int) } != 0 {
+            return true;
+        }
         // SAFETY: as above.
         let status = unsafe { (self.functions.open)(device as c_int) };
         if status != 0 && !self.retired[device].swap(true, Ordering::AcqRel) {
@@ -232,6 +241,20 @@ impl Pool {
             self.join(device);
         }
         status == 0
+    }
+
+    /// Returns the right to open a device. `None` if another thread has it for long: it may wait for the dynamic linker's
+    /// lock, which this one has in the initialiser of a library.
+    fn opening(&self) -> Option<MutexGuard<'_, ()>> {
+        let start = Instant::now();
+        loop {
+            match self.opening.try_lock() {
+                Ok(guard) => return Some(guard),
+                Err(TryLockError::Poisoned(error)) => return Some(error.into_inner()),
+                Err(TryLockError::WouldBlock) if start.elapsed() > OPENING => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_micros(200)),
+            }
+        }
     }
 
     /// Allocates memory that any stream may use at once.
@@ -254,14 +277,16 @@ impl Pool {
         if known != 0 {
             return Ok(known);
         }
-        let _one_thread = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = self.streams[device].load(Ordering::Acquire);
-        if known == 0 {
-            let made = driver::create_stream()?;
-            self.streams[device].store(made, Ordering::Release);
-            return Ok(made);
+        // No lock: the driver's function may be looked up, which a thread may wait for in the initialiser of a library.
+        let made = driver::create_stream()?;
+        let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
+        match self.streams[device].compare_exchange(0, made, order, failed) {
+            Ok(_) => Ok(made),
+            Err(known) => {
+                driver::destroy_stream(made);
+                Ok(known)
+            }
         }
-        Ok(known)
     }
 
     /// Allocates memory in the order of a stream.
@@ -607,6 +632,8 @@ impl Pool {
     }
 }
 
+/// How long a request waits while another thread opens a device, before the driver serves it.
+const OPENING: Duration = Duration::from_secs(2);
 /// Failures that are printed.
 const LINES: u64 = 5;
 

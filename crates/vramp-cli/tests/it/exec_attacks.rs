@@ -73,3 +73,13 @@ fn a_pause_waits_for_captures_and_breaks_none() {
     assert_eq!(output.next().unwrap().unwrap(), "done");
     assert!(program.wait().unwrap().success());
 }
+
+#[test]
+fn a_library_uses_memory_while_it_is_loaded_and_the_pool_opened() {
+    for options in [&RECORD[..], &["--pool"]] {
+        for after_us in ["0", "500", "1000", "2000"] {
+            let run = Run::new(options, &["attacks", "runtime", "constructor", after_us]);
+            assert_eq!(run.succeed().text(), "done\n", "{options:?} {after_us}");
+        }
+    }
+}

@@ -57,6 +57,11 @@ impl Built {
         ]);
         finish(vec![
             cc("linked", &["programs/job.c"], &["-DLINKED", "libcuda.so.1", "-ldl", "-pthread"]),
+            cc(
+                "constructor.so",
+                &["programs/constructor.c"],
+                &["-shared", "-fPIC", "libcuda.so.1"],
+            ),
             cc("plugin.so", &["programs/plugin.c"], &["-shared", "-fPIC", "libcuda.so.1", "-ldl"]),
         ]);
         Built { folder }

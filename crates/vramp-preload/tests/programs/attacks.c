@@ -117,6 +117,23 @@ static void pauses(void) {
   CHECK(cuMemFree(block));
 }
 
+static void *first(void *unused) {
+  CHECK(cuCtxSetCurrent(context));
+  CHECK(cuMemFree(make_block(4096)));
+  return unused;
+}
+
+// The first request of a thread, while another loads a library that makes its own.
+static void constructor(unsigned after) {
+  pthread_t id;
+  // In place of a deadlock.
+  alarm(60);
+  pthread_create(&id, NULL, first, NULL);
+  usleep(after);
+  if (!dlopen("constructor.so", RTLD_NOW)) fail(dlerror());
+  pthread_join(id, NULL);
+}
+
 static pthread_key_t key;
 
 static void at_the_end(void *block) {
@@ -198,6 +215,7 @@ int main(int count, char **arguments) {
   if (!strcmp(name, "reset")) reset();
   if (!strcmp(name, "pools")) pools();
   if (!strcmp(name, "pauses")) pauses();
+  if (!strcmp(name, "constructor")) constructor((unsigned)atoi(arguments[3]));
   if (!strcmp(name, "threads")) threads();
   if (!strcmp(name, "streams")) streams(count > 3 ? atoi(arguments[3]) : 400);
   puts("done");
