@@ -77,15 +77,13 @@ pub unsafe fn create(
 /// # Safety
 /// As of `cuMemRelease`.
 pub unsafe fn release(process: &Process, driver: &dyn Fn() -> Code, handle: u64) -> Code {
-    let code = driver();
-    if code == SUCCESS {
-        // A program that has retained it, and maps it once more, is taken to do so on its current device.
-        handles(process).remove(&handle);
-        if let Some(limit) = &process.limit {
-            limit.released(handle);
-        }
+    // Before another thread can get the same number for other memory. A program that has retained it, and maps it once
+    // more, is taken to do so on its current device.
+    handles(process).remove(&handle);
+    if let Some(limit) = &process.limit {
+        limit.released(handle);
     }
-    code
+    driver()
 }
 
 /// # Safety

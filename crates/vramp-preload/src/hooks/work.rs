@@ -9,9 +9,10 @@ use super::Hook;
 use crate::driver::{Code, Function, NOT_FOUND};
 use crate::{gate, process};
 
-/// Words of arguments on the stack that are copied: those of `cuLaunchKernel` are five.
+/// Words of arguments on the stack that are copied, an even number: those of `cuLaunchKernel` are five. Not more, because a
+/// stack that the program made may end above its arguments.
 #[cfg(target_arch = "x86_64")]
-const WORDS: usize = 12;
+const WORDS: usize = 6;
 
 /// Exports the functions, and makes their part of the table.
 macro_rules! gated {
