@@ -199,6 +199,8 @@ gated! {
     cuMemcpyBatchAsync_ptsz, "cuMemcpyBatchAsync" since 12080 per thread;
     cuMemcpyBatchAsync_v2, "cuMemcpyBatchAsync" since 13000;
     cuMemcpyBatchAsync_v2_ptsz, "cuMemcpyBatchAsync" since 13000 per thread;
+    cuMemBatchDecompressAsync, "cuMemBatchDecompressAsync" since 12060;
+    cuMemBatchDecompressAsync_ptsz, "cuMemBatchDecompressAsync" since 12060 per thread;
     cuMemcpy3DBatchAsync, "cuMemcpy3DBatchAsync" since 12080;
     cuMemcpy3DBatchAsync_ptsz, "cuMemcpy3DBatchAsync" since 12080 per thread;
     cuMemcpy3DBatchAsync_v2, "cuMemcpy3DBatchAsync" since 13000;
