@@ -1,6 +1,6 @@
 //! The file that `vramp exec` lets a process append to while it runs, and the trace made from it.
 //!
-//! 1. The recorder in the process writes [`header`] and then records, each made by [`encode`], to a file
+//! 1. The recorder in the process writes [`header`] and then records, each made by [`encode()`], to a file
 //!    that it has mapped and that is zero beyond what was written. It writes the first four bytes of a
 //!    record last, by one atomic store: what is before them then outlives the process, however it ended.
 //! 2. [`read`] returns the records up to the first that is not whole. [`Recording::read`] collects them.
