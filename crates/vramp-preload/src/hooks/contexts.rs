@@ -1,11 +1,13 @@
-//! Ends of streams, contexts and devices, and access between devices.
+//! Captures, ends of streams, contexts and devices, and access between devices.
+//!
+//! `ZERO` is the stream that zero means to the caller.
 
 use std::ffi::{c_int, c_uint, c_void};
 
 use vramp_trace::spool::Api;
 
 use super::memory::named;
-use crate::driver::{self, Code, PER_THREAD, SUCCESS};
+use crate::driver::{self, Code, SUCCESS};
 use crate::ledger::Block;
 use crate::process::Process;
 
@@ -25,98 +27,50 @@ pub unsafe fn stream_destroy(
 
 /// # Safety
 /// As of `cuStreamBeginCapture` of the first version.
-pub unsafe fn begin_old_capture(
+pub unsafe fn begin_old_capture<const ZERO: usize>(
     _: &Process,
     driver: &dyn Fn() -> Code,
     stream: *mut c_void,
 ) -> Code {
-    driver::begin_capture(named(stream, 0), driver)
-}
-
-/// # Safety
-/// As of `cuStreamBeginCapture_ptsz`.
-pub unsafe fn begin_old_capture_per_thread(
-    _: &Process,
-    driver: &dyn Fn() -> Code,
-    stream: *mut c_void,
-) -> Code {
-    driver::begin_capture(named(stream, PER_THREAD), driver)
+    driver::begin_capture(named(stream, ZERO), driver)
 }
 
 /// # Safety
 /// As of `cuStreamBeginCapture_v2`.
-pub unsafe fn begin_capture(
+pub unsafe fn begin_capture<const ZERO: usize>(
     _: &Process,
     driver: &dyn Fn() -> Code,
     stream: *mut c_void,
     _: c_int,
 ) -> Code {
-    driver::begin_capture(named(stream, 0), driver)
-}
-
-/// # Safety
-/// As of `cuStreamBeginCapture_v2_ptsz`.
-pub unsafe fn begin_capture_per_thread(
-    _: &Process,
-    driver: &dyn Fn() -> Code,
-    stream: *mut c_void,
-    _: c_int,
-) -> Code {
-    driver::begin_capture(named(stream, PER_THREAD), driver)
+    driver::begin_capture(named(stream, ZERO), driver)
 }
 
 /// # Safety
 /// As of `cuStreamBeginCaptureToGraph`.
 #[allow(clippy::too_many_arguments, reason = "they are the driver's")]
-pub unsafe fn begin_capture_to_graph<B, C, D, E, F>(
+pub unsafe fn begin_capture_to_graph<const ZERO: usize>(
     _: &Process,
     driver: &dyn Fn() -> Code,
     stream: *mut c_void,
-    _: B,
-    _: C,
-    _: D,
-    _: E,
-    _: F,
+    _: *mut c_void,
+    _: *const c_void,
+    _: *const c_void,
+    _: usize,
+    _: c_int,
 ) -> Code {
-    driver::begin_capture(named(stream, 0), driver)
-}
-
-/// # Safety
-/// As of `cuStreamBeginCaptureToGraph_ptsz`.
-#[allow(clippy::too_many_arguments, reason = "they are the driver's")]
-pub unsafe fn begin_capture_to_graph_per_thread<B, C, D, E, F>(
-    _: &Process,
-    driver: &dyn Fn() -> Code,
-    stream: *mut c_void,
-    _: B,
-    _: C,
-    _: D,
-    _: E,
-    _: F,
-) -> Code {
-    driver::begin_capture(named(stream, PER_THREAD), driver)
+    driver::begin_capture(named(stream, ZERO), driver)
 }
 
 /// # Safety
 /// As of `cuStreamEndCapture`.
-pub unsafe fn end_capture(
+pub unsafe fn end_capture<const ZERO: usize>(
     _: &Process,
     driver: &dyn Fn() -> Code,
     stream: *mut c_void,
     _: *mut *mut c_void,
 ) -> Code {
-    driver::end_capture(named(stream, 0), driver)
-}
-
-/// # Safety
-/// As of `cuStreamEndCapture_ptsz`.
-pub unsafe fn end_capture_per_thread(
-    _: &Process,
-    driver: &dyn Fn() -> Code,
-    stream: *mut c_void,
-    _: *mut *mut c_void,
-) -> Code {
-    driver::end_capture(named(stream, PER_THREAD), driver)
+    driver::end_capture(named(stream, ZERO), driver)
 }
 
 /// # Safety

@@ -1,13 +1,11 @@
-//! Requests for memory, and frees.
+//! Requests for memory, and frees. `ZERO` is the stream that zero means to the caller.
 
 use std::ffi::{c_uint, c_void};
 
 use vramp_trace::spool::{Api, Change};
 
 use super::sharing;
-use crate::driver::{
-    self, Code, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, PER_THREAD, Place, SUCCESS, UNKNOWN,
-};
+use crate::driver::{self, Code, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, Place, SUCCESS, UNKNOWN};
 use crate::ledger::{Block, Source};
 use crate::pool::Pool;
 use crate::process::Process;
@@ -292,36 +290,22 @@ unsafe fn ordered(
 
 /// # Safety
 /// As of `cuMemAllocAsync`.
-pub unsafe fn alloc_async(
+pub unsafe fn alloc_async<const ZERO: usize>(
     process: &Process,
     driver: &dyn Fn() -> Code,
     address: *mut u64,
     size: usize,
     stream: *mut c_void,
 ) -> Code {
-    let request = Request { api: Api::MemAllocAsync, size: size as u64, stream: named(stream, 0) };
-    // SAFETY: as of the driver's function.
-    unsafe { ordered(process, driver, address, request, None) }
-}
-
-/// # Safety
-/// As of `cuMemAllocAsync_ptsz`.
-pub unsafe fn alloc_async_per_thread(
-    process: &Process,
-    driver: &dyn Fn() -> Code,
-    address: *mut u64,
-    size: usize,
-    stream: *mut c_void,
-) -> Code {
-    let stream = named(stream, PER_THREAD);
-    let request = Request { api: Api::MemAllocAsync, size: size as u64, stream };
+    let request =
+        Request { api: Api::MemAllocAsync, size: size as u64, stream: named(stream, ZERO) };
     // SAFETY: as of the driver's function.
     unsafe { ordered(process, driver, address, request, None) }
 }
 
 /// # Safety
 /// As of `cuMemAllocFromPoolAsync`.
-pub unsafe fn alloc_from_pool(
+pub unsafe fn alloc_from_pool<const ZERO: usize>(
     process: &Process,
     driver: &dyn Fn() -> Code,
     address: *mut u64,
@@ -330,47 +314,20 @@ pub unsafe fn alloc_from_pool(
     stream: *mut c_void,
 ) -> Code {
     let api = Api::MemAllocFromPoolAsync;
-    let request = Request { api, size: size as u64, stream: named(stream, 0) };
-    // SAFETY: as of the driver's function.
-    unsafe { ordered(process, driver, address, request, Some(pool as usize)) }
-}
-
-/// # Safety
-/// As of `cuMemAllocFromPoolAsync_ptsz`.
-pub unsafe fn alloc_from_pool_per_thread(
-    process: &Process,
-    driver: &dyn Fn() -> Code,
-    address: *mut u64,
-    size: usize,
-    pool: *mut c_void,
-    stream: *mut c_void,
-) -> Code {
-    let api = Api::MemAllocFromPoolAsync;
-    let request = Request { api, size: size as u64, stream: named(stream, PER_THREAD) };
+    let request = Request { api, size: size as u64, stream: named(stream, ZERO) };
     // SAFETY: as of the driver's function.
     unsafe { ordered(process, driver, address, request, Some(pool as usize)) }
 }
 
 /// # Safety
 /// As of `cuMemFreeAsync`.
-pub unsafe fn free_async(
+pub unsafe fn free_async<const ZERO: usize>(
     process: &Process,
     driver: &dyn Fn() -> Code,
     address: u64,
     stream: *mut c_void,
 ) -> Code {
-    free_ordered(process, driver, address, named(stream, 0))
-}
-
-/// # Safety
-/// As of `cuMemFreeAsync_ptsz`.
-pub unsafe fn free_async_per_thread(
-    process: &Process,
-    driver: &dyn Fn() -> Code,
-    address: u64,
-    stream: *mut c_void,
-) -> Code {
-    free_ordered(process, driver, address, named(stream, PER_THREAD))
+    free_ordered(process, driver, address, named(stream, ZERO))
 }
 
 fn free_ordered(process: &Process, driver: &dyn Fn() -> Code, address: u64, stream: usize) -> Code {

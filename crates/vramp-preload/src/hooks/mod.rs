@@ -13,7 +13,7 @@ mod work;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use crate::driver::{Code, Function, call};
+use crate::driver::{Code, Function, PER_THREAD, call};
 use crate::process::enter;
 use crate::settings;
 
@@ -94,16 +94,16 @@ hooks! {
         (address: Address, size: usize, flags: c_uint) => memory::alloc_managed;
     cuMemFree_v2, "cuMemFree" since 3020: (address: u64) => memory::free;
     cuMemAllocAsync, "cuMemAllocAsync" since 11020:
-        (address: Address, size: usize, stream: Stream) => memory::alloc_async;
+        (address: Address, size: usize, stream: Stream) => memory::alloc_async::<0>;
     cuMemAllocAsync_ptsz, "cuMemAllocAsync" since 11020 per thread:
-        (address: Address, size: usize, stream: Stream) => memory::alloc_async_per_thread;
+        (address: Address, size: usize, stream: Stream) => memory::alloc_async::<PER_THREAD>;
     cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync" since 11020:
-        (address: Address, size: usize, pool: *mut c_void, stream: Stream) => memory::alloc_from_pool;
+        (address: Address, size: usize, pool: *mut c_void, stream: Stream) => memory::alloc_from_pool::<0>;
     cuMemAllocFromPoolAsync_ptsz, "cuMemAllocFromPoolAsync" since 11020 per thread:
-        (address: Address, size: usize, pool: *mut c_void, stream: Stream) => memory::alloc_from_pool_per_thread;
-    cuMemFreeAsync, "cuMemFreeAsync" since 11020: (address: u64, stream: Stream) => memory::free_async;
+        (address: Address, size: usize, pool: *mut c_void, stream: Stream) => memory::alloc_from_pool::<PER_THREAD>;
+    cuMemFreeAsync, "cuMemFreeAsync" since 11020: (address: u64, stream: Stream) => memory::free_async::<0>;
     cuMemFreeAsync_ptsz, "cuMemFreeAsync" since 11020 per thread:
-        (address: u64, stream: Stream) => memory::free_async_per_thread;
+        (address: u64, stream: Stream) => memory::free_async::<PER_THREAD>;
 
     cuMemGetInfo_v2, "cuMemGetInfo" since 3020: (free: Size, total: Size) => queries::info;
     cuDeviceTotalMem_v2, "cuDeviceTotalMem" since 3020: (total: Size, device: c_int) => queries::total;
@@ -131,23 +131,23 @@ hooks! {
         (address: Address, handle: sharing::Handle, flags: c_uint) => sharing::open;
     cuIpcCloseMemHandle, "cuIpcCloseMemHandle" since 4010: (address: u64) => sharing::close;
 
-    cuStreamBeginCapture, "cuStreamBeginCapture" since 10000: (stream: Stream) => contexts::begin_old_capture;
+    cuStreamBeginCapture, "cuStreamBeginCapture" since 10000: (stream: Stream) => contexts::begin_old_capture::<0>;
     cuStreamBeginCapture_ptsz, "cuStreamBeginCapture" since 10000 per thread:
-        (stream: Stream) => contexts::begin_old_capture_per_thread;
+        (stream: Stream) => contexts::begin_old_capture::<PER_THREAD>;
     cuStreamBeginCapture_v2, "cuStreamBeginCapture" since 10010:
-        (stream: Stream, mode: c_int) => contexts::begin_capture;
+        (stream: Stream, mode: c_int) => contexts::begin_capture::<0>;
     cuStreamBeginCapture_v2_ptsz, "cuStreamBeginCapture" since 10010 per thread:
-        (stream: Stream, mode: c_int) => contexts::begin_capture_per_thread;
+        (stream: Stream, mode: c_int) => contexts::begin_capture::<PER_THREAD>;
     cuStreamBeginCaptureToGraph, "cuStreamBeginCaptureToGraph" since 12030:
         (stream: Stream, graph: *mut c_void, nodes: *const c_void, edges: *const c_void, count: usize, mode: c_int)
-        => contexts::begin_capture_to_graph;
+        => contexts::begin_capture_to_graph::<0>;
     cuStreamBeginCaptureToGraph_ptsz, "cuStreamBeginCaptureToGraph" since 12030 per thread:
         (stream: Stream, graph: *mut c_void, nodes: *const c_void, edges: *const c_void, count: usize, mode: c_int)
-        => contexts::begin_capture_to_graph_per_thread;
+        => contexts::begin_capture_to_graph::<PER_THREAD>;
     cuStreamEndCapture, "cuStreamEndCapture" since 10000:
-        (stream: Stream, graph: *mut *mut c_void) => contexts::end_capture;
+        (stream: Stream, graph: *mut *mut c_void) => contexts::end_capture::<0>;
     cuStreamEndCapture_ptsz, "cuStreamEndCapture" since 10000 per thread:
-        (stream: Stream, graph: *mut *mut c_void) => contexts::end_capture_per_thread;
+        (stream: Stream, graph: *mut *mut c_void) => contexts::end_capture::<PER_THREAD>;
     cuStreamDestroy_v2, "cuStreamDestroy" since 4000: (stream: Stream) => contexts::stream_destroy;
     cuCtxDestroy_v2, "cuCtxDestroy" since 4000: (context: *mut c_void) => contexts::destroy;
     cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset" since 7000: (device: c_int) => contexts::reset;
