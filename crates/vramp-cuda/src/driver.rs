@@ -26,6 +26,10 @@ impl Driver for CudaDriver {
         memory::reserve(self, len, alignment)
     }
 
+    fn reserve_at(&self, range: AddrRange) -> DriverResult<bool> {
+        memory::reserve_at(self, range)
+    }
+
     fn free_addresses(&self, range: AddrRange) -> DriverResult<()> {
         memory::free_addresses(self, range)
     }
@@ -48,6 +52,10 @@ impl Driver for CudaDriver {
 
     fn set_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
         memory::set_access(self, range, peers)
+    }
+
+    fn set_read_only(&self, range: AddrRange) -> DriverResult<()> {
+        memory::set_read_only(self, range)
     }
 
     fn revoke_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {

@@ -66,6 +66,29 @@ pub(crate) fn reserve(
     Ok(at)
 }
 
+/// The address is only a wish to the driver, which may return others.
+pub(crate) fn reserve_at(driver: &CudaDriver, range: AddrRange) -> DriverResult<bool> {
+    let call = Call::Reserve;
+    let _entered = driver.enter(call)?;
+    need_virtual_memory(driver, call)?;
+    check_pages(driver, call, "the address", range.start.number())?;
+    check_pages(driver, call, "the length", range.len.count())?;
+    let ask = symbol!(driver, call, cuMemAddressReserve);
+    let give_back = symbol!(driver, call, cuMemAddressFree);
+    let mut start = 0;
+    // SAFETY: `start` outlives the call; no flag is requested.
+    let code = unsafe { ask(&mut start, size(range.len), 0, range.start.number(), 0) };
+    driver.settle(call, code, || format!("{} of addresses", range.len))?;
+    if start == range.start.number() {
+        driver.addresses().insert_reservation(range);
+        return Ok(true);
+    }
+    // SAFETY: the range was reserved above, and nothing else knows it.
+    let code = unsafe { give_back(start, size(range.len)) };
+    driver.settle(Call::FreeAddresses, code, || format!("{} of addresses", range.len))?;
+    Ok(false)
+}
+
 pub(crate) fn free_addresses(driver: &CudaDriver, range: AddrRange) -> DriverResult<()> {
     let call = Call::FreeAddresses;
     let _entered = driver.enter(call)?;
@@ -156,6 +179,13 @@ pub(crate) fn set_access(driver: &CudaDriver, range: AddrRange, peers: &[u32]) -
         wanted.push(access(raw_location(driver.device, MemoryLocation::Peer(peer)), allowed));
     }
     change_access(driver, Call::SetAccess, range, &wanted)
+}
+
+/// Makes a range readable for the device and not writable.
+pub(crate) fn set_read_only(driver: &CudaDriver, range: AddrRange) -> DriverResult<()> {
+    let allowed = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ;
+    let own = access(raw_location(driver.device, MemoryLocation::Device), allowed);
+    change_access(driver, Call::SetAccess, range, &[own])
 }
 
 /// Takes the access of `peers`.

@@ -58,7 +58,14 @@ pub trait Driver: Send + Sync {
     /// one may be.
     fn reserve(&self, len: Bytes, alignment: Bytes) -> DriverResult<DeviceAddr>;
 
-    /// Frees a range exactly as [`Driver::reserve`] returned it. Nothing may be mapped in it.
+    /// Reserves exactly these addresses, as [`Driver::reserve`] does, or returns false if they are not all
+    /// free. One driver call, two if they are not.
+    ///
+    /// # Errors
+    /// As for [`Driver::reserve`].
+    fn reserve_at(&self, range: AddrRange) -> DriverResult<bool>;
+
+    /// Frees a range exactly as it was reserved. Nothing may be mapped in it.
     fn free_addresses(&self, range: AddrRange) -> DriverResult<()>;
 
     // --- physical memory ---
@@ -91,6 +98,13 @@ pub trait Driver: Send + Sync {
     /// [`ErrorKind::InvalidUse`](crate::ErrorKind::InvalidUse) for a peer that is not in
     /// [`DeviceInfo::peers`](crate::DeviceInfo::peers).
     fn set_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()>;
+
+    /// Makes `range` readable for the device and not writable, also if it was before, in one call. The range
+    /// must consist of whole mappings without gaps. Costs what [`Driver::set_access`] costs.
+    ///
+    /// Nothing refuses a write before it runs: it ends the context, as an access to memory that is not mapped
+    /// does (Xid 31 in the kernel's log).
+    fn set_read_only(&self, range: AddrRange) -> DriverResult<()>;
 
     /// Takes the access to `range` from the cards with the ordinals `peers`, in one call. The device
     /// keeps its own. The range must consist of whole mappings without gaps.

@@ -142,6 +142,10 @@ impl<D: Driver> Driver for Metered<D> {
     fn reserve(&self, len: Bytes, alignment: Bytes) -> DriverResult<DeviceAddr> {
         self.timed(Call::Reserve, |device| device.reserve(len, alignment))
     }
+    fn reserve_at(&self, range: AddrRange) -> DriverResult<bool> {
+        self.timed(Call::Reserve, |device| device.reserve_at(range))
+    }
+
     fn free_addresses(&self, range: AddrRange) -> DriverResult<()> {
         self.timed(Call::FreeAddresses, |device| device.free_addresses(range))
     }
@@ -163,6 +167,10 @@ impl<D: Driver> Driver for Metered<D> {
     fn adopt_memory(&self, range: AddrRange) -> DriverResult<()> {
         self.timed(Call::AdoptMemory, |device| device.adopt_memory(range))
     }
+    fn set_read_only(&self, range: AddrRange) -> DriverResult<()> {
+        self.timed(Call::SetAccess, |device| device.set_read_only(range))
+    }
+
     fn revoke_access(&self, range: AddrRange, peers: &[u32]) -> DriverResult<()> {
         self.timed(Call::RevokeAccess, |device| device.revoke_access(range, peers))
     }

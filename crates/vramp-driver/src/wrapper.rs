@@ -97,12 +97,14 @@ forward! {
     info() -> &DeviceInfo;
     now_ns() -> u64;
     reserve(len: Bytes, alignment: Bytes) -> DriverResult<DeviceAddr>;
+    reserve_at(range: AddrRange) -> DriverResult<bool>;
     free_addresses(range: AddrRange) -> DriverResult<()>;
     create(len: Bytes, properties: MemoryProperties) -> DriverResult<Handle>;
     release(handle: Handle) -> DriverResult<()>;
     map(at: DeviceAddr, handle: Handle) -> DriverResult<()>;
     unmap(range: AddrRange) -> DriverResult<()>;
     set_access(range: AddrRange, peers: &[u32]) -> DriverResult<()>;
+    set_read_only(range: AddrRange) -> DriverResult<()>;
     revoke_access(range: AddrRange, peers: &[u32]) -> DriverResult<()>;
     export(handle: Handle) -> DriverResult<ExportedHandle>;
     import(exported: &ExportedHandle, len: Bytes) -> DriverResult<Handle>;

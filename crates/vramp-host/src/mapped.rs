@@ -120,6 +120,29 @@ impl MappedMemory {
         Ok(at)
     }
 
+    /// Reserves these addresses, or returns false if the process uses some of them.
+    ///
+    /// # Errors
+    /// They are not the process's to use.
+    pub fn reserve_at(&self, at: u64, len: u64) -> Result<bool, MapError> {
+        let refused = refused("reserve", len);
+        if at.checked_add(len).is_none_or(|end| end > 1 << 47) {
+            return Err(refused(Errno::NOMEM));
+        }
+        let flags = NOTHING | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: the kernel replaces nothing with this flag.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(pointer(at), len as usize, ProtFlags::empty(), flags)
+        };
+        match start {
+            Ok(_) => {}
+            Err(Errno::EXIST) => return Ok(false),
+            Err(error) => return Err(refused(error)),
+        }
+        self.state().reservations.insert(at, len);
+        Ok(true)
+    }
+
     /// Frees addresses that were reserved together.
     ///
     /// # Errors

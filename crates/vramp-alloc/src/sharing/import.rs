@@ -14,7 +14,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use vramp_core::{AddrRange, Bytes, StreamId};
+use vramp_core::{AddrRange, Bytes, DeviceAddr, StreamId};
 use vramp_driver::{Driver, DriverError, ExportedHandle, Handle};
 use vramp_host::fork::is_forked;
 
@@ -33,11 +33,11 @@ pub struct Imported {
     uses: Mutex<BTreeSet<StreamId>>,
 }
 
-/// Imported handles, mapped side by side.
-struct Mapping {
-    whole: AddrRange,
-    handles: Vec<Handle>,
-    mapped: Bytes,
+/// Handles that are mapped side by side, in addresses of their own.
+pub(super) struct Mapping {
+    pub(super) whole: AddrRange,
+    pub(super) handles: Vec<Handle>,
+    pub(super) mapped: Bytes,
 }
 
 /// Error of [`Allocator::import`] and [`Imported::close`].
@@ -92,35 +92,59 @@ impl Allocator {
                 "a handle of {odd} with pages of {page}"
             )));
         }
-        let whole =
-            AddrRange::new(driver.reserve(description.mapped(), page)?, description.mapped());
-        let mut mapping = Mapping { whole, handles: Vec::new(), mapped: Bytes::ZERO };
+        let mut mapping = Mapping::reserve(&**driver, description.mapped(), None)?;
         let mut map_all = || -> Result<(), ImportError<E>> {
             for (index, &len) in description.handles.iter().enumerate() {
                 let exported = fetch(index).map_err(|error| ImportError::Fetch { index, error })?;
-                let handle = driver.import(&exported, len)?;
-                mapping.handles.push(handle);
-                driver.map(whole.start + mapping.mapped, handle)?;
-                mapping.mapped += len;
+                mapping.map(&**driver, driver.import(&exported, len)?, len)?;
             }
             // Not locked earlier: `fetch` may wait long for another process.
             let peers = self.shared().group.peers();
-            Ok(driver.set_access(whole, &peers)?)
+            Ok(driver.set_access(mapping.whole, &peers)?)
         };
         if let Err(error) = map_all() {
             // What cannot be undone stays until the device is dropped.
             let _ = mapping.release(&**driver);
             return Err(error);
         }
-        let range = AddrRange::new(whole.start + description.offset, description.len);
-        let (shared, uses) = (Arc::clone(self.shared()), Mutex::default());
-        Ok(Imported { shared, mapping: Some(mapping), range, uses })
+        let start = mapping.whole.start + description.offset;
+        Ok(Imported::new(self, mapping, AddrRange::new(start, description.len)))
     }
 }
 
 impl Mapping {
+    /// Reserves addresses, `at` a place if it is free. One or two driver calls.
+    pub(super) fn reserve(
+        driver: &dyn Driver,
+        len: Bytes,
+        at: Option<DeviceAddr>,
+    ) -> Result<Mapping, DriverError> {
+        let page = driver.info().limits.page;
+        let wanted = at.map(|at| AddrRange::new(at, len));
+        let wanted = wanted.filter(|range| range.start.number().is_multiple_of(page.count()));
+        let whole = match wanted {
+            Some(range) if driver.reserve_at(range)? => range,
+            _ => AddrRange::new(driver.reserve(len, page)?, len),
+        };
+        Ok(Mapping { whole, handles: Vec::new(), mapped: Bytes::ZERO })
+    }
+
+    /// Maps a handle behind those before, without access. It is the mapping's also after an error.
+    pub(super) fn map(
+        &mut self,
+        driver: &dyn Driver,
+        handle: Handle,
+        len: Bytes,
+    ) -> Result<AddrRange, DriverError> {
+        self.handles.push(handle);
+        let range = AddrRange::new(self.whole.start + self.mapped, len);
+        driver.map(range.start, handle)?;
+        self.mapped += len;
+        Ok(range)
+    }
+
     /// Unmaps and releases everything. Goes on after a failure and returns the first one.
-    fn release(&mut self, driver: &dyn Driver) -> Result<(), DriverError> {
+    pub(super) fn release(&mut self, driver: &dyn Driver) -> Result<(), DriverError> {
         let mut first = Ok(());
         if !self.mapped.is_zero() {
             first = driver.unmap(AddrRange::new(self.whole.start, self.mapped));
@@ -133,6 +157,11 @@ impl Mapping {
 }
 
 impl Imported {
+    pub(super) fn new(allocator: &Allocator, mapping: Mapping, range: AddrRange) -> Imported {
+        let (shared, uses) = (Arc::clone(allocator.shared()), Mutex::default());
+        Imported { shared, mapping: Some(mapping), range, uses }
+    }
+
     /// Returns the addresses of the exporter's block here.
     pub fn range(&self) -> AddrRange {
         self.range
@@ -171,15 +200,28 @@ impl Imported {
         self.end()
     }
 
-    fn end(&mut self) -> Result<(), DriverError> {
-        let Some(mut mapping) = self.mapping.take() else { return Ok(()) };
-        let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
+    /// Waits on the host for work that was queued on the noted streams so far. No lock is held meanwhile.
+    ///
+    /// # Errors
+    /// The wait failed, as while a noted stream captures.
+    pub fn wait_for_uses(&self) -> Result<(), DriverError> {
+        let uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for stream in uses {
-            // After a failure work may still use it: it stays mapped until the device is dropped.
             if let Some(end) = self.shared.group.end_of_work(stream, &self.shared.driver)? {
                 end.synchronize()?;
             }
         }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), DriverError> {
+        if self.mapping.is_none() {
+            return Ok(());
+        }
+        let waited = self.wait_for_uses();
+        let Some(mut mapping) = self.mapping.take() else { return Ok(()) };
+        // After a failure work may still use it: it stays mapped until the device is dropped.
+        waited?;
         mapping.release(&*self.shared.driver)
     }
 }

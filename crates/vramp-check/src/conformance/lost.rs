@@ -12,6 +12,7 @@ rules! {
     memory_without_access_cannot_be_touched: VIRTUAL,
     unmapped_memory_cannot_be_touched: VIRTUAL,
     a_new_mapping_does_not_inherit_access: VIRTUAL,
+    memory_for_reading_cannot_be_written: VIRTUAL,
 }
 
 fn memory_without_access_cannot_be_touched(rig: &Rig) -> Checked {
@@ -29,6 +30,12 @@ fn a_new_mapping_does_not_inherit_access(rig: &Rig) -> Checked {
     let range = rig.memory(&[rig.page])?;
     rig.unmap(range)?;
     rig.map(range, rig.create(rig.page)?)?;
+    touching_fails(rig, range)
+}
+
+fn memory_for_reading_cannot_be_written(rig: &Rig) -> Checked {
+    let range = rig.memory(&[rig.page])?;
+    rig.device.set_read_only(range)?;
     touching_fails(rig, range)
 }
 

@@ -12,6 +12,7 @@ const WITH_HOST: fn(&Capabilities) -> bool = |can| can.virtual_memory && can.pin
 rules! {
     reservations_do_not_overlap_and_are_freed: VIRTUAL,
     reservations_are_aligned_as_asked: VIRTUAL,
+    addresses_that_are_taken_are_not_reserved_again: VIRTUAL,
     sizes_that_are_no_whole_pages_are_refused: VIRTUAL,
     only_a_whole_empty_reservation_is_freed: VIRTUAL,
     a_handle_maps_only_into_free_reserved_addresses: VIRTUAL,
@@ -64,6 +65,19 @@ fn reservations_are_aligned_as_asked(rig: &Rig) -> Checked {
         ensure!(aligned, "{range} is not aligned to {alignment}");
     }
     Ok(())
+}
+
+fn addresses_that_are_taken_are_not_reserved_again(rig: &Rig) -> Checked {
+    let range = rig.reserve(rig.pages(4))?;
+    ensure!(!rig.reserve_at(range)?, "{range} was reserved twice");
+    rig.free_addresses(range)?;
+    let inner = AddrRange::new(range.start + rig.page, rig.pages(2));
+    ensure!(rig.reserve_at(inner)?, "{inner} is free and was not reserved");
+    ensure!(!rig.reserve_at(range)?, "{range} was reserved around {inner}");
+    rig.map(inner, rig.create(inner.len)?)?;
+    rig.device.set_access(inner, &[])?;
+    let odd = AddrRange::new(inner.start + Bytes::new(1), rig.page);
+    refused(&format!("reserve {odd}"), ErrorKind::InvalidUse, rig.reserve_at(odd))
 }
 
 fn sizes_that_are_no_whole_pages_are_refused(rig: &Rig) -> Checked {

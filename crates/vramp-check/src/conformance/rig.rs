@@ -57,6 +57,14 @@ impl<'a> Rig<'a> {
         Ok(range)
     }
 
+    pub fn reserve_at(&self, range: AddrRange) -> DriverResult<bool> {
+        let reserved = self.device.reserve_at(range)?;
+        if reserved {
+            self.taken.borrow_mut().reservations.push(range);
+        }
+        Ok(reserved)
+    }
+
     pub fn free_addresses(&self, range: AddrRange) -> DriverResult<()> {
         self.device.free_addresses(range)?;
         self.taken.borrow_mut().reservations.retain(|taken| *taken != range);

@@ -21,6 +21,7 @@ rules! {
     a_descriptor_alone_keeps_the_memory_until_it_is_closed: SHARED,
     an_imported_handle_is_mapped_only_with_its_length: SHARED,
     a_descriptor_of_something_else_is_not_imported: SHARED,
+    an_imported_handle_can_be_mapped_for_reading: WITH_BYTES,
     memory_of_this_process_only_is_not_exported: MEMORY,
     a_dma_buf_needs_mapped_memory: |can| can.virtual_memory && can.dma_buf && can.rdma,
     a_dma_buf_keeps_the_memory_until_it_is_closed: |can| {
@@ -56,6 +57,20 @@ fn an_imported_handle_is_the_exported_memory(rig: &Rig) -> Checked {
     rig.device.fill(stream, second, 0x42)?;
     rig.expect_filled(stream, first, 0x42)?;
     rig.expect_filled(stream, range, 0x42)
+}
+
+fn an_imported_handle_can_be_mapped_for_reading(rig: &Rig) -> Checked {
+    let handle = rig.create_with(rig.page, POSIX_FD)?;
+    let range = rig.mapped_again(handle, rig.page)?;
+    let imported = rig.import(&rig.device.export(handle)?, rig.page)?;
+    let reader = rig.mapped_again(imported, rig.page)?;
+    rig.device.set_read_only(reader)?;
+    let stream = rig.stream()?;
+    rig.device.fill(stream, range, 0x51)?;
+    rig.expect_filled(stream, reader, 0x51)?;
+    rig.device.set_access(reader, &[])?;
+    rig.device.fill(stream, reader, 0x52)?;
+    rig.expect_filled(stream, range, 0x52)
 }
 
 fn an_imported_handle_keeps_the_memory(rig: &Rig) -> Checked {

@@ -162,7 +162,7 @@ impl State {
             let writes = node.kernel.writes.iter().map(|range| (range, true));
             let mut ranges = writes.chain(node.kernel.reads.iter().map(|range| (range, false)));
             let inaccessible = |(range, writes): &(&AddrRange, bool)| {
-                let by = By::Device(node.effect.accessor(self.current, *writes));
+                let by = By::of(node.effect.accessor(self.current, *writes), *writes);
                 self.memory.pieces(**range, by, |_| ()).is_err()
             };
             if let Some((range, _)) = ranges.find(inaccessible) {

@@ -89,6 +89,15 @@ impl Driver for Simulator {
         })
     }
 
+    fn reserve_at(&self, range: AddrRange) -> DriverResult<bool> {
+        self.call(log_range(Call::Reserve, range), |state| {
+            need_virtual_memory(state)?;
+            let reserved = state.memory.reserve_at(state.current, range)?;
+            state.spend(Call::Reserve);
+            Ok(reserved)
+        })
+    }
+
     fn free_addresses(&self, range: AddrRange) -> DriverResult<()> {
         self.call(log_range(Call::FreeAddresses, range), |state| {
             need_virtual_memory(state)?;
@@ -154,6 +163,16 @@ impl Driver for Simulator {
             state.now_ns += state.costs.range_ns(Call::SetAccess, &whole.handles)
                 + state.costs.set_access_host_numa_ns(on_host)
                 + state.costs.set_access_peers_ns(whole.handles.len() * peers.len());
+            Ok(())
+        })
+    }
+
+    fn set_read_only(&self, range: AddrRange) -> DriverResult<()> {
+        self.call(log_range(Call::SetAccess, range), |state| {
+            need_virtual_memory(state)?;
+            let whole = state.memory.whole_mappings(state.current, range)?;
+            state.memory.set_read_only(range, state.current)?;
+            state.now_ns += state.costs.range_ns(Call::SetAccess, &whole.handles);
             Ok(())
         })
     }

@@ -78,6 +78,8 @@ struct Mapping {
     physical: u64,
     /// Devices that may access it.
     access: DeviceSet,
+    /// Those of them that may only read it.
+    read_only: DeviceSet,
     rdma: bool,
 }
 
@@ -154,6 +156,37 @@ impl Memory {
         self.reservations.insert(at, Reservation { len: len.count(), device });
         self.cards[device].reservations += 1;
         Ok(DeviceAddr::new(at))
+    }
+
+    /// Reserves these addresses, or returns false if they are not all free.
+    pub fn reserve_at(&mut self, device: usize, range: AddrRange) -> Outcome<bool> {
+        let (start, len) = (range.start.number(), range.len.count());
+        self.check_pages("the address", start)?;
+        self.check_pages("the length", len)?;
+        let is_free = match &self.host {
+            Some(host) => host.reserve_at(start, len)?,
+            None => self.take_hole_at(start, len),
+        };
+        if is_free {
+            self.reservations.insert(start, Reservation { len, device });
+            self.cards[device].reservations += 1;
+        }
+        Ok(is_free)
+    }
+
+    /// Takes these addresses from their hole. Returns false if no hole has them all.
+    fn take_hole_at(&mut self, start: u64, len: u64) -> bool {
+        let around = self.holes.range(..=start).next_back().map(|(at, hole)| (*at, at + hole));
+        let Some((at, end)) = around.filter(|(_, end)| start.saturating_add(len) <= *end) else {
+            return false;
+        };
+        self.holes.remove(&at);
+        for (from, to) in [(at, start), (start + len, end)] {
+            if from < to {
+                self.holes.insert(from, to - from);
+            }
+        }
+        true
     }
 
     /// Takes addresses from the first hole that fits.
@@ -259,6 +292,7 @@ impl Memory {
             handle,
             physical: handle,
             access: DeviceSet::of(device),
+            read_only: DeviceSet::default(),
             rdma: false,
         };
         self.mappings.insert(at, mapping);
@@ -413,7 +447,8 @@ impl Memory {
         self.content(physical).map_at(start)?;
         self.drop_resident_aliases(physical);
         let access = DeviceSet::default();
-        let mapping = Mapping { len, handle: handle.number(), physical, access, rdma };
+        let read_only = DeviceSet::default();
+        let mapping = Mapping { len, handle: handle.number(), physical, access, read_only, rdma };
         self.mappings.insert(start, mapping);
         self.owned(device, handle)?.mapped_at.push(start);
         self.cards[device].mappings += 1;

@@ -79,7 +79,7 @@ pub(super) fn check_across(state: &State, range: AddrRange) -> Outcome<()> {
         return Ok(());
     }
     let pooled = pool_of(range.start.number()).is_some_and(|(owner, _)| owner != state.current);
-    let inaccessible = state.inaccessible(state.current, range);
+    let inaccessible = state.inaccessible(By::Device(state.current), range);
     if pooled || inaccessible.is_some() && state.memory.is_of_another(state.current, range) {
         return Err(Refusal::invalid(format!(
             "this device has no access to all of {range}, which has to do with another device: \
@@ -131,7 +131,7 @@ impl State {
             let owner = self.owner(side).filter(known).ok_or_else(|| {
                 Refusal::invalid(format!("{side} is of neither this device nor device {ordinal}"))
             })?;
-            match self.inaccessible(owner, side) {
+            match self.inaccessible(By::Device(owner), side) {
                 None => Ok(owner),
                 Some(bad) => Err(Refusal::invalid(format!("{} is {}", bad.at, bad.why))),
             }

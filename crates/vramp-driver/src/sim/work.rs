@@ -117,12 +117,12 @@ impl State {
         own.pool.is_live(range.start.number(), range.len.count()).then_some(device)
     }
 
-    /// Returns the first address of `range` that a device may not access, if it is no pool's.
-    pub fn inaccessible(&self, device: usize, range: AddrRange) -> Option<Inaccessible> {
+    /// Returns the first address of `range` to which an access is not allowed, if it is no pool's.
+    pub fn inaccessible(&self, by: By, range: AddrRange) -> Option<Inaccessible> {
         if pool_of(range.start.number()).is_some() {
             return None;
         }
-        self.memory.pieces(range, By::Device(device), |_| {}).err()
+        self.memory.pieces(range, by, |_| {}).err()
     }
 
     /// Starts the first work of a stream: determines its duration and checks its accesses.
@@ -134,7 +134,7 @@ impl State {
         let mut wrong = work.doomed;
         for (range, writes) in ranges(&work) {
             if wrong.is_none() {
-                let by = work.effect.accessor(device, writes);
+                let by = By::of(work.effect.accessor(device, writes), writes);
                 wrong = self.inaccessible(by, range).map(|bad| (bad.at, bad.why));
             }
         }
@@ -179,7 +179,7 @@ impl State {
                 parts.push((Part { body: Body::Pool(device), offset, len, range, writes }, None));
                 continue;
             }
-            let by = By::Device(work.effect.accessor(device, writes));
+            let by = By::of(work.effect.accessor(device, writes), writes);
             let touched = self.memory.pieces(range, by, |piece| {
                 let body = Body::Handle(piece.physical);
                 let part = Part { body, offset: piece.offset, len: piece.len, range, writes };

@@ -18,10 +18,19 @@ use crate::sim::refusal::{Outcome, Refusal};
 /// Which accesses [`Memory::pieces`] allows.
 #[derive(Clone, Copy, Debug)]
 pub enum By {
-    /// Those of a device.
+    /// Those of a device: reads.
     Device(usize),
+    /// Writes of a device.
+    Writer(usize),
     /// All to mapped memory.
     Mapped,
+}
+
+impl By {
+    /// Returns what an access of a device needs.
+    pub fn of(device: usize, writes: bool) -> By {
+        if writes { By::Writer(device) } else { By::Device(device) }
+    }
 }
 
 /// A part of one handle that an address range runs through.
@@ -100,6 +109,18 @@ impl Memory {
         self.allow_access(start, range.len.count())?;
         for (_, mapping) in self.mappings.range_mut(start..start + range.len.count()) {
             mapping.access = mapping.access.and(devices);
+            mapping.read_only = mapping.read_only.without(devices);
+        }
+        Ok(())
+    }
+
+    /// Makes memory readable for a device, and not writable. `range` must consist of whole mappings.
+    pub fn set_read_only(&mut self, range: AddrRange, device: usize) -> Outcome<()> {
+        let device = DeviceSet::of(device);
+        self.set_access(range, device)?;
+        let start = range.start.number();
+        for (_, mapping) in self.mappings.range_mut(start..start + range.len.count()) {
+            mapping.read_only = mapping.read_only.and(device);
         }
         Ok(())
     }
@@ -142,10 +163,15 @@ impl Memory {
             if start > at {
                 return Err(inaccessible(at, "not mapped"));
             }
-            if let By::Device(device) = by
+            if let By::Device(device) | By::Writer(device) = by
                 && !mapping.access.contains(device)
             {
                 return Err(inaccessible(at, "mapped without access"));
+            }
+            if let By::Writer(device) = by
+                && mapping.read_only.contains(device)
+            {
+                return Err(inaccessible(at, "mapped for reading only"));
             }
             let offset = at - start;
             let len = (mapping.len - offset).min(end - at);
