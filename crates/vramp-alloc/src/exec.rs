@@ -14,7 +14,7 @@ use vramp_driver::{Call, Driver, DriverError, DriverResult, ErrorKind, Handle, S
 
 use crate::asleep::Asleep;
 use crate::completion::{Events, captures};
-use crate::sharing::Access;
+use crate::sharing::{Access, Descriptors};
 
 /// A device, and its handles by the pool's ids.
 pub(crate) struct Executor {
@@ -27,6 +27,8 @@ pub(crate) struct Executor {
     page: Bytes,
     spans: Vec<AddrRange>,
     chunks: Vec<Option<Handle>>,
+    /// Descriptors of chunks' handles. Those of a handle are closed before it is released.
+    pub descriptors: Arc<Descriptors>,
     /// The last call that left something unusable.
     pub quarantined_by: Option<DriverError>,
     /// Which chunks are not on the card, while the pool sleeps. Their plans wait until it wakes.
@@ -43,6 +45,7 @@ impl Executor {
             page,
             spans: Vec::new(),
             chunks: Vec::new(),
+            descriptors: Arc::default(),
             quarantined_by: None,
             asleep: None,
         }
@@ -81,7 +84,7 @@ impl Executor {
             Op::SetAccess(range) => self.driver.set_access(self.range(range), &self.access.peers),
             Op::Unmap(range) => self.driver.unmap(self.range(range)),
             Op::Release { chunk } => {
-                self.driver.release(self.handle(chunk))?;
+                self.release_handle(chunk)?;
                 self.chunks[chunk.index()] = None;
                 Ok(())
             }
@@ -205,6 +208,13 @@ impl Executor {
         self.chunks[chunk.index()] = Some(handle);
     }
 
+    /// Releases the handle of a chunk, with its descriptor.
+    pub(crate) fn release_handle(&self, chunk: ChunkId) -> DriverResult<()> {
+        let handle = self.handle(chunk);
+        self.descriptors.forget(handle);
+        self.driver.release(handle)
+    }
+
     pub(crate) fn forget_handle(&mut self, chunk: ChunkId) {
         self.chunks[chunk.index()] = None;
     }
@@ -247,6 +257,7 @@ impl Executor {
             note(self.driver.unmap(self.range(range)));
         }
         for handle in self.chunks.drain(..).flatten() {
+            self.descriptors.forget(handle);
             note(self.driver.release(handle));
         }
         for span in self.spans.drain(..) {

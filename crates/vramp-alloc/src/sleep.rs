@@ -112,7 +112,7 @@ impl Executor {
             run.iter_mut().for_each(|chunk| chunk.stage = Stage::Created);
         }
         for chunk in run.iter_mut().filter(|chunk| chunk.stage == Stage::Created) {
-            self.driver.release(self.handle(chunk.at.chunk))?;
+            self.release_handle(chunk.at.chunk)?;
             self.forget_handle(chunk.at.chunk);
             chunk.stage = Stage::Gone;
         }

@@ -123,9 +123,9 @@ pub extern "C" fn vramp_map_simulated_cards() -> vramp_status_t {
     })
 }
 
-/// Exports the block that begins at `address` to other processes of the same user. The descriptors for the
-/// first importer are made at once: 185 us for each physical handle, 256 in a process at most. A block may be
-/// exported several times. A free of the block takes effect once its exports are closed and no importer has
+/// Exports the block that begins at `address` to other processes of the same user. The descriptor of
+/// each physical handle is made once, 185 us, and kept for later exports, 256 in a process at most. A block may
+/// be exported several times. A free of the block takes effect once its exports are closed and no importer has
 /// it open any more, killed ones included.
 ///
 /// Importers may read and write all physical handles that the block lies in, also the blocks beside it.

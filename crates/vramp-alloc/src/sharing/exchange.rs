@@ -29,16 +29,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Growth: a publish makes the descriptors for the first importer, 185 us for each handle, because that is
-//! what an open would wait for. At most [`READY_MAX`] of them are kept in a process, however many exports
-//! there are; further ones are made when an importer asks. An open takes one message for 64 handles and
-//! 34 us of driver calls for each.
+//! Growth: a publish makes the descriptors of the block's handles, 185 us for each that has none, because that
+//! is what an open would wait for. At most [`READY_MAX`](super::READY_MAX) of them are kept in a process, however
+//! many exports there are; further ones are made when an importer asks. An open takes one message for 64 handles
+//! and 34 us of driver calls for each.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -56,9 +55,6 @@ use crate::sharing::export::{Export, ExportError};
 use crate::sharing::import::{ImportError, Imported};
 use crate::sharing::wire::{decode, encode};
 
-/// Most descriptors that an exchange keeps ready for importers.
-pub const READY_MAX: usize = 256;
-
 /// Publishes exports of this process and opens those of others. One for a process is enough.
 ///
 /// Its server, a thread and four descriptors, starts with the first [`Exchange::share`].
@@ -66,8 +62,6 @@ pub struct Exchange {
     server: Mutex<Option<Server>>,
     directory: Option<PathBuf>,
     connections: Connections,
-    /// Number of descriptors that may still be kept ready.
-    may_prepare: Arc<AtomicUsize>,
 }
 
 /// Error of [`Exchange::open`].
@@ -117,12 +111,11 @@ impl Exchange {
 
     fn with(directory: Option<PathBuf>) -> Exchange {
         let connections = Connections::new(OpenOptions::default());
-        let may_prepare = Arc::new(AtomicUsize::new(READY_MAX));
-        Exchange { server: Mutex::default(), directory, connections, may_prepare }
+        Exchange { server: Mutex::default(), directory, connections }
     }
 
-    /// Publishes an export, and makes the descriptors for the first importer: 185 us for each handle. It
-    /// stays exported until the result is dropped and no importer has it open.
+    /// Publishes an export, and makes the descriptors that are not kept from earlier exports: 185 us for each
+    /// handle. It stays exported until the result is dropped and no importer has it open.
     ///
     /// # Errors
     /// The server could not be started, or the process is a forked child.
@@ -130,7 +123,7 @@ impl Exchange {
         if is_forked() {
             return Err(ServeError::Forked);
         }
-        let exported = Exported::prepared(export, &self.may_prepare);
+        export.prepare();
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let started = match server.take() {
             Some(running) => running,
@@ -139,7 +132,7 @@ impl Exchange {
                 None => Server::new()?,
             },
         };
-        let published = server.insert(started).publish(Arc::new(exported))?;
+        let published = server.insert(started).publish(Arc::new(Exported(export)))?;
         Ok(SharedMemory { published })
     }
 
@@ -326,68 +319,19 @@ impl Drop for OpenedMemory {
 }
 
 /// An export as the server sees it. It ends with the server's last reference.
-struct Exported {
-    export: Export,
-    /// Descriptors for the first importer, by number of the handle.
-    ready: Mutex<Vec<Option<OwnedFd>>>,
-    may_prepare: Arc<AtomicUsize>,
-}
-
-impl Exported {
-    /// Makes descriptors as far as the exchange may keep them. Those that cannot be made now are made
-    /// when an importer asks.
-    fn prepared(export: Export, may_prepare: &Arc<AtomicUsize>) -> Exported {
-        let mut ready = Vec::new();
-        while !export.is_fabric()
-            && ready.len() < export.description().handles.len()
-            && take_one(may_prepare)
-        {
-            match export.descriptor(ready.len()) {
-                Ok(ExportedHandle::PosixFd(descriptor)) => ready.push(Some(descriptor)),
-                Ok(ExportedHandle::Fabric(_)) | Err(_) => {
-                    may_prepare.fetch_add(1, Ordering::Relaxed);
-                    break;
-                }
-            }
-        }
-        Exported { export, ready: Mutex::new(ready), may_prepare: Arc::clone(may_prepare) }
-    }
-
-    fn take_ready(&self, index: usize) -> Option<OwnedFd> {
-        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
-        let descriptor = ready.get_mut(index)?.take()?;
-        self.may_prepare.fetch_add(1, Ordering::Relaxed);
-        Some(descriptor)
-    }
-}
-
-impl Drop for Exported {
-    fn drop(&mut self) {
-        let ready = self.ready.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.may_prepare.fetch_add(ready.iter().flatten().count(), Ordering::Relaxed);
-    }
-}
-
-/// Takes one of what is left. Returns false if nothing is.
-fn take_one(left: &AtomicUsize) -> bool {
-    let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-    taken.is_ok()
-}
+struct Exported(Export);
 
 impl Source for Exported {
     fn open(&self) -> Result<Offer, String> {
-        self.export.check_open().map_err(|error| error.to_string())?;
-        let description = self.export.description();
-        let fabric = fabric_of(&self.export).map_err(|error| error.to_string())?;
+        self.0.check_open().map_err(|error| error.to_string())?;
+        let description = self.0.description();
+        let fabric = fabric_of(&self.0).map_err(|error| error.to_string())?;
         let descriptors = if fabric.is_empty() { description.handles.len() } else { 0 };
         Ok(Offer { description: encode(description, &fabric), descriptors })
     }
 
     fn descriptor(&self, index: usize) -> std::io::Result<OwnedFd> {
-        if let Some(descriptor) = self.take_ready(index) {
-            return Ok(descriptor);
-        }
-        match self.export.descriptor(index) {
+        match self.0.descriptor(index) {
             Ok(ExportedHandle::PosixFd(descriptor)) => Ok(descriptor),
             Ok(ExportedHandle::Fabric(_)) => {
                 Err(std::io::Error::other("a fabric handle has no descriptor"))

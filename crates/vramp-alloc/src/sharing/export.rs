@@ -23,6 +23,7 @@ use crate::allocation::Owner;
 use crate::error::Unusable;
 use crate::manager::Manager;
 use crate::shared::{Inner, Shared};
+use crate::sharing::descriptors::Descriptors;
 use crate::sharing::{Access, range_of};
 use crate::virtual_pool::VirtualPool;
 use crate::{Allocation, Allocator};
@@ -64,18 +65,22 @@ pub struct Export {
     of_block: bool,
     description: Description,
     is_fabric: bool,
-    memory: Memory,
+    handles: Vec<Handle>,
+    /// The chunks of the handles, which are pinned; none of a segment, whose handles stay because the block
+    /// does.
+    chunks: Vec<ChunkAt>,
+    /// Those of the pool. Those of a segment end with the export, because no call says that its handles are released.
+    descriptors: Arc<Descriptors>,
 }
 
-/// The handles of an export.
-enum Memory {
-    Chunks(Vec<ChunkAt>),
-    /// Handles of a segment, which stay because the block does.
-    Segment(Vec<Handle>),
+/// What an export keeps: lengths of handles, the address of the first, and the handles.
+struct PinnedHandles {
+    lens: Vec<Bytes>,
+    start: DeviceAddr,
+    handles: Vec<Handle>,
+    chunks: Vec<ChunkAt>,
+    descriptors: Arc<Descriptors>,
 }
-
-/// Lengths of handles, the address of the first, and the handles.
-type PinnedHandles = (Vec<Bytes>, DeviceAddr, Memory);
 
 /// Error of [`Allocator::export`] and [`Export::descriptor`].
 #[derive(Debug, thiserror::Error)]
@@ -152,15 +157,17 @@ impl Allocator {
         inner: &mut Inner,
         range: AddrRange,
         of_block: bool,
-        (handles, start, memory): PinnedHandles,
+        pinned: PinnedHandles,
     ) -> Export {
+        let PinnedHandles { lens, start, handles, chunks, descriptors } = pinned;
         let offset = range.start.checked_offset_from(start);
         let offset = offset.expect("the first handle holds the first byte");
-        let description = Description { handles, offset, len: range.len };
+        let description = Description { handles: lens, offset, len: range.len };
         let (shared, addr) = (Arc::clone(self.shared()), range.start);
         let properties = inner.manager.access_mut().map(|access| access.properties);
         let is_fabric = properties.is_some_and(|of| of.handle_type == HandleType::Fabric);
-        Export { shared, addr, of_block, description, is_fabric, memory }
+        descriptors.enter(&handles);
+        Export { shared, addr, of_block, description, is_fabric, handles, chunks, descriptors }
     }
 
     /// Returns the number of exported blocks.
@@ -184,7 +191,8 @@ impl Manager {
                 match held {
                     Some((start, held)) if backend.access_mut().is_some_and(has_handles) => {
                         let (handles, lens) = held.into_iter().unzip();
-                        Ok((lens, start, Memory::Segment(handles)))
+                        let (chunks, descriptors) = (Vec::new(), Arc::default());
+                        Ok(PinnedHandles { lens, start, handles, chunks, descriptors })
                     }
                     Some(_) => refuse("it was created for one process: set `sharing` to posix-fd"),
                     None if matches!(allocation.owner, Owner::Driver { .. }) => {
@@ -214,7 +222,9 @@ impl VirtualPool {
         };
         let start = self.exec.addr(chunks[0].at);
         let lens = chunks.iter().map(|chunk| chunk.len).collect();
-        Ok((lens, start, Memory::Chunks(chunks)))
+        let handles = chunks.iter().map(|chunk| self.exec.handle(chunk.chunk)).collect();
+        let descriptors = Arc::clone(&self.exec.descriptors);
+        Ok(PinnedHandles { lens, start, handles, chunks, descriptors })
     }
 }
 
@@ -235,29 +245,34 @@ impl Export {
     }
 
     /// Returns one of its handles as the outside sees it: by number, in address order. One driver call,
-    /// 185 us. The descriptor keeps the memory alive until it is closed.
+    /// 185 us, unless the descriptor of the handle is kept from an earlier one, also for another block in the
+    /// same handle. The descriptor keeps the memory alive until it is closed.
     ///
     /// # Errors
     /// There is no such handle, the allocator is closed, or the driver call failed.
     pub fn descriptor(&self, index: usize) -> Result<ExportedHandle, ExportError> {
-        let count = self.description.handles.len();
-        if index >= count {
-            return Err(ExportError::NoSuchHandle { index, count });
-        }
+        let count = self.handles.len();
+        let handle = *self.handles.get(index).ok_or(ExportError::NoSuchHandle { index, count })?;
         let inner = self.shared.lock()?;
-        let handle = match &self.memory {
-            Memory::Chunks(chunks) => {
-                let pool = inner.manager.virtual_pool().expect("the export was made of a pool");
-                pool.exec.handle(chunks[index].chunk)
-            }
-            Memory::Segment(handles) => handles[index],
-        };
         // The call takes long and needs no lock: the pin keeps the handle, except from a close.
         let exporting = self.shared.exporting.read().unwrap_or_else(PoisonError::into_inner);
         drop(inner);
-        let exported = self.shared.driver.export(handle);
+        let exported = self.descriptors.get(handle, || self.shared.driver.export(handle));
         drop(exporting);
         Ok(exported?)
+    }
+
+    /// Makes the descriptors for the first importer, as far as the process may keep them. Those that cannot
+    /// be made now are made when an importer asks.
+    pub(super) fn prepare(&self) {
+        if self.is_fabric {
+            return;
+        }
+        for (index, &handle) in self.handles.iter().enumerate() {
+            if !self.descriptors.can_keep(handle) || self.descriptor(index).is_err() {
+                return;
+            }
+        }
     }
 }
 
@@ -270,13 +285,12 @@ impl Drop for Export {
         }
         let mut guard = self.shared.lock_anyway();
         let inner: &mut Inner = &mut guard;
+        self.descriptors.leave(&self.handles);
         if inner.closed {
             return;
         }
-        if let (Memory::Chunks(chunks), Some(pool)) =
-            (&self.memory, inner.manager.virtual_pool_mut())
-        {
-            pool.pool.unpin(chunks);
+        if let Some(pool) = inner.manager.virtual_pool_mut() {
+            pool.pool.unpin(&self.chunks);
         }
         let ended = self.of_block.then(|| inner.exports.end(self.addr)).flatten();
         if let Some((allocation, stream)) = ended {

@@ -8,7 +8,8 @@
 //! - `pins.rs`: ranges that keep their memory, [`Allocator::pin_range`];
 //! - `dma_buf.rs`: a pinned range as a descriptor for drivers of other devices,
 //!   [`Allocator::export_dma_buf`];
-//! - `export.rs`: an allocation for other processes, [`Allocator::export`];
+//! - `export.rs`: an allocation for other processes, [`Allocator::export`]; `descriptors.rs`: the descriptors of
+//!   its handles;
 //! - `import.rs`: memory of another process, [`Allocator::import`];
 //! - `exchange.rs`: the way from one process to another, [`Exchange`]; `wire.rs`: what is sent.
 //!
@@ -33,6 +34,7 @@
 
 mod access;
 mod config;
+mod descriptors;
 mod dma_buf;
 mod exchange;
 mod export;
@@ -43,8 +45,10 @@ mod wire;
 
 pub use access::{AccessChange, AccessError};
 pub use config::{Access, Peers, Rdma, Sharing, SharingConfig};
+pub(crate) use descriptors::Descriptors;
+pub use descriptors::READY_MAX;
 pub use dma_buf::{DmaBuf, DmaBufError};
-pub use exchange::{Exchange, FetchError, OpenMemoryError, OpenedMemory, READY_MAX, SharedMemory};
+pub use exchange::{Exchange, FetchError, OpenMemoryError, OpenedMemory, SharedMemory};
 pub use export::{Description, Export, ExportError};
 pub(crate) use exports::Exports;
 pub use import::{ImportError, Imported};

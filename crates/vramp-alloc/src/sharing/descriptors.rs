@@ -1,0 +1,175 @@
+//! Descriptors of physical handles: made once, and kept for the next importer.
+//!
+//! 1. An export enters the handles that it lies in ([`Descriptors::enter`]).
+//! 2. The first request for a handle's descriptor makes it, 185 us; later ones duplicate it.
+//! 3. When the last export of a handle has ended, its descriptor stays for the next export there.
+//! 4. Before a handle is released it is forgotten ([`Descriptors::forget`]), because an open descriptor would
+//!    keep its memory on the card.
+//!
+//! At most [`READY_MAX`] descriptors are kept in a process. If there are as many, one of a handle without an
+//! export makes room, the longest unused first; else the descriptor is made for one request.
+//!
+//! Growth: an entry for each handle that was exported and not released, O(log n) for each call. A release
+//! reads one number while nothing was exported.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vramp_driver::{DriverResult, ExportedHandle, Handle};
+use vramp_host::PrivateFd;
+
+/// Most descriptors that a process keeps for importers.
+pub const READY_MAX: usize = 256;
+
+/// Number of descriptors that the process keeps.
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+/// Descriptors of the handles of one pool.
+#[derive(Default)]
+pub(crate) struct Descriptors {
+    /// Number of entries: a copy for releases.
+    entries: AtomicUsize,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    by_handle: BTreeMap<Handle, Entry>,
+    /// Handles without an export whose descriptor is kept, by the order in which their exports ended.
+    idle: BTreeMap<u64, Handle>,
+    last_end: u64,
+}
+
+#[derive(Default)]
+struct Entry {
+    /// Exports that lie in the handle.
+    exports: usize,
+    descriptor: Option<Arc<PrivateFd>>,
+    /// Key in `idle`.
+    idle: Option<u64>,
+}
+
+impl Descriptors {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an export of these handles.
+    pub(super) fn enter(&self, handles: &[Handle]) {
+        let mut table = self.lock();
+        for &handle in handles {
+            let entry = table.by_handle.entry(handle).or_default();
+            entry.exports += 1;
+            if let Some(ended) = entry.idle.take() {
+                table.idle.remove(&ended);
+            }
+        }
+        self.entries.store(table.by_handle.len(), Ordering::Release);
+    }
+
+    /// Ends an export of these handles. Those that were released meanwhile are skipped.
+    pub(super) fn leave(&self, handles: &[Handle]) {
+        let mut table = self.lock();
+        let Table { by_handle, idle, last_end } = &mut *table;
+        for handle in handles {
+            let Some(entry) = by_handle.get_mut(handle) else { continue };
+            entry.exports -= 1;
+            if entry.exports == 0 && entry.descriptor.is_some() {
+                *last_end += 1;
+                idle.insert(*last_end, *handle);
+                entry.idle = Some(*last_end);
+            }
+        }
+    }
+
+    /// Returns a descriptor of an exported handle, which is made by `make` unless it is kept.
+    pub(super) fn get(
+        &self,
+        handle: Handle,
+        make: impl FnOnce() -> DriverResult<ExportedHandle>,
+    ) -> DriverResult<ExportedHandle> {
+        let kept = self.lock().by_handle.get(&handle).and_then(|of| of.descriptor.clone());
+        let duplicate = kept.as_ref().and_then(|kept| kept.get()?.try_clone_to_owned().ok());
+        if let Some(duplicate) = duplicate {
+            return Ok(ExportedHandle::PosixFd(duplicate));
+        }
+        let made = make()?;
+        if let ExportedHandle::PosixFd(descriptor) = &made {
+            self.keep(handle, descriptor);
+        }
+        Ok(made)
+    }
+
+    /// Returns true if the descriptor of a handle is kept, or more may be.
+    pub(super) fn can_keep(&self, handle: Handle) -> bool {
+        let table = self.lock();
+        table.has(handle) || KEPT.load(Ordering::Relaxed) < READY_MAX || !table.idle.is_empty()
+    }
+
+    /// Keeps a duplicate if one more may be kept.
+    fn keep(&self, handle: Handle, descriptor: &OwnedFd) {
+        let mut table = self.lock();
+        // Another thread may have made it at the same time.
+        if table.has(handle) || !(take_one() || table.drop_idle()) {
+            return;
+        }
+        let kept = PrivateFd::open(|| descriptor.try_clone()).ok();
+        match (table.by_handle.get_mut(&handle), kept) {
+            (Some(entry), Some(kept)) => entry.descriptor = Some(Arc::new(kept)),
+            // No descriptor is left, or the allocator was closed meanwhile.
+            _ => give_back(1),
+        }
+    }
+
+    /// Closes the descriptor of a handle that is about to be released.
+    #[inline]
+    pub(crate) fn forget(&self, handle: Handle) {
+        if self.entries.load(Ordering::Acquire) > 0 {
+            self.forget_entry(handle);
+        }
+    }
+
+    #[cold]
+    fn forget_entry(&self, handle: Handle) {
+        let mut table = self.lock();
+        let Some(entry) = table.by_handle.remove(&handle) else { return };
+        if let Some(ended) = entry.idle {
+            table.idle.remove(&ended);
+        }
+        give_back(usize::from(entry.descriptor.is_some()));
+        self.entries.store(table.by_handle.len(), Ordering::Release);
+    }
+}
+
+impl Table {
+    fn has(&self, handle: Handle) -> bool {
+        self.by_handle.get(&handle).is_some_and(|entry| entry.descriptor.is_some())
+    }
+
+    /// Closes the descriptor of the handle that is longest without an export. Returns false if there is none.
+    fn drop_idle(&mut self) -> bool {
+        let Some((_, handle)) = self.idle.pop_first() else { return false };
+        let entry = self.by_handle.get_mut(&handle).expect("it has a descriptor");
+        (entry.descriptor, entry.idle) = (None, None);
+        true
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        let table = self.table.get_mut().unwrap_or_else(PoisonError::into_inner);
+        give_back(table.by_handle.values().filter(|entry| entry.descriptor.is_some()).count());
+    }
+}
+
+/// Counts one more kept descriptor of the process. Returns false if there are as many as may be.
+fn take_one() -> bool {
+    let more = |kept| (kept < READY_MAX).then_some(kept + 1);
+    KEPT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+}
+
+fn give_back(count: usize) {
+    KEPT.fetch_sub(count, Ordering::Relaxed);
+}
