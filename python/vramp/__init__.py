@@ -20,6 +20,7 @@ from . import _native
 from ._errors import (
     BudgetError,
     BudgetTimeoutError,
+    CallbackError,
     CancelledError,
     CaptureError,
     ClosedError,
@@ -123,6 +124,7 @@ __all__ = [
     "BudgetTimeoutError",
     "Buffer",
     "BufferPin",
+    "CallbackError",
     "CancelledError",
     "CaptureError",
     "Client",

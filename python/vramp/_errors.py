@@ -147,5 +147,12 @@ class RegionError(VrampError):
     """Tag of the region."""
 
 
+class CallbackError(RegionError):
+    """A callback around the sleep of regions failed, of `around_sleep`. The text says what holds now."""
+
+    callback: str | None = None
+    """Name of the callback, of several the first that failed. What it raised is the cause."""
+
+
 class InternalError(VrampError):
     """The state of vramp is inconsistent: a defect of vramp. Please report it."""

@@ -117,6 +117,8 @@ pub enum Kind {
     Asleep,
     /// A reservation has too few bytes left to pay.
     OverReservation,
+    /// A callback of the program failed.
+    Callback,
 }
 
 /// What a request needs at once, and what there is for it, as far as they are known.

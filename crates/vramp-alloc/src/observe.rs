@@ -3,7 +3,8 @@
 //! # The rule for user code
 //!
 //! Observers, shortage handlers and the [stack source](crate::Allocator::record_history) of a
-//! history are user code that the allocator calls, on the thread that caused the event.
+//! history are user code that the allocator calls, on the thread that caused the event. So is what a crate above
+//! [calls back](crate::Allocator::call_back).
 //!
 //! 1. *No lock is held while user code runs.* It may call this allocator and any other.
 //! 2. *Re-entry is defined.* A callback is never called inside itself:
@@ -163,6 +164,12 @@ impl Registration {
     pub fn from_number(number: u64) -> Registration {
         Registration(number)
     }
+
+    /// Returns a registration that was not given out before, for callbacks that a crate above keeps and calls
+    /// with [`Allocator::call_back`](crate::Allocator::call_back).
+    pub fn unused() -> Registration {
+        Registration(REGISTRATIONS.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// Returns true if the calling thread runs a callback of any allocator.
@@ -172,9 +179,11 @@ pub fn is_in_callback() -> bool {
 
 /// What a callback is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+pub(crate) enum Role {
     Observer,
     Handler,
+    /// Of a crate above: events reach observers, and handlers run.
+    Other,
 }
 
 /// How deep callbacks of all allocators nest on a thread. Of one allocator at most two do: an
@@ -417,6 +426,13 @@ impl Observers {
     pub(crate) fn run_user<R>(&self, code: impl FnOnce() -> R) -> Option<R> {
         let _frame = Frame::enter(self.allocator, Role::Observer)?;
         self.contain(code)
+    }
+
+    /// Runs user code that a crate above registered, as a callback of this group. Panics are counted by `counts`.
+    /// `None` if it panicked or callbacks are nested too deep.
+    pub(crate) fn call_back<R>(&self, counts: &Observers, code: impl FnOnce() -> R) -> Option<R> {
+        let _frame = Frame::enter(self.allocator, Role::Other)?;
+        counts.contain(code)
     }
 
     /// Calls a callback. `None` if it panicked, was removed, or callbacks are nested too deep.

@@ -230,20 +230,27 @@ impl Allocator {
         Ok(contents.collect())
     }
 
-    fn wait_for_work(&self) -> Result<(), SleepError> {
-        let shared = self.shared();
-        let refuse_captures = || match shared.capturing_streams()?.first() {
+    /// Fails where a stream captures a graph, as [`Allocator::begin_sleep`] would. A query for each stream.
+    ///
+    /// # Errors
+    /// [`SleepError::Captures`], or the query failed.
+    pub fn refuse_captures(&self) -> Result<(), SleepError> {
+        match self.shared().capturing_streams()?.first() {
             Some(&stream) => Err(SleepError::Captures { stream }),
             None => Ok(()),
-        };
-        refuse_captures()?;
+        }
+    }
+
+    fn wait_for_work(&self) -> Result<(), SleepError> {
+        let shared = self.shared();
+        self.refuse_captures()?;
         shared.synchronize().map_err(|failure| match failure {
             CloseFailure::Capturing(stream) => SleepError::Captures { stream },
             CloseFailure::NotSynchronized(error) | CloseFailure::Closed(error) => error.into(),
         })?;
         // Graphs are launched, and memory is used, on streams that the group does not know. That wait would
         // invalidate a capture that began meanwhile.
-        refuse_captures()?;
+        self.refuse_captures()?;
         match shared.driver.synchronize_device() {
             Err(error) if !error.is_device_lost() => Err(error.into()),
             _ => Ok(()),

@@ -165,7 +165,9 @@ typedef enum {
   /* A region of memory cannot be paused, resumed or used now, or has no such tag. The message says why. */
   VRAMP_ERROR_REGION = 38,
   /* The reservation that is to pay for an allocation has too few bytes left. */
-  VRAMP_ERROR_OVER_RESERVATION = 39
+  VRAMP_ERROR_OVER_RESERVATION = 39,
+  /* A callback around the sleep of regions failed. The message names it. */
+  VRAMP_ERROR_CALLBACK = 40
 } vramp_status_t;
 
 /* Kind of an event. */

@@ -86,6 +86,8 @@ pub enum vramp_status_t {
     VRAMP_ERROR_REGION = 38,
     /// The reservation that is to pay for an allocation has too few bytes left.
     VRAMP_ERROR_OVER_RESERVATION = 39,
+    /// A callback around the sleep of regions failed. The message names it.
+    VRAMP_ERROR_CALLBACK = 40,
 }
 
 /// Handle of an allocator. An id that is looked up: any value may be passed. Zero is none.

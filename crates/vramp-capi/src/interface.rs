@@ -71,6 +71,7 @@ pub extern "C" fn vramp_status_name(status: c_int) -> *const c_char {
         37 => c"VRAMP_ERROR_CONTENTS",
         38 => c"VRAMP_ERROR_REGION",
         39 => c"VRAMP_ERROR_OVER_RESERVATION",
+        40 => c"VRAMP_ERROR_CALLBACK",
         _ => c"unknown",
     };
     name.as_ptr()

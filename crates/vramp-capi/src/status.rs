@@ -82,6 +82,7 @@ const fn interfaces(kind: Kind) -> (vramp_status_t, &'static str) {
         // Only regions sleep.
         Kind::Region | Kind::Asleep => (VRAMP_ERROR_REGION, "RegionError"),
         Kind::OverReservation => (VRAMP_ERROR_OVER_RESERVATION, "OutOfMemoryError"),
+        Kind::Callback => (VRAMP_ERROR_CALLBACK, "CallbackError"),
     }
 }
 

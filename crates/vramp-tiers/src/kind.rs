@@ -168,6 +168,9 @@ impl Classify for RegionError {
     fn kind(&self) -> Kind {
         match self {
             RegionError::OtherOptions { .. } => Kind::Option,
+            RegionError::Before(_) | RegionError::After { .. } => Kind::Callback,
+            RegionError::AndAfter { error, .. } => error.kind(),
+            RegionError::InCallback => Kind::Busy,
             RegionError::Unknown { .. }
             | RegionError::HasMemory { .. }
             | RegionError::InUse { .. }
@@ -201,9 +204,13 @@ impl Classify for RegionError {
             | RegionError::Memory { tag, .. }
             | RegionError::Stuck { tag, .. }
             | RegionError::Closed { tag } => Some(tag),
+            RegionError::AndAfter { error, .. } => error.region(),
             RegionError::OtherOptions { .. }
             | RegionError::Create(_)
-            | RegionError::NotContents { .. } => None,
+            | RegionError::NotContents { .. }
+            | RegionError::Before(_)
+            | RegionError::After { .. }
+            | RegionError::InCallback => None,
         }
     }
 }
@@ -225,7 +232,7 @@ impl RegionError {
             }
             RegionError::Memory { .. } => Some(Kind::Driver),
             RegionError::Copy { error, .. } => Some(error.kind()),
-            RegionError::Stuck { error, .. } => error.cause(),
+            RegionError::Stuck { error, .. } | RegionError::AndAfter { error, .. } => error.cause(),
             _ => None,
         }
     }

@@ -181,7 +181,14 @@ impl Allocator {
             || self.shared.group.handlers.remove(registration)
     }
 
-    /// Returns true if the calling thread runs an observer or handler of this allocator or its group.
+    /// Runs code of the program as a callback of the allocator's group: by [the rule](crate::observe) for user code,
+    /// and with events and handlers as outside of callbacks. `None` if it panicked, which is counted, or if callbacks
+    /// are nested too deep, where it was not run. The caller holds no lock.
+    pub fn call_back<R>(&self, code: impl FnOnce() -> R) -> Option<R> {
+        self.shared.group.handlers.call_back(&self.shared.observers, code)
+    }
+
+    /// Returns true if the calling thread runs a callback of this allocator or its group.
     pub fn is_in_callback(&self) -> bool {
         self.shared.observers.is_in_callback() || self.shared.group.handlers.is_in_callback()
     }

@@ -422,11 +422,12 @@ fn every_code_has_its_name() {
         VRAMP_ERROR_CONTENTS,
         VRAMP_ERROR_REGION,
         VRAMP_ERROR_OVER_RESERVATION,
+        VRAMP_ERROR_CALLBACK,
     ];
     for code in codes {
         assert_eq!(name(code as i32), format!("{code:?}"));
     }
-    for code in [-1, 40, i32::MAX, i32::MIN] {
+    for code in [-1, 41, i32::MAX, i32::MIN] {
         assert_eq!(name(code), "unknown");
     }
     // SAFETY: the version ends with a zero and lives for ever.

@@ -7,7 +7,32 @@ use vramp_core::{AddrRange, Bytes};
 use crate::host::HostPoolError;
 use crate::movers::MoveError;
 
-/// Why a call on regions failed. Unless it is [`RegionError::Stuck`], the region is as before.
+/// Why a callback failed, in the program's words.
+pub type CallbackError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A callback that failed.
+#[derive(Debug)]
+pub struct FailedCallback {
+    /// Name of the pair.
+    pub name: String,
+    /// Why, in the program's words.
+    pub error: CallbackError,
+}
+
+impl FailedCallback {
+    pub(super) fn new(name: &str, error: CallbackError) -> FailedCallback {
+        FailedCallback { name: name.to_owned(), error }
+    }
+}
+
+impl std::fmt::Display for FailedCallback {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}: {}", self.name, self.error)
+    }
+}
+
+/// Why a call on regions failed. Unless it is [`RegionError::Stuck`], the region is as before; after
+/// [`RegionError::After`] it is awake.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionError {
@@ -148,12 +173,42 @@ pub enum RegionError {
         /// Why it could not be undone.
         undo: Box<RegionError>,
     },
+    /// A callback before the pause failed, so no memory left. Those that were called before it were undone.
+    #[error("no memory left, because the callback {0}")]
+    Before(FailedCallback),
+    /// The memory is back, and callbacks failed. The others were called.
+    #[error(
+        "the memory is back, and then failed the callback {}: resume again, which calls it again",
+        all(failed)
+    )]
+    After {
+        /// Those that failed, in the order of the calls.
+        failed: Vec<FailedCallback>,
+    },
+    /// A call failed, and then callbacks failed that undo or follow it.
+    #[error("{error}; and then failed the callback {}: a resume calls it again", all(failed))]
+    AndAfter {
+        /// The first error.
+        error: Box<RegionError>,
+        /// Those that failed, in the order of the calls.
+        failed: Vec<FailedCallback>,
+    },
+    /// A callback around a sleep runs on this thread.
+    #[error(
+        "a callback around a sleep runs on this thread, in the middle of a pause or a resume: return from it, and \
+         move or read regions then"
+    )]
+    InCallback,
     /// The region was closed.
     #[error("the region {tag:?} was closed")]
     Closed {
         /// The tag.
         tag: String,
     },
+}
+
+fn all(failed: &[FailedCallback]) -> String {
+    failed.iter().map(FailedCallback::to_string).collect::<Vec<_>>().join(", and the callback ")
 }
 
 /// Returns which regions there are, in words.

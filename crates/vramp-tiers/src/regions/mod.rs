@@ -82,6 +82,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Memory that others know
+//!
+//! Exported and pinned memory cannot leave. [Callbacks](callbacks) end what other libraries know of a region before it is
+//! paused, and make it again after it was resumed.
+//!
 //! # Cost
 //!
 //! A pause copies the allocated bytes, in steps of the mover, and releases handles while later steps are
@@ -104,7 +109,9 @@
 //! Deliberately absent: threads, and the choice of what sleeps, except in [`Regions::on_pressure`].
 
 mod ahead;
+pub mod callbacks;
 mod copies;
+mod core;
 mod error;
 mod moves;
 mod pressure;
@@ -112,6 +119,7 @@ mod reclaim;
 mod region;
 mod set;
 
-pub use error::RegionError;
+pub use callbacks::{Callbacks, SleepCallbacks};
+pub use error::{CallbackError, FailedCallback, RegionError};
 pub use region::{Backup, Phase, Region, RegionOptions, RegionStatus};
 pub use set::{PauseOptions, Regions};

@@ -39,6 +39,12 @@ impl Region {
         self.allocator.stats().map_or(u64::MAX, |stats| stats.placed)
     }
 
+    /// Fails where a stream captures a graph: a pause would as well.
+    pub(super) fn refuse_captures(&self) -> Result<(), RegionError> {
+        let not_now = |error| RegionError::NotNow { tag: self.tag.clone(), error };
+        self.allocator.refuse_captures().map_err(not_now)
+    }
+
     /// Gives memory to the card until at most `options.keep` is left on it.
     pub(super) fn pause(&self, below: &Below, options: PauseOptions) -> Result<(), RegionError> {
         self.pause_locked(self.state(), below, options)

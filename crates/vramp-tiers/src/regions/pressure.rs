@@ -6,7 +6,6 @@ use vramp_alloc::Allocator;
 use vramp_alloc::observe::{Registration, Shortage};
 use vramp_core::Bytes;
 
-use super::copies::Below;
 use super::error::RegionError;
 use super::region::{Region, State};
 use super::set::{PauseOptions, Regions, Shared};
@@ -19,7 +18,7 @@ impl Regions {
     /// asleep.
     ///
     /// A region that slept has to be resumed before it is used. Regions that are being moved, or whose
-    /// move fails, are left out, and so is the region whose own request or resume it is. A registration
+    /// move or [callback](super::callbacks) fails, are left out, and so is the region whose own request or resume it is. A registration
     /// sees to one shortage at a time: of two regions that are short together one makes the other sleep, and
     /// not both each other.
     ///
@@ -67,8 +66,7 @@ impl Pressure {
         let others: Vec<_> = regions.iter().filter(|region| !is_own(region)).collect();
         let Some(any) = others.first() else { return false };
         let room = any.allocator().room();
-        could_serve(&others, shortage, room)
-            && make_room(&others, &shared.below(), deficit(shortage, room))
+        could_serve(&others, shortage, room) && make_room(&others, &shared, deficit(shortage, room))
     }
 }
 
@@ -91,8 +89,8 @@ fn deficit(shortage: &Shortage, room: Bytes) -> Bytes {
 }
 
 /// Gives up `needed` bytes, as far as there are. Returns true if there were some.
-fn make_room(regions: &[&Arc<Region>], below: &Below, needed: Bytes) -> bool {
-    let mut missing = needed;
+fn make_room(regions: &[&Arc<Region>], shared: &Shared, needed: Bytes) -> bool {
+    let (below, mut missing) = (shared.below(), needed);
     for region in regions {
         let before = region.allocator().reserved();
         if missing.is_zero() {
@@ -102,9 +100,14 @@ fn make_room(regions: &[&Arc<Region>], below: &Below, needed: Bytes) -> bool {
             continue;
         }
         // The move of one that is being resumed may be what finds no memory.
+        if region.try_state().is_none() {
+            continue;
+        }
+        let Some(leaving) = shared.callbacks.before_at_once(region) else { continue };
         let keep = before.saturating_sub(missing);
         let options = PauseOptions { keep, ..PauseOptions::default() };
-        let _ = region.pause_at_once(below, options);
+        let paused = region.pause_at_once(&below, options);
+        let _ = leaving.end(paused.unwrap_or(Ok(())));
         missing = missing.saturating_sub(before.saturating_sub(region.allocator().reserved()));
     }
     missing < needed

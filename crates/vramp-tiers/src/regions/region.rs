@@ -236,6 +236,17 @@ impl Region {
         }
     }
 
+    /// Returns true if some of its memory may be off the card, unless a pause is in progress.
+    pub(super) fn sleeps(&self) -> bool {
+        let phase = PHASES[usize::from(self.phase.load(Ordering::Relaxed))];
+        matches!(phase, Phase::Asleep | Phase::Resuming)
+    }
+
+    /// Returns false if all of its memory is off the card.
+    pub(super) fn has_memory_to_give(&self) -> bool {
+        !self.sleeps() || !self.allocator.reserved().is_zero()
+    }
+
     /// Takes the state, for one move at a time.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)

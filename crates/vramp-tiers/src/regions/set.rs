@@ -7,6 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 use vramp_alloc::Allocator;
 use vramp_core::{AddrRange, Bytes, DeviceAddr, Mixed};
 
+use super::callbacks::Callbacks;
 use super::copies::Below;
 use super::error::RegionError;
 use super::region::{Backup, Region, RegionOptions, RegionStatus};
@@ -39,6 +40,7 @@ pub struct PauseOptions {
 
 pub(super) struct Shared {
     below: Mutex<Below>,
+    pub callbacks: Callbacks,
     regions: Mutex<BTreeMap<String, Arc<Region>>>,
 }
 
@@ -55,6 +57,10 @@ impl Shared {
         })
     }
 
+    fn find_all(&self, tags: &[&str]) -> Result<Vec<Arc<Region>>, RegionError> {
+        tags.iter().map(|tag| self.find(tag)).collect()
+    }
+
     pub fn all(&self) -> Vec<Arc<Region>> {
         lock(&self.regions).values().cloned().collect()
     }
@@ -69,9 +75,19 @@ pub struct Regions {
 impl Regions {
     /// Creates an empty set. Copies are made by `mover`, to the host pool that it was created for.
     pub fn new(mover: Mover) -> Regions {
+        Regions::with_callbacks(mover, Callbacks::default())
+    }
+
+    /// Creates an empty set, as [`Regions::new`] does, with callbacks that were registered before.
+    pub fn with_callbacks(mover: Mover, callbacks: Callbacks) -> Regions {
         let below = Mutex::new(Below { mover, disk: None });
-        let shared = Shared { below, regions: Mutex::default() };
+        let shared = Shared { below, callbacks, regions: Mutex::default() };
         Regions { shared: Arc::new(shared) }
+    }
+
+    /// Returns what is called [around a sleep](super::callbacks).
+    pub fn callbacks(&self) -> &Callbacks {
+        &self.shared.callbacks
     }
 
     /// Lets copies from now on be made by `mover`, a mover of the same device, to its host pool. Copies made
@@ -133,6 +149,7 @@ impl Regions {
     pub fn remove(&self, tag: &str) -> Result<Arc<Region>, RegionError> {
         let found = self.shared.find(tag)?;
         lock(&self.shared.regions).remove(tag);
+        self.shared.callbacks.forget(tag);
         Ok(found)
     }
 
@@ -168,18 +185,24 @@ impl Regions {
     }
 
     /// Puts regions to sleep, one after the other: their memory goes to the card until at most
-    /// [`keep`](PauseOptions::keep) is left of each. Waits for the work of the card's streams. Does
-    /// nothing about a region that sleeps as far already.
+    /// [`keep`](PauseOptions::keep) is left of each. Calls [callbacks](super::callbacks) first, and waits for the work of
+    /// the card's streams. Does nothing about a region that sleeps as far already.
     ///
     /// # Errors
     /// [`RegionError`]. The region that failed is as before, unless the error is
     /// [`RegionError::Stuck`]; those before it were resumed again if they were awake. A pause that
     /// [discards](PauseOptions::discard) and began to release memory has discarded the contents.
     pub fn pause(&self, tags: &[&str], options: PauseOptions) -> Result<(), RegionError> {
-        let regions: Result<Vec<_>, _> = tags.iter().map(|tag| self.shared.find(tag)).collect();
+        Callbacks::refuse_inside()?;
+        let regions = self.shared.find_all(tags)?;
+        let leaving = self.shared.callbacks.before(regions.iter())?;
+        leaving.end(self.pause_all(&regions, options))
+    }
+
+    fn pause_all(&self, regions: &[Arc<Region>], options: PauseOptions) -> Result<(), RegionError> {
         let below = self.shared.below();
-        let mut paused: Vec<Arc<Region>> = Vec::new();
-        for region in regions? {
+        let mut paused: Vec<&Arc<Region>> = Vec::new();
+        for region in regions {
             let was_awake = !region.allocator().is_asleep();
             if let Err(error) = region.pause(&below, options) {
                 // One that cannot be resumed says so in its status.
@@ -193,15 +216,18 @@ impl Regions {
         Ok(())
     }
 
-    /// Brings regions back to their addresses, one after the other. Does nothing about a region that is
-    /// awake.
+    /// Brings regions back to their addresses, one after the other, and then calls [callbacks](super::callbacks). Does
+    /// nothing about a region that is awake, except to call what failed before.
     ///
     /// # Errors
-    /// [`RegionError`]. The region that failed sleeps on; those before it are awake.
+    /// [`RegionError`]. The region that failed sleeps on; those before it are awake. After [`RegionError::After`] all
+    /// are awake.
     pub fn resume(&self, tags: &[&str]) -> Result<(), RegionError> {
-        let regions: Result<Vec<_>, _> = tags.iter().map(|tag| self.shared.find(tag)).collect();
+        Callbacks::refuse_inside()?;
+        let regions = self.shared.find_all(tags)?;
         let below = self.shared.below();
-        regions?.iter().try_for_each(|region| region.resume(&below))
+        let resumed = regions.iter().try_for_each(|region| region.resume(&below));
+        self.shared.callbacks.after(&regions, resumed)
     }
 
     /// Copies the contents of a region while it is awake, so that the next pause copies nothing. The
@@ -213,6 +239,7 @@ impl Regions {
     /// # Errors
     /// [`RegionError`]. The region is awake, and as before.
     pub fn clean(&self, tag: &str) -> Result<(), RegionError> {
+        Callbacks::refuse_inside()?;
         self.shared.find(tag)?.clean(&self.shared.below())
     }
 
@@ -226,6 +253,7 @@ impl Regions {
     /// # Errors
     /// [`RegionError::NoRoomToPrefetch`]; [`RegionError::Copy`] if the disk failed. All is as before.
     pub fn prefetch(&self, tag: &str) -> Result<(), RegionError> {
+        Callbacks::refuse_inside()?;
         self.shared.find(tag)?.prefetch(&self.shared.below())
     }
 
@@ -252,6 +280,7 @@ impl Regions {
     }
 
     fn owner_of(&self, range: AddrRange) -> Result<Arc<Region>, RegionError> {
+        Callbacks::refuse_inside()?;
         let mut all = self.shared.all().into_iter();
         let owner = range
             .checked_end()

@@ -1,5 +1,6 @@
 //! Regions: every byte is right after pauses and resumes, and a failure loses none.
 
+mod callbacks;
 mod disk;
 mod growth;
 

@@ -1,0 +1,3 @@
+//! Decisions about regions. Pure: callbacks are numbers, and regions are tags.
+
+pub(super) mod callbacks;
