@@ -114,6 +114,7 @@ mod client;
 mod core;
 mod directory;
 mod error;
+pub mod keep;
 mod server;
 mod system;
 mod ticket;

@@ -56,11 +56,11 @@ pub fn kernel_address(address: &Address) -> io::Result<SocketAddrUnix> {
 }
 
 /// Connects within `timeout`: a listener whose queue is full makes the caller wait.
-pub fn connect(socket: &OwnedFd, address: &Address, timeout: Duration) -> io::Result<()> {
-    sockopt::set_socket_timeout(socket, sockopt::Timeout::Send, Some(timeout))?;
+pub fn connect(socket: impl AsFd, address: &Address, timeout: Duration) -> io::Result<()> {
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
     let address = kernel_address(address)?;
     loop {
-        match net::connect(socket, &address) {
+        match net::connect(&socket, &address) {
             Err(rustix::io::Errno::INTR) => {}
             result => return Ok(result?),
         }

@@ -10,7 +10,7 @@
 //!    open.
 //! 6. Dropping the server ends its thread and with it all connections.
 
-mod event_loop;
+pub(crate) mod event_loop;
 mod export;
 mod session;
 #[cfg(test)]
@@ -37,6 +37,7 @@ pub use event_loop::MAX_CONNECTIONS;
 use event_loop::{EventLoop, LoopParts};
 use export::Export;
 pub use export::{MAX_DESCRIPTION, MAX_DESCRIPTORS, Offer, Source};
+use session::Exporter;
 pub use session::MAX_OPENS;
 
 /// Connections that wait to be accepted; the kernel's own limit may be lower.
@@ -135,7 +136,9 @@ impl Server {
             listener,
             stop: Arc::clone(&server.stop),
             admitted_uid: admission.uid,
-            find_export: Box::new(move |number| shared.lock().get(&number).cloned()),
+            service: Exporter {
+                find_export: Box::new(move |number| shared.lock().get(&number).cloned()),
+            },
             connections,
         };
         let event_loop = EventLoop::new(parts).map_err(system_error("make an epoll instance"))?;

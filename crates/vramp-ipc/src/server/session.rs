@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
+use super::event_loop::{Connected, Next, Service};
 use super::export::{Export, SourceFailure};
 use crate::core::message::{
     Failure, MAX_BATCH, MAX_PART, MAX_REQUEST, OpenId, Reply, Request, Secret,
@@ -20,18 +20,39 @@ pub const MAX_OPENS: usize = 1 << 20;
 const REQUESTS_IN_TURN: usize = 16;
 
 /// Looks an export up by its number.
-pub type Lookup<'a> = &'a dyn Fn(u64) -> Option<Arc<Export>>;
+pub type FindExport = Box<dyn Fn(u64) -> Option<Arc<Export>> + Send>;
 
-/// What a connection waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// For a request.
-    Readable,
-    /// For space in the importer's queue.
-    Writable,
-    /// It ended, or broke the rules.
-    End,
+/// Serves importers.
+pub struct Exporter {
+    pub find_export: FindExport,
 }
+
+impl Service for Exporter {
+    type Session = Session;
+
+    fn begin(&mut self, _connected: &Connected) -> Session {
+        Session::default()
+    }
+
+    fn serve(&mut self, connected: &Connected, session: &mut Session) -> Next {
+        session.serve(&connected.socket, &*self.find_export)
+    }
+
+    fn end(&mut self, _connected: &Connected, session: Session) {
+        drop(session);
+    }
+
+    /// Tells the importer the reason with a reply to any request.
+    fn refusal(&self, admitted_uid: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let (failure, value) = (Failure::OtherUser, u64::from(admitted_uid));
+        Reply::Failed { failure, value, text: String::new() }.encode(0, &mut bytes);
+        bytes
+    }
+}
+
+/// Looks an export up by its number.
+type Lookup<'a> = &'a dyn Fn(u64) -> Option<Arc<Export>>;
 
 struct OpenExport {
     export: Arc<Export>,
@@ -54,59 +75,27 @@ enum Plan {
 }
 
 /// State of one connection.
+#[derive(Default)]
 pub struct Session {
-    socket: OwnedFd,
-    /// Readable once the importing process ended; `None` where the kernel cannot say.
-    process: Option<OwnedFd>,
     opens: FxHashMap<OpenId, OpenExport>,
     last_open: OpenId,
     /// One at a time: importers receive a description completely before they open the next export.
     transfer: Option<Transfer>,
     delayed: Option<(u32, Plan)>,
-    /// The events for which the socket is registered.
-    interest: EventFlags,
 }
 
 impl Session {
-    pub fn new(socket: OwnedFd, process: Option<OwnedFd>) -> Session {
-        Session {
-            socket,
-            process,
-            opens: FxHashMap::default(),
-            last_open: 0,
-            transfer: None,
-            delayed: None,
-            interest: EventFlags::IN | EventFlags::RDHUP,
-        }
-    }
-
-    pub fn socket(&self) -> &OwnedFd {
-        &self.socket
-    }
-
-    pub fn interest(&self) -> EventFlags {
-        self.interest
-    }
-
-    pub fn set_interest(&mut self, interest: EventFlags) {
-        self.interest = interest;
-    }
-
-    pub fn process(&self) -> Option<&OwnedFd> {
-        self.process.as_ref()
-    }
-
     /// Serves requests until none is left, the queue is full, or other connections should be served.
-    pub fn serve(&mut self, lookup: Lookup<'_>) -> Next {
+    fn serve(&mut self, socket: &OwnedFd, lookup: Lookup<'_>) -> Next {
         if let Some((sequence, plan)) = self.delayed.take() {
-            match self.reply(sequence, plan) {
+            match self.reply(socket, sequence, plan) {
                 Next::Readable => {}
                 other => return other,
             }
         }
         let mut buffer = [0; MAX_REQUEST];
         for _ in 0..REQUESTS_IN_TURN {
-            let length = match system::receive_bytes(&self.socket, &mut buffer) {
+            let length = match system::receive_bytes(socket, &mut buffer) {
                 Ok(Some(0)) => return Next::End,
                 Ok(Some(length)) => length,
                 Ok(None) => return Next::End,
@@ -116,7 +105,7 @@ impl Session {
             let Some((sequence, request)) = Request::decode(&buffer[..length]) else {
                 return Next::End;
             };
-            match self.answer(sequence, request, lookup) {
+            match self.answer(socket, sequence, request, lookup) {
                 Next::Readable => {}
                 other => return other,
             }
@@ -124,11 +113,17 @@ impl Session {
         Next::Readable
     }
 
-    fn answer(&mut self, sequence: u32, request: Request, lookup: Lookup<'_>) -> Next {
+    fn answer(
+        &mut self,
+        socket: &OwnedFd,
+        sequence: u32,
+        request: Request,
+        lookup: Lookup<'_>,
+    ) -> Next {
         match request {
             Request::Open { export, grant, secret, most } => {
                 let plan = self.open(lookup(export), grant, &secret, most);
-                self.reply(sequence, plan)
+                self.reply(socket, sequence, plan)
             }
             Request::Part { open, offset } => {
                 let is_left = self.transfer.as_ref().is_some_and(|transfer| {
@@ -137,14 +132,14 @@ impl Session {
                 if !is_left {
                     return Next::End;
                 }
-                self.reply(sequence, Plan::Part { open, offset })
+                self.reply(socket, sequence, Plan::Part { open, offset })
             }
             Request::Batch { open, first, most } => {
                 match self.opens.get(&open) {
                     Some(known) if first < known.descriptors && most > 0 => {}
                     _ => return Next::End,
                 }
-                self.reply(sequence, Plan::Batch { open, first, most })
+                self.reply(socket, sequence, Plan::Batch { open, first, most })
             }
             Request::Close { open } => match self.opens.remove(&open) {
                 Some(closed) => {
@@ -190,8 +185,8 @@ impl Session {
     }
 
     /// Sends the reply, or keeps it for later if the queue is full.
-    fn reply(&mut self, sequence: u32, plan: Plan) -> Next {
-        match self.send(sequence, &plan) {
+    fn reply(&mut self, socket: &OwnedFd, sequence: u32, plan: Plan) -> Next {
+        match self.send(socket, sequence, &plan) {
             Ok(()) => {
                 self.forget_sent(&plan);
                 Next::Readable
@@ -217,7 +212,7 @@ impl Session {
         }
     }
 
-    fn send(&self, sequence: u32, plan: &Plan) -> Result<(), Errno> {
+    fn send(&self, socket: &OwnedFd, sequence: u32, plan: &Plan) -> Result<(), Errno> {
         match plan {
             Plan::Opened { open, most } => {
                 let known = self.open_export(*open);
@@ -225,7 +220,7 @@ impl Session {
                 let descriptors = known.descriptors;
                 // Without a descriptor in it, the importer's next request gets the error.
                 let (batch, _) = self.batch(known, 0, *most);
-                self.send_batch(batch, sequence, |count| Reply::Opened {
+                send_batch(socket, batch, sequence, |count| Reply::Opened {
                     open: *open,
                     description: description as u32,
                     descriptors,
@@ -241,23 +236,24 @@ impl Session {
                             count: 0,
                             part,
                         };
-                        self.send_bytes(sequence, &opened)
+                        send_bytes(socket, sequence, &opened)
                     }
                     BatchError::Socket(error) => Err(error),
                 })
             }
             Plan::Part { open, offset } => {
                 let (_, part) = self.part(*open, *offset as usize);
-                self.send_bytes(sequence, &Reply::Part { offset: *offset, part })
+                send_bytes(socket, sequence, &Reply::Part { offset: *offset, part })
             }
             Plan::Batch { open, first, most } => {
                 let (batch, error) = self.batch(self.open_export(*open), *first, *most);
                 if let (true, Some(error)) = (batch.is_empty(), error) {
-                    return self.send_bytes(sequence, &no_descriptor(&error));
+                    return send_bytes(socket, sequence, &no_descriptor(&error));
                 }
-                self.send_batch(batch, sequence, |count| Reply::Batch { first: *first, count })
+                send_batch(socket, batch, sequence, |count| Reply::Batch { first: *first, count })
                     .or_else(|error| match error {
-                        BatchError::InFlight => self.send_bytes(
+                        BatchError::InFlight => send_bytes(
+                            socket,
                             sequence,
                             &Reply::Failed {
                                 failure: Failure::TooManyInFlight,
@@ -270,7 +266,7 @@ impl Session {
             }
             Plan::Failed { failure, value, text } => {
                 let (failure, value, text) = (*failure, *value, text.clone());
-                self.send_bytes(sequence, &Reply::Failed { failure, value, text })
+                send_bytes(socket, sequence, &Reply::Failed { failure, value, text })
             }
         }
     }
@@ -306,41 +302,40 @@ impl Session {
         }
         (made, None)
     }
-
-    /// Sends as many of the descriptors as may be on their way.
-    fn send_batch<'a>(
-        &self,
-        mut batch: Vec<OwnedFd>,
-        sequence: u32,
-        reply: impl Fn(u16) -> Reply<'a>,
-    ) -> Result<(), BatchError> {
-        loop {
-            let mut bytes = Vec::new();
-            reply(batch.len() as u16).encode(sequence, &mut bytes);
-            let borrowed: Vec<_> = batch.iter().map(AsFd::as_fd).collect();
-            match system::send(&self.socket, &bytes, &borrowed) {
-                Err(Errno::TOOMANYREFS) if batch.len() > 1 => batch.truncate(batch.len() / 2),
-                Err(Errno::TOOMANYREFS) => return Err(BatchError::InFlight),
-                result => return result.map_err(BatchError::Socket),
-            }
-        }
-    }
-
-    fn send_bytes(&self, sequence: u32, reply: &Reply<'_>) -> Result<(), Errno> {
-        let mut bytes = Vec::new();
-        reply.encode(sequence, &mut bytes);
-        system::send(&self.socket, &bytes, &[])
-    }
 }
 
-/// Closes everything that the connection had open, and the connection.
+/// Closes everything that the connection had open.
 impl Drop for Session {
     fn drop(&mut self) {
-        system::shut_down(&self.socket);
         for (_, open) in self.opens.drain() {
             open.export.close();
         }
     }
+}
+
+/// Sends as many of the descriptors as may be on their way.
+fn send_batch<'a>(
+    socket: &OwnedFd,
+    mut batch: Vec<OwnedFd>,
+    sequence: u32,
+    reply: impl Fn(u16) -> Reply<'a>,
+) -> Result<(), BatchError> {
+    loop {
+        let mut bytes = Vec::new();
+        reply(batch.len() as u16).encode(sequence, &mut bytes);
+        let borrowed: Vec<_> = batch.iter().map(AsFd::as_fd).collect();
+        match system::send(socket, &bytes, &borrowed) {
+            Err(Errno::TOOMANYREFS) if batch.len() > 1 => batch.truncate(batch.len() / 2),
+            Err(Errno::TOOMANYREFS) => return Err(BatchError::InFlight),
+            result => return result.map_err(BatchError::Socket),
+        }
+    }
+}
+
+fn send_bytes(socket: &OwnedFd, sequence: u32, reply: &Reply<'_>) -> Result<(), Errno> {
+    let mut bytes = Vec::new();
+    reply.encode(sequence, &mut bytes);
+    system::send(socket, &bytes, &[])
 }
 
 enum BatchError {

@@ -6,6 +6,7 @@ mod budget;
 mod common;
 mod holders;
 mod hostile;
+mod keep;
 mod limits;
 mod opens;
 mod turns;

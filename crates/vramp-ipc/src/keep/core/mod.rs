@@ -1,0 +1,8 @@
+//! Pure parts: the lock of a version, the table of names, and the bytes of messages.
+//!
+//! No socket, descriptor, thread or clock. Times are nanoseconds of the caller's clock.
+
+pub mod lock;
+pub mod message;
+pub mod page;
+pub mod registry;

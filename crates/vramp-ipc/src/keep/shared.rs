@@ -1,0 +1,37 @@
+//! What a client's calls have in common.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::core::message::is_name;
+use super::error::KeepError;
+use super::link::{Context, Fault, Limits, Link};
+
+/// A directory with a keeper, and the patience with it.
+#[derive(Debug)]
+pub struct Shared {
+    pub directory: PathBuf,
+    pub timeout: Duration,
+}
+
+impl Shared {
+    pub fn limits(&self, deadline: Option<Instant>) -> Limits {
+        Limits::new(deadline, self.timeout)
+    }
+
+    pub fn connect(&self, limits: Limits) -> Result<Link, Fault> {
+        Link::connect(&self.directory, limits)
+    }
+
+    /// Returns what errors of a call name.
+    pub fn context<'a>(&'a self, name: &'a str, limits: Limits) -> Context<'a> {
+        Context { name, asked: 0, start: limits.start, directory: &self.directory }
+    }
+}
+
+pub fn check_name(name: &str) -> Result<(), KeepError> {
+    match is_name(name) {
+        true => Ok(()),
+        false => Err(KeepError::Name { name: name.to_owned() }),
+    }
+}
