@@ -20,9 +20,12 @@ pub struct Draft {
     pub(super) link: Link,
     pub(super) name: String,
     pub(super) terms: Terms,
-    pub(super) current: Option<(u64, [u8; 32])>,
+    pub(super) current: Option<Current>,
     pub(super) parts: Vec<Part>,
 }
+
+/// Epoch and digest of a version.
+type Current = (u64, [u8; 32]);
 
 /// Asks for the right to build.
 pub(super) fn request(
@@ -30,7 +33,7 @@ pub(super) fn request(
     name: &str,
     terms: &Terms,
     limits: Limits,
-) -> Result<(Link, Option<(u64, [u8; 32])>), Fault> {
+) -> Result<(Link, Option<Current>), Fault> {
     let mut link = shared.connect(limits)?;
     let build = |writer: Writer| {
         writer.bytes(Tag::Name, name.as_bytes()).terms(terms).number(Tag::WaitNs, limits.wait_ns())
