@@ -128,7 +128,7 @@ impl LockQueue {
         self.waiting_writers
     }
 
-    /// Returns true if nobody has the lock or waits.
+    /// Returns true if no owner has the lock or waits for it.
     pub fn is_free(&self) -> bool {
         self.writer.is_none() && self.readers.is_empty() && self.waiting.is_empty()
     }

@@ -853,7 +853,7 @@ impl Registry {
         self.refresh_version(key);
     }
 
-    /// Drops a version that is neither current nor held, and counts one that nobody holds as idle.
+    /// Drops a version that is neither current nor held, and counts one that no client holds as idle.
     fn refresh_version(&mut self, key: VersionKey) {
         let version = self.version(key);
         let (entry, is_unheld) = (version.entry, version.holders.is_empty());
