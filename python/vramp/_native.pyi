@@ -67,12 +67,14 @@ __all__ = [
     "snapshot",
     "unused_stats",
     "opened_devices",
+    "region_at",
     "region_backup",
     "region_begin",
     "region_default_disk",
     "region_disk",
     "region_end",
     "region_remove",
+    "regions_around_sleep",
     "regions_clean",
     "regions_known",
     "regions_on_pressure",
@@ -1415,7 +1417,20 @@ def regions_on_pressure(pool: Pool, tags: list[str]) -> int:
     """Lets regions of a pool sleep on a shortage. Returns the number of the registration."""
 
 def regions_unregister(pool: Pool, number: int) -> bool:
-    """Ends a registration of `regions_on_pressure`."""
+    """Ends a registration of `regions_on_pressure` or `regions_around_sleep`."""
+
+def regions_around_sleep(
+    pool: Pool,
+    name: str,
+    before: Callable[[], object] | None,
+    after: Callable[[], object] | None,
+    tags: list[str] | None,
+    collective: bool,
+) -> int:
+    """Registers functions around the sleep of regions of a pool. Returns the number of the registration."""
+
+def region_at(pool: Pool, address: int, size: int) -> str | None:
+    """Returns the tag of the region that has these addresses."""
 
 def region_remove(pool: Pool, tag: str) -> None:
     """Removes a region of a pool."""

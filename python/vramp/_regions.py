@@ -328,15 +328,15 @@ def clean(tag: Tags, *, device: Device = None) -> None:
     _move(_native.regions_clean, tag, device, True)
 
 
-class PressureRegistration:
-    """Regions that are paused when memory runs short, until it is closed. It is a context manager."""
+class _Registered:
+    """What was registered with pools, until it is closed."""
 
     def __init__(self, numbers: list[tuple[Pool, int]]) -> None:
         self._numbers = numbers
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Ends it, and waits for pauses in progress on other threads. A second call does nothing."""
+        """Ends it, and waits for calls in progress on other threads. A second call does nothing."""
         with self._lock:
             numbers, self._numbers = self._numbers, []
         for pool, number in numbers:
@@ -345,9 +345,6 @@ class PressureRegistration:
             except ClosedError:
                 pass  # the pool ended, and the registration with it
 
-    def __enter__(self) -> PressureRegistration:
-        return self
-
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -355,6 +352,61 @@ class PressureRegistration:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class PressureRegistration(_Registered):
+    """Regions that are paused when memory runs short, until it is closed. It is a context manager."""
+
+    def __enter__(self) -> PressureRegistration:
+        return self
+
+
+class SleepCallbacks(_Registered):
+    """Functions around the sleep of regions, until it is closed. It is a context manager."""
+
+    def __enter__(self) -> SleepCallbacks:
+        return self
+
+
+def around_sleep(
+    name: str,
+    before: Callable[[], object] | None = None,
+    after: Callable[[], object] | None = None,
+    *,
+    tags: Tags = None,
+    device: Device = None,
+    collective: bool = False,
+) -> SleepCallbacks:
+    """Calls `before()` before memory of regions leaves the card, and `after()` once it is back at its addresses.
+
+    They end what other libraries know of the memory and make it again: registrations of NCCL, UCX, NIXL and network
+    cards, whose pins keep a region awake. `tags` is a tag or several, of regions that exist or not; None means all.
+    `device` is the number of a device, a pool of the program's own, or None for the shared pools that are open; each
+    calls them on its own. `name` is for errors.
+
+    Every pause calls them, on its thread: `before` in the order of registration, before it looks for pins, and once
+    until `after` was called. `after` is called in reverse order once none of the regions sleeps. If `before` raises,
+    no memory leaves, `after` of those before it is called, and the pause raises CallbackError. If `after` raises, the
+    memory is back, the others are called, and the resume raises CallbackError; the next resume calls it again.
+
+    With `collective` they wait for other processes, which pause and resume too: then regions are not paused by
+    `on_pressure`. They may allocate and register; to pause, resume or read a backup in them is an InUseError.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a name is a str, and not {name!r}")
+    wanted = None if tags is None else _checked(tags)
+    pools = [_native.pool(device)] if isinstance(device, int) else [pool for _, pool in _pools(device)]
+    if not pools:
+        raise RegionError("no pool is open yet: allocate memory first, or pass device=0")
+    numbers: list[tuple[Pool, int]] = []
+    try:
+        for pool in pools:
+            number = _native.regions_around_sleep(pool, name, before, after, wanted, collective)
+            numbers.append((pool, number))
+    except BaseException:
+        SleepCallbacks(numbers).close()
+        raise
+    return SleepCallbacks(numbers)
 
 
 def on_pressure(tags: Tags, *, device: Device = None) -> PressureRegistration:

@@ -15,7 +15,7 @@ pub const HOST_PATH: &str = "crates/vramp-capi/include/vramp/host.hpp";
 pub const RMM_PATH: &str = "crates/vramp-capi/include/vramp/rmm.hpp";
 
 /// Sources of the functions and types of the header, in its order. Modules of a source are read with it.
-const SOURCES: [&str; 21] = [
+const SOURCES: [&str; 22] = [
     "src/abi.rs",
     "src/interface.rs",
     "src/queries.rs",
@@ -31,6 +31,7 @@ const SOURCES: [&str; 21] = [
     "src/tiers/observing.rs",
     "src/sleep/abi.rs",
     "src/sleep.rs",
+    "src/sleep/callbacks.rs",
     "src/kv/abi.rs",
     "src/kv.rs",
     "src/host.rs",

@@ -149,6 +149,11 @@ pub trait Classify: Error {
         None
     }
 
+    /// Returns the name of the callback that failed.
+    fn callback(&self) -> Option<&str> {
+        None
+    }
+
     /// Returns how much a full tier lacks.
     fn room(&self) -> Room {
         Room::default()

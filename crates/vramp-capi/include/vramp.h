@@ -888,6 +888,35 @@ typedef struct {
 } vramp_region_status_t;
 
 /*
+ * Called around the sleep of regions. It returns zero, or another number if it failed. No lock is held. It may
+ * allocate, free, export and pin; calls that move or read a region return VRAMP_ERROR_BUSY in it, and vramp_close of the
+ * allocator too. Moves of regions that it covers wait for it. It must not unwind: no C++ exception may leave it.
+ */
+typedef int (*vramp_sleep_callback_t)(void *user);
+
+/*
+ * A pair of callbacks around the sleep of regions, for vramp_region_around_sleep. Set the struct to zero before. Later
+ * versions add fields at the end.
+ */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_sleep_callbacks_t)`. */
+  uint64_t struct_size;
+  /* A name for error messages, not null. */
+  const char *name;
+  /* Called before memory leaves the card. Null calls nothing. */
+  vramp_sleep_callback_t before;
+  /* Called after memory is back. Null calls nothing. */
+  vramp_sleep_callback_t after;
+  /* Passed to both. */
+  void *user;
+  /*
+   * Not zero if the callbacks wait for other processes, which pause and resume too: regions that the pair covers are
+   * not paused under pressure then, which other processes need not have.
+   */
+  int32_t is_collective;
+} vramp_sleep_callbacks_t;
+
+/*
  * Layout and settings of an arena for caches, for vramp_kv_create. Set the struct to zero before. Amounts are
  * in bytes, and zero is the default. Later versions add fields at the end.
  */
@@ -1307,12 +1336,12 @@ vramp_status_t vramp_observe(vramp_allocator_t allocator,
                              uint64_t *registration);
 
 /*
- * Removes an observer or a shortage handler. When it returns, no call of it is in progress or
- * begins, and `user` may be freed. So the caller must hold no lock that it takes. Inside a callback
- * it does not wait for calls in progress on other threads. An unknown number, or one that was
- * removed before, is an error.
+ * Removes an observer, a shortage handler, or callbacks around a sleep. When it returns, no call of it is in progress
+ * or begins, and `user` may be freed. So the caller must hold no lock that it takes. Inside a callback it does not wait
+ * for calls in progress on other threads. An unknown number, or one that was removed before, is an error.
  */
-vramp_status_t vramp_unobserve(vramp_allocator_t allocator, uint64_t registration);
+vramp_status_t vramp_unobserve(vramp_allocator_t allocator,
+                               uint64_t registration);
 
 /* Returns the version of the library as a number, which has the form of VRAMP_VERSION. */
 uint32_t vramp_version_number(void);
@@ -2265,7 +2294,8 @@ vramp_status_t vramp_region_remove(vramp_allocator_t allocator,
  *
  * `options` may be null for the defaults: nothing stays on the card, and contents are copied.
  *
- * VRAMP_ERROR_REGION for a tag that no region has, and where memory is exported or pinned;
+ * VRAMP_ERROR_REGION for a tag that no region has, and where memory is exported or pinned; VRAMP_ERROR_CALLBACK if
+ * one of vramp_region_around_sleep failed;
  * VRAMP_ERROR_CAPTURE while a stream captures a graph; VRAMP_ERROR_OUT_OF_MEMORY if the host has no room for
  * the copies; VRAMP_ERROR_UNSUPPORTED with presets other than vramp; VRAMP_ERROR_BUSY in a callback. Then
  * regions that this call paused are resumed. If that fails too, because the card is full, the message says
@@ -2286,7 +2316,8 @@ vramp_status_t vramp_region_pause(vramp_allocator_t allocator,
  * those that are awake. A null `tags` with a `count` of zero means all regions.
  *
  * VRAMP_ERROR_OUT_OF_MEMORY if the card has no room: the region sleeps on, those before it are awake, and a
- * later call goes on. VRAMP_ERROR_REGION for a tag that no region has; VRAMP_ERROR_BUSY in a callback.
+ * later call goes on. VRAMP_ERROR_CALLBACK if one of vramp_region_around_sleep failed: the regions are awake, and a
+ * later call calls it again. VRAMP_ERROR_REGION for a tag that no region has; VRAMP_ERROR_BUSY in a callback.
  *
  * What the caller promises:
  * `tags` is null or valid for reading `count` texts, each null or zero-terminated.
@@ -2375,6 +2406,32 @@ vramp_status_t vramp_region_status(vramp_allocator_t allocator,
                                    vramp_region_status_t *statuses,
                                    size_t capacity,
                                    size_t *count);
+
+/*
+ * Registers a pair of callbacks: `before` is called before memory of the regions with these tags leaves the card, and
+ * `after` after it is back at its addresses. They end what other libraries know of the memory, such as windows of NCCL,
+ * and make it again: what is pinned or exported cannot leave. A null `tags` with a `count` of zero means all regions;
+ * regions need not exist yet. `*registration` receives the number for vramp_unobserve, which ends that; nothing is
+ * called then, also where `before` was.
+ *
+ * Pauses of every kind call them: vramp_region_pause, and vramp_region_on_pressure unless `is_collective` is set. A
+ * pause calls `before` of each pair that covers one of its regions, in the order of registration, on its thread, before
+ * it looks for pins; once, until `after` was called. A resume calls `after` of those of which no region sleeps any more,
+ * in reverse order, and so does a pause that fails. If `before` fails no memory leaves, and `after` of those before it is
+ * called. If `after` fails the memory is back, the others are called, and the next resume calls it again.
+ *
+ * What the caller promises:
+ * The callbacks may be called from any thread with `user`, one call at a time, until the allocator is closed or
+ * vramp_unobserve has returned; if that was called inside a callback, until a call in progress has returned too. They do
+ * not unwind. `tags` is null or valid for reading `count` texts, each null or zero-terminated; `callbacks` is null, or its
+ * first eight bytes hold a size that is valid for reading, and its name is null or zero-terminated; `registration` is
+ * null or valid for writing.
+ */
+vramp_status_t vramp_region_around_sleep(vramp_allocator_t allocator,
+                                         const char *const *tags,
+                                         size_t count,
+                                         const vramp_sleep_callbacks_t *callbacks,
+                                         uint64_t *registration);
 
 /*
  * Reserves addresses for tensors of a cache: keys and values of all layers, as long as they may ever be. They

@@ -24,6 +24,8 @@
 //     vramp::pause(allocator, {"weights"});
 //     vramp::resume(allocator, {"weights"});
 //
+// vramp::around_sleep registers what ends before that and is made again after it.
+//
 // Errors are exceptions; a destructor throws none.
 
 #ifndef VRAMP_HPP
@@ -32,6 +34,8 @@
 #include "vramp.h"
 
 #include <cstddef>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -344,6 +348,75 @@ inline void resume(vramp_allocator_t allocator, const tags &of) {
 inline void resume(vramp_allocator_t allocator) {
     check(vramp_region_resume(allocator, nullptr, 0));
 }
+
+/// While it lives, `before` is called before memory of regions leaves the card, and `after` after it is back: what
+/// vramp_region_around_sleep says. One that throws has failed; `failure()` returns what the last one threw.
+class around_sleep {
+public:
+    using callback = std::function<void()>;
+
+    /// Covers all regions, also later ones.
+    around_sleep(vramp_allocator_t allocator, const std::string &name, callback before, callback after,
+                 bool is_collective = false)
+        : around_sleep(allocator, name, nullptr, std::move(before), std::move(after), is_collective) {}
+
+    /// Covers the regions with these tags.
+    around_sleep(vramp_allocator_t allocator, const std::string &name, const tags &of, callback before,
+                 callback after, bool is_collective = false)
+        : around_sleep(allocator, name, &of, std::move(before), std::move(after), is_collective) {}
+
+    /// Waits for a call in progress on another thread.
+    ~around_sleep() { vramp_unobserve(allocator_, registration_); }
+
+    around_sleep(const around_sleep &) = delete;
+    around_sleep &operator=(const around_sleep &) = delete;
+
+    /// Returns what the last callback that failed threw. Not while one may run.
+    std::exception_ptr failure() const { return failure_; }
+
+private:
+    around_sleep(vramp_allocator_t allocator, const std::string &name, const tags *of, callback before,
+                 callback after, bool is_collective)
+        : allocator_(allocator), before_(std::move(before)), after_(std::move(after)) {
+        vramp_sleep_callbacks_t pair = vramp_sleep_callbacks_t();
+        pair.struct_size = sizeof(pair);
+        pair.name = name.c_str();
+        pair.before = &around_sleep::before;
+        pair.after = &around_sleep::after;
+        pair.user = this;
+        pair.is_collective = is_collective;
+        const tags none;
+        const detail::c_tags all(of ? *of : none);
+        check(vramp_region_around_sleep(allocator, of ? all.data() : nullptr, all.size(), &pair,
+                                        &registration_));
+    }
+
+    static int before(void *user) {
+        around_sleep *self = static_cast<around_sleep *>(user);
+        return self->call(self->before_);
+    }
+
+    static int after(void *user) {
+        around_sleep *self = static_cast<around_sleep *>(user);
+        return self->call(self->after_);
+    }
+
+    int call(const callback &function) noexcept {
+        try {
+            if (function) function();
+            return 0;
+        } catch (...) {
+            failure_ = std::current_exception();
+            return 1;
+        }
+    }
+
+    vramp_allocator_t allocator_;
+    callback before_;
+    callback after_;
+    std::exception_ptr failure_;
+    uint64_t registration_ = 0;
+};
 
 /// Copies the contents of regions ahead, so that the next pause copies nothing.
 inline void clean(vramp_allocator_t allocator, const tags &of) {

@@ -328,7 +328,7 @@ pub unsafe extern "C" fn vramp_snapshot_of_devices(path: *const c_char) -> vramp
     status_of(|| snapshot_of_devices(unsafe { pointers::given_text(path, "path") }?))
 }
 
-/// The `user` pointer of an observer or a shortage handler.
+/// The `user` pointer of a callback.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct User(pub(crate) *mut c_void);
 
@@ -386,10 +386,9 @@ pub unsafe extern "C" fn vramp_observe(
     unsafe { handles::out(allocator, (registration, "registration"), register) }
 }
 
-/// Removes an observer or a shortage handler. When it returns, no call of it is in progress or
-/// begins, and `user` may be freed. So the caller must hold no lock that it takes. Inside a callback
-/// it does not wait for calls in progress on other threads. An unknown number, or one that was
-/// removed before, is an error.
+/// Removes an observer, a shortage handler, or callbacks around a sleep. When it returns, no call of it is in progress
+/// or begins, and `user` may be freed. So the caller must hold no lock that it takes. Inside a callback it does not wait
+/// for calls in progress on other threads. An unknown number, or one that was removed before, is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_unobserve(
     allocator: vramp_allocator_t,

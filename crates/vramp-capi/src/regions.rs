@@ -28,7 +28,7 @@ use vramp_defer::Tiers;
 use vramp_tiers::DiskStore;
 use vramp_tiers::host::HostPool;
 use vramp_tiers::movers::Mover;
-use vramp_tiers::regions::{Region, RegionOptions, Regions};
+use vramp_tiers::regions::{Callbacks, Region, RegionOptions, Regions};
 
 use crate::region_disk;
 use crate::status::{Failure, Kind, Result};
@@ -167,6 +167,8 @@ pub(crate) fn note_found(scope: u64, allocator: u64, pool: u64) {
 pub(crate) struct RegionTable {
     /// Pinned memory that the regions' own host memory keeps however long it is free.
     pub keep: Bytes,
+    /// Also before there is a region.
+    pub callbacks: Callbacks,
     pub table: RwLock<Table>,
     /// Locked while a region is created, and while host memory is lent or taken back. Taken before
     /// `table`.

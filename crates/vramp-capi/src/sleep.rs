@@ -14,6 +14,7 @@
 //! Deliberately absent: calls in the background. Threads are the caller's own.
 
 pub mod abi;
+pub mod callbacks;
 
 use std::ffi::{c_char, c_void};
 use std::path::Path;
@@ -315,7 +316,8 @@ pub unsafe extern "C" fn vramp_region_remove(
 ///
 /// `options` may be null for the defaults: nothing stays on the card, and contents are copied.
 ///
-/// VRAMP_ERROR_REGION for a tag that no region has, and where memory is exported or pinned;
+/// VRAMP_ERROR_REGION for a tag that no region has, and where memory is exported or pinned; VRAMP_ERROR_CALLBACK if
+/// one of vramp_region_around_sleep failed;
 /// VRAMP_ERROR_CAPTURE while a stream captures a graph; VRAMP_ERROR_OUT_OF_MEMORY if the host has no room for
 /// the copies; VRAMP_ERROR_UNSUPPORTED with presets other than vramp; VRAMP_ERROR_BUSY in a callback. Then
 /// regions that this call paused are resumed. If that fails too, because the card is full, the message says
@@ -346,7 +348,8 @@ pub unsafe extern "C" fn vramp_region_pause(
 /// those that are awake. A null `tags` with a `count` of zero means all regions.
 ///
 /// VRAMP_ERROR_OUT_OF_MEMORY if the card has no room: the region sleeps on, those before it are awake, and a
-/// later call goes on. VRAMP_ERROR_REGION for a tag that no region has; VRAMP_ERROR_BUSY in a callback.
+/// later call goes on. VRAMP_ERROR_CALLBACK if one of vramp_region_around_sleep failed: the regions are awake, and a
+/// later call calls it again. VRAMP_ERROR_REGION for a tag that no region has; VRAMP_ERROR_BUSY in a callback.
 ///
 /// # Safety
 /// `tags` is null or valid for reading `count` texts, each null or zero-terminated.

@@ -27,6 +27,8 @@ pub struct Reason {
     pub report: Option<Arc<OutOfMemoryReport>>,
     /// Tag of the region that the failure is about.
     pub region: Option<String>,
+    /// Name of the callback that failed.
+    pub callback: Option<String>,
     /// What a full tier lacks.
     pub room: Room,
 }
@@ -97,8 +99,8 @@ impl Failure {
     /// Returns a failure of this kind.
     #[cold]
     pub fn new(kind: Kind, text: impl Into<String>) -> Failure {
-        let (report, region) = (None, None);
-        Failure(Box::new(Reason { kind, text: text.into(), report, region, room: Room::default() }))
+        let (report, region, callback, room) = (None, None, None, Room::default());
+        Failure(Box::new(Reason { kind, text: text.into(), report, region, callback, room }))
     }
 
     /// Returns the failure of an error, in the words of this interface.
@@ -112,7 +114,8 @@ impl Failure {
             _ => error.to_string(),
         };
         let report = error.report().map(|report| Arc::new(report.clone()));
-        Failure(Box::new(Reason { kind, text, report, region, room: error.room() }))
+        let callback = error.callback().map(str::to_owned);
+        Failure(Box::new(Reason { kind, text, report, region, callback, room: error.room() }))
     }
 
     /// Returns a failure of the region `tag`.
@@ -331,6 +334,8 @@ mod tests {
                 "CancelledError",
             ),
             (RegionError::Awake { tag: tag() }.into(), VRAMP_ERROR_REGION, "RegionError"),
+            (RegionError::InCallback.into(), VRAMP_ERROR_BUSY, "InUseError"),
+            (RegionError::After { failed: vec![] }.into(), VRAMP_ERROR_CALLBACK, "CallbackError"),
             (SpillError::Cancelled.into(), VRAMP_ERROR_CANCELLED, "CancelledError"),
             (SpillError::OtherManager.into(), VRAMP_ERROR_UNKNOWN_BUFFER, "ClosedError"),
             (

@@ -34,6 +34,9 @@ pub fn raise(py: Python<'_>, failure: impl Into<Failure>) -> PyErr {
         if let Some(tag) = &failure.region {
             exception.setattr("tag", tag)?;
         }
+        if let Some(callback) = &failure.callback {
+            exception.setattr("callback", callback)?;
+        }
         if let Some(needed) = failure.room.needed {
             set("needed", needed.count())?;
         }

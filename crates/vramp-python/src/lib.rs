@@ -44,6 +44,7 @@ mod pool;
 mod python;
 mod regions;
 mod shortage;
+mod sleep;
 mod stream;
 mod tiers;
 mod turns;

@@ -39,6 +39,8 @@ mod _native {
     #[pymodule_export]
     use crate::shortage::Registration;
     #[pymodule_export]
+    use crate::sleep::{region_at, regions_around_sleep};
+    #[pymodule_export]
     use crate::stream::Stream;
     #[pymodule_export]
     use crate::tiers::{

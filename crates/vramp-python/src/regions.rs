@@ -18,6 +18,7 @@ use vramp_tiers::regions::{
 
 use crate::error::{raise, refuse, result};
 use crate::pool::Pool;
+use crate::sleep::{forget_raised, with_cause};
 
 fn options(
     py: Python<'_>,
@@ -83,7 +84,9 @@ fn call(
     tags: &[String],
     call: impl Fn(&Regions, &[&str]) -> Result<(), RegionError> + Send,
 ) -> PyResult<()> {
-    pool.get().call(py, |session| session.with_regions(tags, call))
+    forget_raised();
+    let called = pool.get().call(py, |session| session.with_regions(tags, call));
+    called.map_err(|error| with_cause(py, error))
 }
 
 /// Names the directory of backups on the disk where the program names none. Opens nothing.
@@ -170,7 +173,7 @@ pub fn regions_on_pressure(
     pool.get().call(py, |session| session.pause_regions_on_pressure(&tags))
 }
 
-/// Ends a registration of `regions_on_pressure`. Waits for calls in progress on other threads.
+/// Ends a registration of `regions_on_pressure` or `regions_around_sleep`. Waits for calls in progress on other threads.
 #[pyfunction]
 pub fn regions_unregister(py: Python<'_>, pool: &Bound<'_, Pool>, number: u64) -> PyResult<bool> {
     pool.get().call(py, |session| Ok(session.unobserve(number)))

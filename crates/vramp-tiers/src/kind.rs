@@ -213,6 +213,15 @@ impl Classify for RegionError {
             | RegionError::InCallback => None,
         }
     }
+
+    fn callback(&self) -> Option<&str> {
+        match self {
+            RegionError::Before(failed) => Some(&failed.name),
+            RegionError::After { failed } => failed.first().map(|failed| failed.name.as_str()),
+            RegionError::AndAfter { error, .. } => error.callback(),
+            _ => None,
+        }
+    }
 }
 
 impl RegionError {

@@ -4,10 +4,10 @@ use std::sync::{Arc, PoisonError};
 
 use vramp_alloc::stats::{ReservedMemory, Stat, Stats};
 use vramp_alloc::{Allocator, Bytes};
-use vramp_core::AddrRange;
+use vramp_core::{AddrRange, DeviceAddr};
 use vramp_tiers::host::{HostPool, HostPoolConfig};
 use vramp_tiers::movers::{Mover, MoverConfig};
-use vramp_tiers::regions::{Backup, Region, RegionError, Regions};
+use vramp_tiers::regions::{Backup, Region, RegionError, Regions, SleepCallbacks};
 use vramp_tiers::{ReservationManager, SpaceConfig, SpaceId};
 
 use super::Session;
@@ -204,9 +204,10 @@ impl Session {
         if host.own.is_none() {
             host.own = Some(own_mover(self, regions.keep)?);
         }
-        let table = &regions.table;
+        let (table, callbacks) = (&regions.table, &regions.callbacks);
         let regions = self.regions_if_any().unwrap_or_else(|| {
-            Regions::new(host.mover().expect("there is the allocator's own").clone())
+            let mover = host.mover().expect("there is the allocator's own");
+            Regions::with_callbacks(mover.clone(), callbacks.clone())
         });
         if needs_disk {
             regions.set_disk(host.disk());
@@ -386,6 +387,24 @@ impl Session {
                 Err(Failure::new(Kind::Region, text))
             }
         }
+    }
+
+    /// Returns the tag of the region in whose addresses a range lies. `None` if it is in none. O(regions).
+    pub fn region_at(&self, address: u64, size: u64) -> Option<String> {
+        let range = AddrRange::new(DeviceAddr::new(address), Bytes::new(size));
+        range.checked_end()?;
+        let regions = self.all_regions();
+        let owner = regions.iter().find(|region| region.allocator().has_addresses(range));
+        owner.map(|region| region.tag().to_owned())
+    }
+
+    /// Registers callbacks around the sleep of regions, also of those that are created later. Returns the number of the
+    /// registration, for [`Session::unobserve`].
+    ///
+    /// # Errors
+    /// The pool serves no regions.
+    pub fn around_sleep(&self, callbacks: SleepCallbacks) -> Result<u64> {
+        Ok(self.region_table()?.callbacks.add(callbacks).number())
     }
 
     /// Closes all regions: no call is in progress on the allocator.

@@ -76,10 +76,13 @@ impl Session {
         self.allocator.observe(observer).number()
     }
 
-    /// Removes an observer and waits for its calls in progress on other threads. Returns false if
-    /// the number is unknown.
+    /// Removes an observer, a handler or callbacks around a sleep, and waits for calls in progress on other threads.
+    /// Returns false if the number is unknown.
     pub fn unobserve(&self, number: u64) -> bool {
-        self.allocator.unregister(Registration::from_number(number))
+        let registration = Registration::from_number(number);
+        let regions = self.region_table_if_any();
+        self.allocator.unregister(registration)
+            || regions.is_some_and(|regions| regions.callbacks.remove(registration))
     }
 
     pub(crate) fn stats(&self) -> Result<vramp_stats_t> {

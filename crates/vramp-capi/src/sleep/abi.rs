@@ -1,7 +1,7 @@
 //! The types of regions, with their C names.
 #![allow(non_camel_case_types, reason = "these are the names of the C interface")]
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int, c_void};
 
 /// Backup of a region: its contents are copied to pinned memory of the host while it sleeps.
 pub const VRAMP_BACKUP_HOST: u32 = 0;
@@ -49,6 +49,31 @@ pub struct vramp_pause_options_t {
     /// Not zero to give contents up instead of copying them. After the resume all contents of the regions
     /// are undefined, also those of memory that stayed on the card.
     pub discard: i32,
+}
+
+/// Called around the sleep of regions. It returns zero, or another number if it failed. No lock is held. It may
+/// allocate, free, export and pin; calls that move or read a region return VRAMP_ERROR_BUSY in it, and vramp_close of the
+/// allocator too. Moves of regions that it covers wait for it. It must not unwind: no C++ exception may leave it.
+pub type vramp_sleep_callback_t = Option<unsafe extern "C" fn(user: *mut c_void) -> c_int>;
+
+/// A pair of callbacks around the sleep of regions, for vramp_region_around_sleep. Set the struct to zero before. Later
+/// versions add fields at the end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vramp_sleep_callbacks_t {
+    /// Set by the caller to `sizeof(vramp_sleep_callbacks_t)`.
+    pub struct_size: u64,
+    /// A name for error messages, not null.
+    pub name: *const c_char,
+    /// Called before memory leaves the card. Null calls nothing.
+    pub before: vramp_sleep_callback_t,
+    /// Called after memory is back. Null calls nothing.
+    pub after: vramp_sleep_callback_t,
+    /// Passed to both.
+    pub user: *mut c_void,
+    /// Not zero if the callbacks wait for other processes, which pause and resume too: regions that the pair covers are
+    /// not paused under pressure then, which other processes need not have.
+    pub is_collective: i32,
 }
 
 /// What a region does.

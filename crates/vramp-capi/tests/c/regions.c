@@ -141,6 +141,59 @@ static void pressure(void) {
     CHECK(vramp_trim(allocator, 0) == VRAMP_OK);
 }
 
+static int calls[2];
+
+static int before_sleep(void *user) {
+    ++calls[0];
+    /* What moves regions, or closes the allocator, would wait for its own end. */
+    CHECK(vramp_region_pause(allocator, NULL, 0, NULL) == VRAMP_ERROR_BUSY);
+    CHECK(vramp_region_resume(allocator, NULL, 0) == VRAMP_ERROR_BUSY);
+    CHECK(vramp_close(allocator) == VRAMP_ERROR_BUSY);
+    return *(int *)user;
+}
+
+static int after_sleep(void *user) {
+    void *block;
+    (void)user;
+    ++calls[1];
+    CHECK(vramp_malloc(allocator, MIB, stream, &block) == VRAMP_OK);
+    CHECK(vramp_free(allocator, block, stream) == VRAMP_OK);
+    return 0;
+}
+
+static void around(void) {
+    vramp_sleep_callbacks_t pair;
+    uint64_t registration = 0;
+    int result = 0;
+    memset(&pair, 0, sizeof pair);
+    CHECK(vramp_region_around_sleep(allocator, NULL, 0, NULL, &registration) == VRAMP_ERROR_NULL);
+    CHECK(vramp_region_around_sleep(allocator, NULL, 0, &pair, &registration) ==
+          VRAMP_ERROR_STRUCT_SIZE);
+    pair.struct_size = sizeof pair;
+    CHECK(vramp_region_around_sleep(allocator, NULL, 0, &pair, &registration) == VRAMP_ERROR_NULL);
+    pair.name = "the network card";
+    pair.before = before_sleep;
+    pair.after = after_sleep;
+    pair.user = &result;
+    CHECK(vramp_region_around_sleep(allocator, NULL, 0, &pair, NULL) == VRAMP_ERROR_NULL);
+    CHECK(vramp_region_around_sleep(allocator, NULL, 0, &pair, &registration) == VRAMP_OK);
+    CHECK(vramp_region_pause(allocator, NULL, 0, NULL) == VRAMP_OK);
+    allocate("weights", NULL, MIB);
+    CHECK(calls[0] == 0);
+    CHECK(vramp_region_pause(allocator, NULL, 0, NULL) == VRAMP_OK && calls[0] == 1);
+    CHECK(vramp_region_resume(allocator, NULL, 0) == VRAMP_OK && calls[1] == 1);
+    result = 7;
+    CHECK(vramp_region_pause(allocator, NULL, 0, NULL) == VRAMP_ERROR_CALLBACK && calls[0] == 2);
+    CHECK(strstr(vramp_last_error(), "\"the network card\": it returned 7") != NULL);
+    CHECK(status_of("weights").phase == VRAMP_REGION_AWAKE);
+    CHECK(vramp_unobserve(allocator, registration) == VRAMP_OK);
+    CHECK(vramp_unobserve(allocator, registration) == VRAMP_ERROR_RANGE);
+    CHECK(vramp_region_pause(allocator, NULL, 0, NULL) == VRAMP_OK && calls[0] == 2);
+    CHECK(vramp_region_around_sleep(allocator, tags, 2, &pair, &registration) == VRAMP_OK);
+    CHECK(vramp_close(allocator) == VRAMP_OK);
+    CHECK(vramp_unobserve(allocator, registration) == VRAMP_ERROR_UNKNOWN_ALLOCATOR);
+}
+
 static void open_allocator(void) {
     CHECK(vramp_open("sim:h200", "limit=64MiB", &allocator) == VRAMP_OK);
     CHECK(vramp_stream_create(allocator, &stream) == VRAMP_OK);
@@ -151,6 +204,8 @@ int main(void) {
     open_allocator();
     pressure();
     CHECK(vramp_close(allocator) == VRAMP_OK);
+    open_allocator();
+    around();
     open_allocator();
     moves();
     misuse();

@@ -104,6 +104,56 @@ void moves() {
     vramp::resume(allocator, {"outer", "inner", "weights"});
 }
 
+vramp_status_t status_of_resume() {
+    try {
+        vramp::resume(allocator);
+        return VRAMP_OK;
+    } catch (const vramp::error &error) {
+        return error.status();
+    }
+}
+
+void callbacks() {
+    std::string log;
+    bool fails = false;
+    {
+        vramp::around_sleep all(
+            allocator, "all", [&] { log += "-all "; }, [&] { log += "+all "; });
+        vramp::around_sleep one(
+            allocator, "one", vramp::tags{"weights", "later"},
+            [&] {
+                log += "-one ";
+                if (fails) throw std::runtime_error("no peer");
+            },
+            [&] {
+                log += "+one ";
+                if (fails) throw std::runtime_error("no peer");
+            });
+        vramp::around_sleep none(
+            allocator, "none", vramp::tags(), [] { std::abort(); }, nullptr, true);
+        REQUIRE(status_of_pause({"weights"}) == VRAMP_OK && log == "-all -one ");
+        fails = true;
+        REQUIRE(status_of_resume() == VRAMP_ERROR_CALLBACK && on_card("weights") >= 8 * MIB);
+        REQUIRE(std::strstr(vramp_last_error(), "\"one\"") && one.failure() && !all.failure());
+        REQUIRE(log == "-all -one +one +all ");
+        fails = false;
+        REQUIRE(status_of_resume() == VRAMP_OK && log == "-all -one +one +all +one ");
+        fails = true;
+        log.clear();
+        REQUIRE(status_of_pause({"weights"}) == VRAMP_ERROR_CALLBACK && log == "-all -one +all ");
+        REQUIRE(status_of_pause({"outer"}) == VRAMP_OK && log == "-all -one +all -all ");
+    }
+    vramp::pause(allocator);
+    vramp::resume(allocator);
+    REQUIRE(log == "-all -one +all -all ");
+    try {
+        vramp::around_sleep none(vramp_allocator_t(), "none", nullptr, nullptr);
+        REQUIRE(false);
+    } catch (const vramp::error &error) {
+        REQUIRE(error.status() == VRAMP_ERROR_UNKNOWN_ALLOCATOR);
+    }
+}
+
 } // namespace
 
 int main() {
@@ -112,6 +162,7 @@ int main() {
     vramp::check(vramp_stream_create(allocator, &stream));
     scopes();
     moves();
+    callbacks();
     {
         vramp::region left(allocator, "weights");
         vramp::check(vramp_close(allocator));

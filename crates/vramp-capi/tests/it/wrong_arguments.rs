@@ -15,6 +15,7 @@ use vramp_capi::queries::*;
 use vramp_capi::sharing::{vramp_comm_pool, *};
 use vramp_capi::sleep::abi::vramp_region_phase_t::*;
 use vramp_capi::sleep::abi::*;
+use vramp_capi::sleep::callbacks::vramp_region_around_sleep;
 use vramp_capi::sleep::*;
 use vramp_capi::tiers::abi::*;
 use vramp_capi::tiers::buffers::*;
@@ -445,6 +446,8 @@ fn every_region_call(allocator: vramp_allocator_t) -> Vec<vramp_status_t> {
         on_pressure(allocator, &["a"]).err().unwrap_or(VRAMP_OK),
         states(allocator).err().unwrap_or(VRAMP_OK),
         remove(allocator, "a"),
+        // SAFETY: the structs outlive the call.
+        unsafe { vramp_region_around_sleep(allocator, null(), 0, &pair(c"a"), &mut 0) },
     ]
 }
 
@@ -453,7 +456,18 @@ fn a_wrong_allocator_is_found_by_every_region_call() {
     let allocator = open("");
     assert_eq!(vramp_close(allocator), VRAMP_OK);
     for wrong in [allocator, vramp_allocator_t::default(), vramp_allocator_t { id: u64::MAX }] {
-        assert_eq!(every_region_call(wrong), [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 8]);
+        assert_eq!(every_region_call(wrong), [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 9]);
+    }
+}
+
+fn pair(name: &'static std::ffi::CStr) -> vramp_sleep_callbacks_t {
+    vramp_sleep_callbacks_t {
+        struct_size: size_of::<vramp_sleep_callbacks_t>() as u64,
+        name: name.as_ptr(),
+        before: None,
+        after: None,
+        user: null_mut(),
+        is_collective: 0,
     }
 }
 
@@ -478,9 +492,12 @@ fn null_pointers_are_refused_and_change_nothing() {
             vramp_region_status(allocator, null_mut(), 0, null_mut()),
             vramp_region_status(allocator, null_mut(), 1, &mut count),
             vramp_region_remove(allocator, null()),
+            vramp_region_around_sleep(allocator, nulls.as_ptr(), 1, &pair(c"a"), &mut 0),
+            vramp_region_around_sleep(allocator, null(), 0, &pair(c"a"), null_mut()),
+            vramp_region_around_sleep(allocator, null(), 0, null(), &mut 0),
         ]
     };
-    assert_eq!(statuses, [VRAMP_ERROR_NULL; 13]);
+    assert_eq!(statuses, [VRAMP_ERROR_NULL; 16]);
     assert_eq!(states(allocator).unwrap(), []);
     assert_eq!(vramp_close(allocator), VRAMP_OK);
 }
