@@ -27,6 +27,15 @@ pub struct DraftOptions<'a> {
     pub kept_for: Option<Duration>,
 }
 
+/// What [`Keeper::open_or_draft`] found.
+#[derive(Debug)]
+pub enum OpenOrDraft {
+    /// The current version.
+    Hold(Hold),
+    /// There is none, and this client has the right to build it.
+    Draft(Draft),
+}
+
 /// The keeper of a directory, as a client. It has no connection; each draft and each hold has one.
 #[derive(Clone, Debug)]
 pub struct Keeper {
@@ -36,8 +45,15 @@ pub struct Keeper {
 impl Keeper {
     /// Returns the client of a directory. No call. A keeper that is silent for `timeout` is an error.
     pub fn new(directory: &Path, timeout: Duration) -> Keeper {
-        vramp_host::fork::watch();
-        Keeper { shared: Arc::new(Shared { directory: directory.to_owned(), timeout }) }
+        Keeper { shared: Shared::new(directory, timeout) }
+    }
+
+    /// Returns what calls use. In a forked child it is the child's own.
+    fn shared(&self) -> Arc<Shared> {
+        match vramp_host::fork::depth() == self.shared.depth {
+            true => Arc::clone(&self.shared),
+            false => Shared::new(&self.shared.directory, self.shared.timeout),
+        }
     }
 
     /// Returns the keeper's process; `None` if none answers.
@@ -72,7 +88,7 @@ impl Keeper {
             writer.bytes(Tag::Name, name.as_bytes()).number(Tag::WaitNs, limits.wait_ns())
         };
         let opened = link.ask(Kind::Open, build, &[], limits)?;
-        let hold = Hold::receive(&self.shared, name, link, opened, limits)?;
+        let hold = Hold::receive(&self.shared(), name, link, opened, limits)?;
         if lock != Lock::None {
             hold.lock_within(lock, true, limits)?;
         }
@@ -89,9 +105,61 @@ impl Keeper {
         options: &DraftOptions<'_>,
         deadline: Instant,
     ) -> Result<Draft, KeepError> {
+        let limits = self.shared.limits(Some(deadline));
+        let drafted = self.draft_within(name, options, false, limits);
+        drafted.map_err(|fault| self.draft_error(fault, name, options, limits))
+    }
+
+    /// Opens the current version of a name, or waits for the right to build one if there is none. So of many
+    /// processes that start at once, one builds and the others open what it built.
+    ///
+    /// # Errors
+    /// Those of [`Keeper::open`] but [`KeepError::NoSuchEntry`], and those of [`Keeper::draft`].
+    pub fn open_or_draft(
+        &self,
+        name: &str,
+        lock: Lock,
+        options: &DraftOptions<'_>,
+        deadline: Instant,
+    ) -> Result<OpenOrDraft, KeepError> {
+        check_name(name)?;
+        let limits = self.shared.limits(Some(deadline));
+        loop {
+            let drafted = self.draft_within(name, options, true, limits);
+            match drafted {
+                Err(Fault::Refused(Failure::Exists)) => {}
+                Ok(draft) => return Ok(OpenOrDraft::Draft(draft)),
+                Err(fault) => return Err(self.draft_error(fault, name, options, limits)),
+            }
+            match self.open_once(name, lock, limits) {
+                Ok(hold) => return Ok(OpenOrDraft::Hold(hold)),
+                // It was replaced, removed or evicted meanwhile.
+                Err(Fault::Refused(Failure::Superseded | Failure::NoSuchEntry)) => {}
+                Err(fault) => return Err(fault.error(self.shared.context(name, limits))),
+            }
+        }
+    }
+
+    fn draft_error(
+        &self,
+        fault: Fault,
+        name: &str,
+        options: &DraftOptions<'_>,
+        limits: Limits,
+    ) -> KeepError {
+        let context = self.shared.context(name, limits);
+        fault.error(Context { asked: options.bytes, ..context })
+    }
+
+    fn draft_within(
+        &self,
+        name: &str,
+        options: &DraftOptions<'_>,
+        unless_current: bool,
+        limits: Limits,
+    ) -> Result<Draft, Fault> {
         check_name(name)?;
         check_name(options.device)?;
-        let limits = self.shared.limits(Some(deadline));
         let kept_for_ns = options.kept_for.map(|time| u64::try_from(time.as_nanos()));
         let terms = Terms {
             device: options.device.to_owned(),
@@ -99,12 +167,8 @@ impl Keeper {
             priority: options.priority,
             kept_for_ns: kept_for_ns.map(|ns| ns.unwrap_or(u64::MAX)),
         };
-        let requested = draft::request(&self.shared, name, &terms, limits);
-        let (link, current) = requested.map_err(|fault| {
-            let context = self.shared.context(name, limits);
-            fault.error(Context { asked: options.bytes, ..context })
-        })?;
-        let (shared, name) = (Arc::clone(&self.shared), name.to_owned());
+        let (link, current) = draft::request(&self.shared, name, &terms, unless_current, limits)?;
+        let (shared, name) = (self.shared(), name.to_owned());
         Ok(Draft { shared, link, name, terms, current, parts: Vec::new() })
     }
 

@@ -32,11 +32,16 @@ pub(super) fn request(
     shared: &Shared,
     name: &str,
     terms: &Terms,
+    unless_current: bool,
     limits: Limits,
 ) -> Result<(Link, Option<Current>), Fault> {
     let mut link = shared.connect(limits)?;
     let build = |writer: Writer| {
-        writer.bytes(Tag::Name, name.as_bytes()).terms(terms).number(Tag::WaitNs, limits.wait_ns())
+        writer
+            .bytes(Tag::Name, name.as_bytes())
+            .terms(terms)
+            .number(Tag::WaitNs, limits.wait_ns())
+            .number(Tag::UnlessCurrent, u64::from(unless_current))
     };
     let answer = link.ask(Kind::Draft, build, &[], limits)?;
     let current = answer
@@ -126,7 +131,8 @@ impl Commit<'_> {
             let tried = match link.take() {
                 Some(link) => self.try_once(link, limits),
                 None => {
-                    request(self.shared, self.name, self.terms, self.shared.limits(Some(until)))
+                    let limits = self.shared.limits(Some(until));
+                    request(self.shared, self.name, self.terms, false, limits)
                         .and_then(|(link, _)| self.try_once(link, limits))
                 }
             };

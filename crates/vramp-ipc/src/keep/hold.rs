@@ -1,13 +1,15 @@
 //! A version that this process has open.
 
 use std::fmt;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use vramp_host::{SharedTable, TableShape};
 
+use super::adrift::{Castaway, Rescue};
 use super::core::lock::Lock;
 use super::core::message::{Kind, MAX_LAYOUT, MAX_PARTS, Tag, Writer};
 use super::core::page::{self, PageState, Word};
@@ -21,6 +23,8 @@ use crate::core::message::MAX_BATCH;
 
 /// How long a call waits before it looks again for a new keeper.
 const RETRY: Duration = Duration::from_millis(20);
+/// How long the thread that restores holds waits for a keeper that is silent.
+const RESCUE_PATIENCE: Duration = Duration::from_secs(1);
 /// Shape of the page of a version.
 const SHAPE: TableShape = TableShape { numbers: page::NUMBERS, bells: 0 };
 
@@ -58,6 +62,8 @@ struct Inner {
     content: Content,
     page: SharedTable,
     wire: Turns<Wire>,
+    /// Its number at the rescuer; 0 before it has one.
+    number: AtomicU64,
     /// The lock, for those that ask without a turn.
     lock: AtomicU8,
     is_adrift: AtomicBool,
@@ -94,11 +100,27 @@ impl Hold {
             content,
             page,
             wire: Turns::new(wire),
+            number: AtomicU64::new(0),
             lock: AtomicU8::new(0),
             is_adrift: AtomicBool::new(is_adrift),
             depth: vramp_host::fork::depth(),
         };
-        Ok(Hold { inner: Arc::new(inner) })
+        let hold = Hold { inner: Arc::new(inner) };
+        hold.watch().map_err(|error| local_error("watch the keeper", error))?;
+        Ok(hold)
+    }
+
+    /// Lets a thread restore the hold when its connection ends.
+    fn watch(&self) -> io::Result<()> {
+        let inner = &self.inner;
+        let weak: Weak<Inner> = Arc::downgrade(inner);
+        let number = inner.shared.rescuer.enter(weak)?;
+        inner.number.store(number, Ordering::Relaxed);
+        // Only this thread has the hold yet.
+        match inner.wire.take(Instant::now()).as_deref() {
+            Some(Wire { link: Some(link), .. }) => inner.watch(link),
+            _ => Ok(()),
+        }
     }
 
     /// Receives what an `Opened` reply announces.
@@ -393,7 +415,43 @@ fn receive_parts(link: &mut Link, count: usize, limits: Limits) -> Result<Vec<Pa
     Ok(parts)
 }
 
+/// Closes the connection, and with it the hold.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let number = *self.number.get_mut();
+        // In a forked child the thread does not exist, and its lock may be taken for ever.
+        if number != 0 && vramp_host::fork::depth() == self.depth {
+            self.shared.rescuer.leave(number);
+        }
+    }
+}
+
+impl Castaway for Inner {
+    fn set_adrift(&self) {
+        self.is_adrift.store(true, Ordering::Relaxed);
+    }
+
+    fn rescue(&self) -> Rescue {
+        let Some(mut wire) = self.wire.take(Instant::now()) else { return Rescue::Busy };
+        if wire.link.as_ref().is_some_and(|link| !link.is_ended()) {
+            self.is_adrift.store(false, Ordering::Relaxed);
+            return Rescue::Safe;
+        }
+        self.lose(&mut wire);
+        let silence = self.shared.timeout.min(RESCUE_PATIENCE);
+        match self.restore(&mut wire, Limits::new(None, silence)) {
+            Ok(()) => Rescue::Safe,
+            Err(_) => Rescue::NoKeeper,
+        }
+    }
+}
+
 impl Inner {
+    fn watch(&self, link: &Link) -> io::Result<()> {
+        let Ok(socket) = link.descriptor() else { return Ok(()) };
+        self.shared.rescuer.watch(self.number.load(Ordering::Relaxed), socket)
+    }
+
     fn number(&self, at: usize) -> u64 {
         self.page.number(at).load(Ordering::Acquire)
     }
@@ -501,6 +559,7 @@ impl Inner {
         }
         let lock = answer.message().and_then(|message| message.lock()).ok_or(MISSING)?;
         self.set_lock(wire, lock);
+        self.watch(&link).map_err(|error| local_error("watch the keeper", error))?;
         wire.link = Some(link);
         self.is_adrift.store(false, Ordering::Relaxed);
         Ok(())

@@ -88,7 +88,10 @@ impl Fault {
             Fault::Error(error) => error,
             Fault::Ended => KeepError::NotRunning { socket: socket_path(of.directory) },
             Fault::Refused(failure) => match failure {
-                Failure::NoSuchEntry | Failure::Superseded => KeepError::NoSuchEntry { name },
+                // The last two are reasons to look again, and never the error of a call.
+                Failure::NoSuchEntry | Failure::Superseded | Failure::Exists => {
+                    KeepError::NoSuchEntry { name }
+                }
                 Failure::Busy { pids } => KeepError::Busy { name, holders: pids, waited },
                 Failure::Torn { epoch, pid } => KeepError::Torn { name, epoch, pid },
                 Failure::Full { limit, held, evictable } => {
@@ -166,6 +169,14 @@ impl Link {
     /// Returns the socket. It fails in a forked child.
     pub fn descriptor(&self) -> Result<BorrowedFd<'_>, KeepError> {
         self.socket.get().ok_or(KeepError::Forked)
+    }
+
+    /// Returns true if the keeper ended. One system call.
+    pub fn is_ended(&self) -> bool {
+        let Ok(socket) = self.descriptor() else { return true };
+        let mut watched = [PollFd::new(&socket, PollFlags::RDHUP)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut watched, Some(&now)), Ok(count) if count > 0)
     }
 
     /// Sends a request and returns its reply. One message each way.

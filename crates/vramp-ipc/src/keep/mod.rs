@@ -30,6 +30,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod adrift;
 mod client;
 mod core;
 mod draft;
@@ -43,7 +44,7 @@ mod shared;
 mod status;
 mod turn;
 
-pub use client::{DraftOptions, Keeper};
+pub use client::{DraftOptions, Keeper, OpenOrDraft};
 pub use core::lock::Lock;
 pub use draft::Draft;
 pub use error::{KeepError, KeepServeError};

@@ -137,7 +137,8 @@ impl KeepService {
             Kind::Draft if self.registry.is_new(client) => {
                 let until = self.until(message)?;
                 let (name, terms) = (message.name(Tag::Name)?, message.terms()?);
-                self.registry.draft(client, name, terms, until);
+                let unless_current = message.number(Tag::UnlessCurrent) == Some(1);
+                self.registry.draft(client, name, terms, until, unless_current);
             }
             Kind::Commit if self.registry.has_draft(client) => {
                 self.commit(client, session, message, packet.descriptors.pop()?)?;
@@ -526,7 +527,8 @@ impl Service for KeepService {
 
     fn deadline(&self) -> Option<Instant> {
         let table = self.registry.next_deadline().map(|ns| self.start + Duration::from_nanos(ns));
-        let exit = self.idle_since.zip(self.idle_exit).map(|(since, exit)| since + exit);
+        let exit = self.idle_exit.filter(|_| self.registry.is_idle());
+        let exit = exit.map(|exit| self.idle_since.map_or_else(Instant::now, |at| at + exit));
         [table, exit].into_iter().flatten().min()
     }
 

@@ -1,8 +1,10 @@
 //! What a client's calls have in common.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::adrift::Rescuer;
 use super::core::message::is_name;
 use super::error::KeepError;
 use super::link::{Context, Fault, Limits, Link};
@@ -12,9 +14,22 @@ use super::link::{Context, Fault, Limits, Link};
 pub struct Shared {
     pub directory: PathBuf,
     pub timeout: Duration,
+    pub rescuer: Arc<Rescuer>,
+    /// Forks before it was made. A child has no thread of it, and takes no lock of it.
+    pub depth: u32,
 }
 
 impl Shared {
+    pub fn new(directory: &Path, timeout: Duration) -> Arc<Shared> {
+        vramp_host::fork::watch();
+        Arc::new(Shared {
+            directory: directory.to_owned(),
+            timeout,
+            rescuer: Arc::default(),
+            depth: vramp_host::fork::depth(),
+        })
+    }
+
     pub fn limits(&self, deadline: Option<Instant>) -> Limits {
         Limits::new(deadline, self.timeout)
     }

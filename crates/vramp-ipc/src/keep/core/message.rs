@@ -128,6 +128,8 @@ pub enum Tag {
     IdleNs = 35,
     /// 1: more follows.
     More = 36,
+    /// 1: a draft only of an entry without a current version.
+    UnlessCurrent = 37,
 }
 
 /// A failure that is not one of the table of names.
@@ -304,6 +306,7 @@ pub fn encode_failure(writer: Writer, failure: &Failure) -> Writer {
         Failure::NotNewer { epoch } => code(writer, 6).number(Tag::Epoch, *epoch),
         Failure::NotLocked => code(writer, 7),
         Failure::Uncommitted => code(writer, 8),
+        Failure::Exists => code(writer, 9),
     }
 }
 
@@ -329,6 +332,7 @@ pub fn decode_failure(message: &Message<'_>) -> Option<Failure> {
         6 => Failure::NotNewer { epoch: message.number(Tag::Epoch)? },
         7 => Failure::NotLocked,
         8 => Failure::Uncommitted,
+        9 => Failure::Exists,
         _ => return None,
     })
 }

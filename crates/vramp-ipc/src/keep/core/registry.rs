@@ -89,6 +89,8 @@ pub enum Failure {
     },
     NotLocked,
     Uncommitted,
+    /// The entry has a current version, and the draft was for an entry without one.
+    Exists,
 }
 
 /// What a request returns.
@@ -199,7 +201,7 @@ enum Role {
 #[derive(Clone, Copy, Debug)]
 enum Wait {
     Open(EntryKey),
-    Build(EntryKey),
+    Build { entry: EntryKey, unless_current: bool },
     Lock { version: VersionKey, only_current: bool },
     Newer { entry: EntryKey, than: u64 },
 }
@@ -356,7 +358,7 @@ impl Registry {
                 self.entry(entry).opens.remove(&client);
                 self.refresh_entry(entry);
             }
-            Wait::Build(entry) => {
+            Wait::Build { entry, .. } => {
                 self.entry(entry).build.cancel(client);
                 self.set_role(client, Role::New);
                 self.grant_build(entry);
@@ -389,16 +391,27 @@ impl Registry {
         self.wait(client, until.min(settles_at), Wait::Open(entry));
     }
 
-    /// Waits for the right to build a version of a name.
-    pub fn draft(&mut self, client: Client, name: &str, terms: Terms, until: u64) {
+    /// Waits for the right to build a version of a name. `unless_current`: fails once the name has a current
+    /// version.
+    pub fn draft(
+        &mut self,
+        client: Client,
+        name: &str,
+        terms: Terms,
+        until: u64,
+        unless_current: bool,
+    ) {
         let entry = self.entry_named(name);
+        if unless_current && self.entry(entry).current.is_some() {
+            return self.fail(client, Failure::Exists);
+        }
         self.set_role(client, Role::Draft { entry, terms, is_granted: false });
         if self.entry(entry).build.request(client, Lock::Write) {
             if !self.grant_draft(client) {
                 self.refresh_entry(entry);
             }
         } else {
-            self.wait(client, until, Wait::Build(entry));
+            self.wait(client, until, Wait::Build { entry, unless_current });
         }
     }
 
@@ -626,7 +639,7 @@ impl Registry {
             let (_, wait) = self.client(client).wait.expect("a timer is of a wait");
             let failure = match wait {
                 Wait::Open(_) => Failure::NoSuchEntry,
-                Wait::Build(entry) => {
+                Wait::Build { entry, .. } => {
                     let pids = self.pids(self.entries[&entry].build.holders());
                     Failure::Busy { pids }
                 }
@@ -812,6 +825,16 @@ impl Registry {
         let entry = self.version(key).entry;
         let older = self.entry(entry).current.replace(key);
         self.version_mut(key).is_current = true;
+        let building: Vec<Client> =
+            self.entry(entry).build.waiting().map(|(client, _)| client).collect();
+        for client in building {
+            if let Some((_, Wait::Build { unless_current: true, .. })) = self.client(client).wait {
+                self.entry(entry).build.cancel(client);
+                self.end_wait(client);
+                self.set_role(client, Role::New);
+                self.fail(client, Failure::Exists);
+            }
+        }
         if let Some(older) = older {
             self.supersede(older);
         }

@@ -1,5 +1,8 @@
 //! The keeper: entries that outlive their makers, locks, and clients that end.
 
+mod ends;
+mod rules;
+
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -65,14 +68,31 @@ pub fn publish(keeper: &Keeper, name: &str, parts: &[&[u8]], lock: Lock) -> Hold
     draft.commit(b"layout", [7; 32], lock).unwrap()
 }
 
-fn only(keeper: &Keeper) -> EntryStatus {
+/// Runs a keeper in a child, until it is killed or its parent ends.
+pub fn serve(directory: &str) -> ! {
+    let directory = Path::new(directory);
+    let server = KeeperServer::start(&config(directory)).unwrap();
+    say("serves");
+    hear();
+    drop(server);
+    std::process::exit(0);
+}
+
+/// Starts a child that runs `serve` in the role `keeper:DIRECTORY`.
+pub fn keeper_process(name: &str, directory: &Path) -> Child {
+    let mut child = Child::start(name, &format!("keeper:{}", directory.display()), None);
+    child.expect("serves");
+    child
+}
+
+pub fn only(keeper: &Keeper) -> EntryStatus {
     let mut entries = keeper.entries().unwrap();
     assert_eq!(entries.len(), 1, "{entries:?}");
     entries.remove(0)
 }
 
 /// A deadline that leaves no time to wait.
-fn now() -> Instant {
+pub fn now() -> Instant {
     Instant::now()
 }
 
