@@ -32,6 +32,9 @@ def main(arguments: list[str]) -> int:
 
     if command == "exec":
         _prepare_exec()
+    if command == "keep" and arguments[1:2] == ["service"] and "--program" not in arguments:
+        # The native program would name the interpreter behind a virtual environment, which has no vramp.
+        arguments = [*arguments, "--program", f'"{sys.executable}" -m vramp']
     # Python's handler runs between instructions of Python, of which there are none until the end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return program(["vramp", command, *arguments[1:]])

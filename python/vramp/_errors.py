@@ -140,6 +140,25 @@ class BudgetTimeoutError(BudgetError, TimeoutError):
     """The processes that share a card did not give back enough memory in time. The text names them."""
 
 
+class KeepError(VrampError):
+    """There is no keeper, or it refuses. The text says what to do."""
+
+
+class NotKeptError(KeepError, KeyError):
+    """The keeper has no memory of the name."""
+
+    # A KeyError shows its argument as a literal.
+    __str__ = VrampError.__str__
+
+
+class KeepTimeoutError(KeepError, TimeoutError):
+    """Another process has the lock of kept memory, or makes it, and did not end that in time. The text names it."""
+
+
+class TornError(KeepError):
+    """A process ended while it wrote kept memory. Write all of it and commit, or publish it again."""
+
+
 class RegionError(VrampError):
     """A region cannot be paused, resumed or used now, or there is none with the tag. The text says why."""
 

@@ -13,6 +13,7 @@ from ._types import (
     BudgetRoom,
     BudgetStatus,
     DeviceInfo,
+    KeptEntry,
     KvStats,
     RegionStatus,
     Sharing,
@@ -33,6 +34,7 @@ __all__ = [
     "Events",
     "Exported",
     "Imported",
+    "Kept",
     "KvArena",
     "Lease",
     "LeaseOwner",
@@ -53,6 +55,11 @@ __all__ = [
     "budget_status",
     "command",
     "explain",
+    "keeper_entries",
+    "keeper_evict",
+    "keeper_pid",
+    "keeper_remove",
+    "keeper_stop",
     "library_version",
     "missing_card",
     "open",
@@ -187,6 +194,33 @@ class Pool:
         so many bytes from an address on, whatever lies there, such as committed pages of a `vramp.kv.Arena`: they stay
         at their addresses until the export is closed and no importer has it open, also while they are parked.
         """
+
+    def kept_draft(
+        self,
+        directory: str | os.PathLike[str],
+        reply_timeout: float,
+        name: str,
+        size: int | str,
+        *,
+        part: int | str | None = None,
+        priority: int = 0,
+        kept_for: float | None = None,
+        timeout: float = 30.0,
+    ) -> Kept:
+        """Begins memory of a name. See `vramp.keep.Keeper.draft`."""
+
+    def kept_open(
+        self,
+        directory: str | os.PathLike[str],
+        reply_timeout: float,
+        name: str,
+        *,
+        readonly: bool = True,
+        lock: Literal["none", "read", "write"] = "read",
+        same_addresses: bool = True,
+        timeout: float = 30.0,
+    ) -> Kept:
+        """Opens memory of a name. See `vramp.keep.Keeper.open`."""
 
     def open_ticket(self, ticket: bytes, stream: _Stream = None) -> Imported:
         """Opens the memory of a ticket for work of this pool's device. See `vramp.ipc.open`."""
@@ -404,6 +438,140 @@ class Exported:
     def pool(self) -> Pool: ...
     def __reduce__(self) -> NoReturn: ...
     def __enter__(self) -> Exported: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class Kept:
+    """Memory of a name that a keeper holds: `vramp.keep.Keeper.draft` and `open` return it.
+
+    It is mapped here until `close`, the end of a `with` block, or the last reference, which also give its lock back. The
+    keeper goes on keeping it.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that opened it."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the first byte in this process. It stays the same from the draft on."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in use."""
+
+    @property
+    def readonly(self) -> bool:
+        """True if work may only read it: a write ends the CUDA context."""
+
+    @property
+    def is_draft(self) -> bool:
+        """True before the commit."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True once it was closed."""
+
+    @property
+    def current(self) -> tuple[int, bytes] | None:
+        """Epoch and digest that the name had when the draft began; None for a new name."""
+
+    def place(self, size: int | str) -> int:
+        """Creates memory in a draft, and returns its distance from `ptr`, a multiple of 512. Contents are undefined.
+
+        Raises RangeError if the draft is full, and OutOfMemoryError.
+        """
+
+    def commit_draft(
+        self, layout: bytes | None = None, digest: bytes | None = None, readonly: bool = True
+    ) -> int:
+        """Makes a draft the memory of its name, as a whole, and returns the epoch.
+
+        Waits for recorded work (`record_stream`, and that of DLPack consumers that have ended): synchronize other streams
+        before. `layout` says what lies where and `digest`, 32 bytes, which contents these are. The lock is "read" then,
+        and "write" with `readonly=False`. After an error the memory is this process's own, until it is closed.
+        """
+
+    @property
+    def layout(self) -> bytes:
+        """The publisher's description."""
+
+    @property
+    def digest(self) -> bytes:
+        """The publisher's digest of the contents."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the last commit in this memory. No message."""
+
+    @property
+    def is_torn(self) -> bool:
+        """True if a process ended while it wrote the memory. No message."""
+
+    @property
+    def is_superseded(self) -> bool:
+        """True if the name has other memory by now, or none. This one stays as it is. No message."""
+
+    @property
+    def is_adrift(self) -> bool:
+        """True while no keeper knows of this process. What is mapped stays valid. No message."""
+
+    @property
+    def writer_waits(self) -> bool:
+        """True if another process waits to write. No message."""
+
+    def read(self, timeout: float = 30.0) -> int:
+        """Takes the lock for reading and returns the epoch."""
+
+    def write(self, timeout: float = 30.0) -> int:
+        """Takes the lock for writing and returns the epoch before. A lock for reading is given back first."""
+
+    def unlock(self, timeout: float = 30.0) -> None:
+        """Gives a lock for reading back."""
+
+    def yield_to_writer(self, timeout: float = 30.0) -> int:
+        """Lets a waiting writer write, takes the lock for reading again, and returns the epoch. No message and no wait if
+        no process waits: for the moment between two steps."""
+
+    def commit(self, *, lock: Literal["none", "read", "write"] = "none") -> int:
+        """Makes what was written the next epoch and returns its number. `lock` is kept."""
+
+    def release_unchanged(self) -> None:
+        """Gives the lock for writing back, if nothing was written."""
+
+    def wait_newer(self, than: int, timeout: float = 30.0) -> int | None:
+        """Waits until the name has a later epoch than `than`, in this memory or in newer one, and returns its number; None
+        at the timeout."""
+
+    def record_stream(self, stream: _Stream = None) -> None:
+        """Records that work queued on a stream, so far and from now on, uses the memory: what gives the lock or the memory
+        back waits for it."""
+
+    def array(
+        self,
+        shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+        dtype: Any = None,
+        *,
+        offset: int | str | None = None,
+    ) -> Array:
+        """Returns an array in the memory, by default of all its bytes."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
+    def close(self) -> None:
+        """Waits for recorded work, unmaps the memory, and gives the lock back."""
+
+    def __reduce__(self) -> NoReturn: ...
+    def __enter__(self) -> Kept: ...
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -1285,6 +1453,21 @@ class Budget:
         /,
     ) -> None: ...
     def __reduce__(self) -> NoReturn: ...
+
+def keeper_pid(directory: str | os.PathLike[str], timeout: float) -> int | None:
+    """Returns the process of the keeper of a directory; None if there is none."""
+
+def keeper_entries(directory: str | os.PathLike[str], timeout: float) -> list[KeptEntry]:
+    """Returns what a keeper has, by name."""
+
+def keeper_remove(directory: str | os.PathLike[str], timeout: float, name: str) -> None:
+    """Removes a name."""
+
+def keeper_evict(directory: str | os.PathLike[str], timeout: float, device: str, nbytes: int | str) -> int:
+    """Frees memory of a card that no process has open. Returns how many bytes."""
+
+def keeper_stop(directory: str | os.PathLike[str], timeout: float) -> None:
+    """Ends a keeper."""
 
 def budget_groups(directory: str | os.PathLike[str]) -> list[tuple[str, str]]:
     """Returns card and name of each group in a directory."""

@@ -328,3 +328,41 @@ class BudgetStatus:
     """What no member has claimed or is guaranteed."""
     members: tuple[BudgetMember, ...]
     """In the order in which they took their places in the ledger."""
+
+
+@dataclass(frozen=True)
+class KeptHolder:
+    """A process that has kept memory open."""
+
+    pid: int
+    """Process id."""
+    lock: Literal["none", "read", "write"]
+    """Its lock."""
+
+
+@dataclass(frozen=True)
+class KeptEntry:
+    """Memory that a keeper holds under a name."""
+
+    name: str
+    """Its name."""
+    device: str | None
+    """UUID of the card, or the id of a simulated one. None while there is only a draft, as below."""
+    bytes: int
+    """Memory on the card."""
+    epoch: int
+    """Number of the last commit; 0 while there is only a draft."""
+    state: Literal["whole", "writing", "torn", "draft"]
+    """Whether the contents are those of the epoch."""
+    holders: tuple[KeptHolder, ...]
+    """Processes that have it open; 256 at most."""
+    waiting: int
+    """Number of those that wait for a lock or for the end of a draft."""
+    draft_pid: int | None
+    """Process that makes new memory of the name."""
+    superseded: int
+    """Older memory of the name that processes have open."""
+    idle: float | None
+    """Seconds since the last process closed it; None while one has it open."""
+    priority: int
+    """The lowest is dropped first."""

@@ -23,6 +23,7 @@ use crate::error::{
 };
 use crate::graph::{ArenaError, CaptureError, LaunchError};
 use crate::range::HostBackingError;
+use crate::sharing::kept::{CommitKeptError, KeepError, KeptError};
 use crate::sharing::{
     AccessError, DmaBufError, ExportError, FetchError, ImportError, OpenMemoryError, PinError,
 };
@@ -119,6 +120,14 @@ pub enum Kind {
     OverReservation,
     /// A callback of the program failed.
     Callback,
+    /// The keeper has no memory of the name.
+    NotKept,
+    /// Another process has the lock of kept memory, or does not answer.
+    KeptBusy,
+    /// A process ended while it wrote kept memory.
+    Torn,
+    /// There is no keeper, or it refuses.
+    Keeper,
 }
 
 /// What a request needs at once, and what there is for it, as far as they are known.
@@ -607,6 +616,55 @@ impl Classify for ClaimError {
             ClaimError::TimedOut(_) => Kind::Timeout,
             ClaimError::Budget(error) => error.kind(),
         }
+    }
+}
+
+impl Classify for KeepError {
+    fn kind(&self) -> Kind {
+        match self {
+            KeepError::NoSuchEntry { .. } => Kind::NotKept,
+            KeepError::Busy { .. } | KeepError::NotNewer { .. } | KeepError::TimedOut { .. } => {
+                Kind::KeptBusy
+            }
+            KeepError::Torn { .. } => Kind::Torn,
+            KeepError::Full { .. } => Kind::OutOfMemory,
+            KeepError::Name { .. } | KeepError::Path { .. } => Kind::Option,
+            KeepError::TooLong { .. } => Kind::Range,
+            KeepError::Forked => Kind::Forked,
+            _ => Kind::Keeper,
+        }
+    }
+}
+
+impl Classify for KeptError {
+    fn kind(&self) -> Kind {
+        match self {
+            KeptError::Keeper(error) => error.kind(),
+            KeptError::OtherCard { .. } => Kind::Device,
+            KeptError::Unknown { .. } => Kind::Keeper,
+            KeptError::DraftFull { .. } | KeptError::Empty { .. } => Kind::Range,
+            KeptError::ReadOnly { .. } => Kind::Unsupported,
+            KeptError::Descriptor(_) => Kind::File,
+            KeptError::Option(_) => Kind::Option,
+            KeptError::Alloc(error) => error.kind(),
+            KeptError::Driver(error) => error.kind(),
+            KeptError::Unusable(why) => why.kind(),
+        }
+    }
+
+    fn report(&self) -> Option<&OutOfMemoryReport> {
+        match self {
+            KeptError::Alloc(error) => error.report(),
+            _ => None,
+        }
+    }
+
+    region_of_pool!();
+}
+
+impl Classify for CommitKeptError {
+    fn kind(&self) -> Kind {
+        self.error.kind()
     }
 }
 

@@ -167,7 +167,15 @@ typedef enum {
   /* The reservation that is to pay for an allocation has too few bytes left. */
   VRAMP_ERROR_OVER_RESERVATION = 39,
   /* A callback around the sleep of regions failed. The message names it. */
-  VRAMP_ERROR_CALLBACK = 40
+  VRAMP_ERROR_CALLBACK = 40,
+  /* The keeper has no memory of the name. */
+  VRAMP_ERROR_NOT_KEPT = 41,
+  /* Another process has the lock of kept memory until the deadline. The message names it. */
+  VRAMP_ERROR_KEPT_BUSY = 42,
+  /* A process ended while it wrote kept memory: its contents are of no epoch. */
+  VRAMP_ERROR_TORN = 43,
+  /* There is no keeper, or it refuses or does not answer. The message says why. */
+  VRAMP_ERROR_KEEPER = 44
 } vramp_status_t;
 
 /* Kind of an event. */

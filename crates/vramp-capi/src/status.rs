@@ -85,6 +85,10 @@ const fn interfaces(kind: Kind) -> (vramp_status_t, &'static str) {
         Kind::Region | Kind::Asleep => (VRAMP_ERROR_REGION, "RegionError"),
         Kind::OverReservation => (VRAMP_ERROR_OVER_RESERVATION, "OutOfMemoryError"),
         Kind::Callback => (VRAMP_ERROR_CALLBACK, "CallbackError"),
+        Kind::NotKept => (VRAMP_ERROR_NOT_KEPT, "NotKeptError"),
+        Kind::KeptBusy => (VRAMP_ERROR_KEPT_BUSY, "KeepTimeoutError"),
+        Kind::Torn => (VRAMP_ERROR_TORN, "TornError"),
+        Kind::Keeper => (VRAMP_ERROR_KEEPER, "KeepError"),
     }
 }
 

@@ -18,6 +18,7 @@ use crate::device::DeviceArgs;
 pub use crate::exec::args::Exec;
 use crate::exit::InvalidArguments;
 use crate::graph::Window;
+pub use crate::keep::args::Keep;
 use crate::reading::{Reading, STANDARD};
 
 /// Replays recorded GPU workloads on any allocator and compares their memory and cost.
@@ -79,6 +80,8 @@ pub enum Command {
     Top(Top),
     /// Control processes that share a card by budgets: limit, give back, pause, resume
     Ctl(Ctl),
+    /// Keep memory of cards for processes that end, so that others open it without loading it again
+    Keep(Keep),
     /// Run any CUDA program and record, pool or limit its GPU memory
     Exec(Exec),
     /// Convert a trace: to .vtrace, to a PyTorch snapshot, or to a timeline for Perfetto

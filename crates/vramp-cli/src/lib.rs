@@ -28,6 +28,7 @@ mod explain;
 pub mod graph;
 mod info;
 mod json;
+mod keep;
 mod manual;
 mod output;
 mod progress;
@@ -110,6 +111,7 @@ pub fn run(args: &args::Args, out: &mut dyn Write) -> anyhow::Result<()> {
         args::Command::Tiers(args) => tiers::run(args, out),
         args::Command::Top(args) => budgets::top::run(args, out),
         args::Command::Ctl(args) => budgets::ctl::run(args, out),
+        args::Command::Keep(args) => keep::run(args, out),
         args::Command::Exec(args) => exec::run(args, out),
         args::Command::Convert(args) => convert::run(args, out),
         args::Command::Graph(args) => graph::run(args, out),

@@ -72,7 +72,7 @@ impl Array {
         let block = &export.0;
         let place = accessible(py, block.place())?;
         let (addr, size, usable) = (block.addr(), block.size(), block.usable());
-        let memory = Memory { addr, size, usable, place, is_read_only: false };
+        let memory = Memory { addr, size, usable, place, is_read_only: block.is_read_only() };
         let layout = Layout::new(py, memory, shape, dtype, offset)?;
         Ok(Array { export, layout })
     }

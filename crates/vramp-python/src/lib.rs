@@ -34,6 +34,7 @@ mod dlpack;
 mod ending;
 mod error;
 mod ipc;
+mod kept;
 mod kv;
 mod layout;
 mod measure;

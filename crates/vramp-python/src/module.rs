@@ -23,6 +23,12 @@ mod _native {
     #[pymodule_export]
     use crate::ipc::{Exported, Imported};
     #[pymodule_export]
+    use crate::kept::Kept;
+    #[pymodule_export]
+    use crate::kept::methods::{
+        keeper_entries, keeper_evict, keeper_pid, keeper_remove, keeper_stop,
+    };
+    #[pymodule_export]
     use crate::kv::KvArena;
     #[pymodule_export]
     use crate::measure::Measure;

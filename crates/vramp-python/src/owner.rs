@@ -6,6 +6,7 @@ use vramp_capi::process::{CallResult, OpenAllocator, StreamName};
 use crate::allocation::Allocation;
 use crate::calls::id_of;
 use crate::ipc::Imported;
+use crate::kept::Kept;
 use crate::kv::Part;
 use crate::layout::{Place, place_of};
 
@@ -14,6 +15,7 @@ pub enum Owner {
     Block(Py<Allocation>),
     Imported(Py<Imported>),
     Cache(Part),
+    Kept(Py<Kept>),
 }
 
 impl Owner {
@@ -22,6 +24,7 @@ impl Owner {
             Owner::Block(block) => block.get().begin_export(py),
             Owner::Imported(imported) => imported.get().begin_export(py),
             Owner::Cache(part) => part.arena.get().begin_export(py),
+            Owner::Kept(kept) => kept.get().begin_export(py),
         }
     }
 
@@ -31,6 +34,7 @@ impl Owner {
             Owner::Block(block) => block.get().end_export(),
             Owner::Imported(imported) => imported.get().end_export(),
             Owner::Cache(part) => part.arena.get().end_export(),
+            Owner::Kept(kept) => kept.get().end_export(),
         }
     }
 
@@ -39,6 +43,7 @@ impl Owner {
             Owner::Block(block) => Owner::Block(block.clone_ref(py)),
             Owner::Imported(imported) => Owner::Imported(imported.clone_ref(py)),
             Owner::Cache(part) => Owner::Cache(part.clone_ref(py)),
+            Owner::Kept(kept) => Owner::Kept(kept.clone_ref(py)),
         }
     }
 
@@ -47,6 +52,7 @@ impl Owner {
             Owner::Block(block) => block.clone_ref(py).into_any(),
             Owner::Imported(imported) => imported.clone_ref(py).into_any(),
             Owner::Cache(part) => part.arena.clone_ref(py).into_any(),
+            Owner::Kept(kept) => kept.clone_ref(py).into_any(),
         }
     }
 
@@ -55,6 +61,7 @@ impl Owner {
             Owner::Block(block) => block.get().addr(),
             Owner::Imported(imported) => imported.get().addr(),
             Owner::Cache(part) => part.addr,
+            Owner::Kept(kept) => kept.get().addr(),
         }
     }
 
@@ -64,7 +71,12 @@ impl Owner {
             Owner::Block(block) => block.get().size(),
             Owner::Imported(imported) => imported.get().len(),
             Owner::Cache(part) => part.size,
+            Owner::Kept(kept) => kept.get().len(),
         }
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        matches!(self, Owner::Kept(kept) if kept.get().is_read_only())
     }
 
     pub fn usable(&self) -> u64 {
@@ -72,6 +84,7 @@ impl Owner {
             Owner::Block(block) => block.get().usable(),
             Owner::Imported(imported) => imported.get().len(),
             Owner::Cache(part) => part.size,
+            Owner::Kept(kept) => kept.get().len(),
         }
     }
 
@@ -80,15 +93,16 @@ impl Owner {
         match self {
             Owner::Block(block) => block.get().stream_name(),
             Owner::Imported(imported) => imported.get().stream_name(),
-            // A commit orders the work of its stream, or all work, behind what used the memory before.
-            Owner::Cache(_) => StreamName::Raw(0),
+            // A commit orders the work of its stream, or all work, behind what used the memory before. Work of
+            // other processes is over once a lock is taken.
+            Owner::Cache(_) | Owner::Kept(_) => StreamName::Raw(0),
         }
     }
 
     /// Returns where the memory is. `None` if no program may access it.
     pub fn place(&self) -> CallResult<Option<Place>> {
         match self {
-            Owner::Block(_) | Owner::Cache(_) => {
+            Owner::Block(_) | Owner::Cache(_) | Owner::Kept(_) => {
                 let addr = self.addr();
                 self.allocator().with(|session| Ok(place_of(session, addr)))
             }
@@ -101,6 +115,7 @@ impl Owner {
             Owner::Block(block) => block.get().pool().get().allocator(),
             Owner::Imported(imported) => imported.get().pool().get().allocator(),
             Owner::Cache(part) => part.arena.get().pool().get().allocator(),
+            Owner::Kept(kept) => kept.get().pool().get().allocator(),
         }
     }
 
@@ -114,6 +129,7 @@ impl Owner {
             }
             Owner::Imported(imported) => drop(imported.get().record(consumer)),
             Owner::Cache(part) => part.arena.get().record_use(consumer),
+            Owner::Kept(kept) => drop(kept.get().record(consumer)),
         }
     }
 }

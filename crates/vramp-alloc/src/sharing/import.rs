@@ -143,6 +143,22 @@ impl Mapping {
         Ok(range)
     }
 
+    /// Unmaps and releases the last handle, so that `mapped` bytes are left, after a failure. What cannot be undone
+    /// is with the rest.
+    pub(super) fn undo_to(&mut self, driver: &dyn Driver, mapped: Bytes) {
+        let range = AddrRange::new(self.whole.start + mapped, self.mapped - mapped);
+        if !range.len.is_zero() {
+            if driver.unmap(range).is_err() {
+                return;
+            }
+            self.mapped = mapped;
+        }
+        if let Some(handle) = self.handles.pop() {
+            // A handle that cannot be released stays until the device is dropped.
+            let _ = driver.release(handle);
+        }
+    }
+
     /// Unmaps and releases everything. Goes on after a failure and returns the first one.
     pub(super) fn release(&mut self, driver: &dyn Driver) -> Result<(), DriverError> {
         let mut first = Ok(());
@@ -160,6 +176,24 @@ impl Imported {
     pub(super) fn new(allocator: &Allocator, mapping: Mapping, range: AddrRange) -> Imported {
         let (shared, uses) = (Arc::clone(allocator.shared()), Mutex::default());
         Imported { shared, mapping: Some(mapping), range, uses }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(super) fn mapping(&self) -> &Mapping {
+        self.mapping.as_ref().expect("it is closed when it is dropped")
+    }
+
+    pub(super) fn mapping_mut(&mut self) -> &mut Mapping {
+        self.mapping.as_mut().expect("it is closed when it is dropped")
+    }
+
+    /// Returns it as memory of which this range is in use.
+    pub(super) fn with_range(mut self, range: AddrRange) -> Imported {
+        self.range = range;
+        self
     }
 
     /// Returns the addresses of the exporter's block here.
@@ -186,8 +220,7 @@ impl Imported {
     /// # Errors
     /// The driver call failed.
     pub fn grant_access(&self, ordinal: u32) -> Result<(), DriverError> {
-        let mapping = self.mapping.as_ref().expect("it is closed when it is dropped");
-        self.shared.driver.set_access(mapping.whole, &[ordinal])
+        self.shared.driver.set_access(self.mapping().whole, &[ordinal])
     }
 
     /// Waits on the host for the noted work, then unmaps the memory and releases the handles. No lock is
@@ -214,7 +247,7 @@ impl Imported {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<(), DriverError> {
+    pub(super) fn end(&mut self) -> Result<(), DriverError> {
         if self.mapping.is_none() {
             return Ok(());
         }

@@ -11,6 +11,7 @@
 //! - `export.rs`: an allocation for other processes, [`Allocator::export`]; `descriptors.rs`: the descriptors of
 //!   its handles;
 //! - `import.rs`: memory of another process, [`Allocator::import`];
+//! - `kept/`: memory that outlives its process, [`kept`];
 //! - `exchange.rs`: the way from one process to another, [`Exchange`]; `wire.rs`: what is sent.
 //!
 //! ```
@@ -40,6 +41,7 @@ mod exchange;
 mod export;
 mod exports;
 mod import;
+pub mod kept;
 mod pins;
 mod wire;
 

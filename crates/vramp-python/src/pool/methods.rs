@@ -1,5 +1,6 @@
 //! What Python calls of a pool.
 
+use std::path::PathBuf;
 use std::sync::PoisonError;
 
 use pyo3::exceptions::PyTypeError;
@@ -14,6 +15,7 @@ use crate::allocation::Allocation;
 use crate::arguments::{amount, bytes, event_count, path_text};
 use crate::error::{not_pickled, raise, refuse, result};
 use crate::ipc::{Exported, Imported};
+use crate::kept::{self, Kept};
 use crate::measure::Measure;
 use crate::pin::Pin;
 use crate::shortage::{self, Registration};
@@ -289,6 +291,42 @@ impl Pool {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Imported> {
         Imported::new(slf, ticket, stream)
+    }
+
+    /// Begins memory of a name that a keeper holds.
+    #[pyo3(signature = (directory, reply_timeout, name, size, *, part = None, priority = 0, kept_for = None, timeout = 30.0))]
+    #[expect(clippy::too_many_arguments, reason = "they are the arguments of the Python call")]
+    fn kept_draft(
+        slf: &Bound<'_, Pool>,
+        directory: PathBuf,
+        reply_timeout: f64,
+        name: &str,
+        size: &Bound<'_, PyAny>,
+        part: Option<&Bound<'_, PyAny>>,
+        priority: i32,
+        kept_for: Option<f64>,
+        timeout: f64,
+    ) -> PyResult<Kept> {
+        let py = slf.py();
+        let size = amount(py, size, "size")?;
+        let part = part.map(|part| amount(py, part, "part")).transpose()?;
+        kept::draft(slf, directory, reply_timeout, name, size, part, priority, kept_for, timeout)
+    }
+
+    /// Opens memory of a name that a keeper holds.
+    #[pyo3(signature = (directory, reply_timeout, name, *, readonly = true, lock = "read", same_addresses = true, timeout = 30.0))]
+    #[expect(clippy::too_many_arguments, reason = "they are the arguments of the Python call")]
+    fn kept_open(
+        slf: &Bound<'_, Pool>,
+        directory: PathBuf,
+        reply_timeout: f64,
+        name: &str,
+        readonly: bool,
+        lock: &str,
+        same_addresses: bool,
+        timeout: f64,
+    ) -> PyResult<Kept> {
+        kept::open(slf, directory, reply_timeout, name, readonly, lock, same_addresses, timeout)
     }
 
     /// Grants another card access to the memory.

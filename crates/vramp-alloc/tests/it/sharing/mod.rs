@@ -2,6 +2,7 @@
 //! machine that store bytes, under the race detector.
 
 mod exports;
+mod kept;
 mod orders;
 mod peers;
 mod registered;

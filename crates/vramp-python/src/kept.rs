@@ -1,0 +1,262 @@
+//! Memory that outlives its process: the native part of `vramp.keep`.
+//!
+//! 1. `Pool.kept_draft` begins memory of a name, and `Pool.kept_open` opens it. Both return a [`Kept`].
+//! 2. A draft places memory until `Kept.commit`; its addresses stay the same then. Arrays and capsules over it are its
+//!    exports: while there are some it is not closed.
+//! 3. Calls that wait for other processes run detached from the interpreter, until their timeout.
+
+pub mod methods;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use vramp_alloc::Bytes;
+use vramp_alloc::sharing::Imported as Memory;
+use vramp_alloc::sharing::kept::{
+    Keeper, KeptDraft, KeptError, KeptMemory, KeptOptions, Lock, MapAs, OpenKept,
+};
+use vramp_capi::process::{CallResult, Exports, NotClosed, StreamName, check_fork};
+
+use crate::calls::id_of;
+use crate::error::{raise, refuse};
+use crate::pool::Pool;
+use crate::python::detached;
+use crate::tiers::seconds;
+
+/// Stands for no timeout.
+const LONGEST: Duration = Duration::from_secs(1_000_000_000);
+
+/// How long a wait runs without a look at signals.
+const SLICE: Duration = Duration::from_millis(100);
+
+fn deadline(py: Python<'_>, timeout: f64) -> PyResult<Instant> {
+    Ok(Instant::now() + seconds(py, timeout)?.unwrap_or(LONGEST))
+}
+
+/// Returns the client of the keeper of a directory. `timeout` is that of one reply.
+fn keeper(py: Python<'_>, directory: PathBuf, timeout: f64) -> PyResult<Keeper> {
+    Ok(Keeper::new(&directory, seconds(py, timeout)?.unwrap_or(LONGEST)))
+}
+
+fn lock_named(py: Python<'_>, name: &str) -> PyResult<Lock> {
+    match name {
+        "none" => Ok(Lock::None),
+        "read" => Ok(Lock::Read),
+        "write" => Ok(Lock::Write),
+        other => {
+            let text = format!("lock is {other:?}: use \"none\", \"read\" or \"write\"");
+            Err(refuse(py, "OptionError", &text))
+        }
+    }
+}
+
+enum State {
+    Draft(Box<KeptDraft>),
+    Open(KeptMemory),
+    /// A commit failed: the memory is this process's own.
+    Private {
+        _memory: Memory,
+    },
+    Closed,
+}
+
+/// Memory of a name.
+#[pyclass(frozen, weakref, module = "vramp.keep")]
+pub struct Kept {
+    pool: Py<Pool>,
+    name: String,
+    addr: u64,
+    /// Read-only from the start. A commit for reading only sets it.
+    is_read_only: AtomicBool,
+    /// Locked only while detached from the interpreter.
+    state: Mutex<State>,
+    exports: Exports,
+}
+
+impl Kept {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a call on open memory, detached from the interpreter.
+    fn open<R: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&KeptMemory) -> Result<R, KeptError> + Send,
+    ) -> PyResult<R> {
+        let called = py.detach(|| match &*self.lock() {
+            State::Open(memory) => check_fork().map(|()| Some(call(memory))),
+            _ => Ok(None),
+        });
+        match called.map_err(|error| raise(py, error))? {
+            Some(answer) => answer.map_err(|error| raise(py, error)),
+            None => Err(self.not_open(py)),
+        }
+    }
+
+    fn not_open(&self, py: Python<'_>) -> PyErr {
+        let (class, text) = match (
+            self.exports.is_closed(),
+            py.detach(|| matches!(&*self.lock(), State::Draft(_))),
+        ) {
+            (true, _) => ("ClosedError", format!("`{}` is closed here: open it again", self.name)),
+            (_, true) => ("KeepError", format!("`{}` is a draft: commit it first", self.name)),
+            _ => (
+                "KeepError",
+                format!("the commit of `{}` failed: close it and begin again", self.name),
+            ),
+        };
+        refuse(py, class, &text)
+    }
+
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Returns the bytes that arrays may have.
+    pub fn len(&self) -> u64 {
+        match &*self.lock() {
+            State::Draft(draft) => draft.used().count(),
+            State::Open(memory) => memory.range().len.count(),
+            State::Private { _memory } => _memory.range().len.count(),
+            State::Closed => 0,
+        }
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only.load(Ordering::Relaxed)
+    }
+
+    pub fn pool(&self) -> &Py<Pool> {
+        &self.pool
+    }
+
+    /// Counts an export.
+    pub fn begin_export(&self, py: Python<'_>) -> PyResult<()> {
+        match self.exports.begin() {
+            true => Ok(()),
+            false => Err(refuse(py, "ClosedError", &format!("`{}` is closed", self.name))),
+        }
+    }
+
+    /// Ends an export, on any thread.
+    pub fn end_export(&self) {
+        self.exports.end();
+    }
+
+    /// Records a use. The caller is detached from the interpreter.
+    pub fn record(&self, stream: StreamName) -> CallResult<()> {
+        let allocator = self.pool.get().allocator();
+        allocator.with(|session| {
+            let stream = id_of(session, stream)?;
+            match &*self.lock() {
+                State::Draft(draft) => Ok(draft.record_use(stream)?),
+                State::Open(memory) => Ok(memory.record_use(stream)?),
+                State::Private { _memory } => Ok(_memory.record_use(stream)?),
+                State::Closed => Ok(()),
+            }
+        })
+    }
+
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
+        match self.exports.close() {
+            Ok(()) => {}
+            Err(NotClosed::Closed) => return Ok(()),
+            Err(NotClosed::InUse(exports)) => {
+                let text = format!(
+                    "{exports} arrays or DLPack tensors still use `{}`: delete them before it is closed",
+                    self.name
+                );
+                return Err(refuse(py, "InUseError", &text));
+            }
+        }
+        let ended = py.detach(|| -> CallResult<()> {
+            let state = std::mem::replace(&mut *self.lock(), State::Closed);
+            check_fork()?;
+            match state {
+                State::Open(memory) => Ok(memory.close()?),
+                other => {
+                    drop(other);
+                    Ok(())
+                }
+            }
+        });
+        ended.map_err(|error| raise(py, error))
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = std::mem::replace(state, State::Closed);
+        if !matches!(state, State::Closed) {
+            detached(move || drop(state));
+        }
+    }
+}
+
+/// Begins memory of a name: what `Pool.kept_draft` does.
+#[expect(clippy::too_many_arguments, reason = "they are the arguments of the Python call")]
+pub fn draft(
+    pool: &Bound<'_, Pool>,
+    directory: PathBuf,
+    reply_timeout: f64,
+    name: &str,
+    size: u64,
+    part: Option<u64>,
+    priority: i32,
+    kept_for: Option<f64>,
+    timeout: f64,
+) -> PyResult<Kept> {
+    let py = pool.py();
+    let keeper = keeper(py, directory, reply_timeout)?;
+    let kept_for = kept_for.map(|kept| seconds(py, kept)).transpose()?.flatten();
+    let usual = KeptOptions::default();
+    let part = part.map_or(usual.part, Bytes::new);
+    let options = KeptOptions { bytes: Bytes::new(size), part, priority, kept_for };
+    let until = deadline(py, timeout)?;
+    let draft = pool.get().call(py, |session| {
+        Ok(session.allocator().draft_kept(&keeper, name, &options, until)?)
+    })?;
+    Ok(Kept {
+        pool: pool.clone().unbind(),
+        name: name.to_owned(),
+        addr: draft.range().start.number(),
+        is_read_only: AtomicBool::new(false),
+        state: Mutex::new(State::Draft(Box::new(draft))),
+        exports: Exports::default(),
+    })
+}
+
+/// Opens memory of a name: what `Pool.kept_open` does.
+#[expect(clippy::too_many_arguments, reason = "they are the arguments of the Python call")]
+pub fn open(
+    pool: &Bound<'_, Pool>,
+    directory: PathBuf,
+    reply_timeout: f64,
+    name: &str,
+    readonly: bool,
+    lock: &str,
+    same_addresses: bool,
+    timeout: f64,
+) -> PyResult<Kept> {
+    let py = pool.py();
+    let keeper = keeper(py, directory, reply_timeout)?;
+    let map = if readonly { MapAs::ReadOnly } else { MapAs::Writable };
+    let options = OpenKept { map, lock: lock_named(py, lock)?, same_addresses };
+    let until = deadline(py, timeout)?;
+    let memory = pool
+        .get()
+        .call(py, |session| Ok(session.allocator().open_kept(&keeper, name, options, until)?))?;
+    Ok(Kept {
+        pool: pool.clone().unbind(),
+        name: name.to_owned(),
+        addr: memory.range().start.number(),
+        is_read_only: AtomicBool::new(readonly),
+        state: Mutex::new(State::Open(memory)),
+        exports: Exports::default(),
+    })
+}

@@ -1,0 +1,223 @@
+"""Kept memory, with a keeper and real processes on the simulated card."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+
+import vramp
+from vramp import keep
+
+SECONDS = 60
+"""How long a step of another process may take."""
+
+MIB = 1 << 20
+
+OTHER = """
+import os, signal, sys
+import numpy, vramp
+keeper = vramp.keep.connect(sys.argv[1], start=False)
+pool = vramp.open("sim:h200")
+{body}
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+PUBLISHES = """
+draft = keeper.draft("model/0", "40MiB", pool=pool, part="16MiB")
+at = draft.place("33MiB")
+numpy.asarray(draft.array((33 << 20,), "uint8", offset=at))[:] = 7
+draft.commit_draft(b"layout", bytes([5] * 32))
+"""
+
+
+class Other:
+    """Another process, which ends with the test."""
+
+    def __init__(self, directory: str, body: str) -> None:
+        command = [sys.executable, "-c", OTHER.format(body=body), directory]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "there\n"
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=SECONDS)
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[keep.Keeper]:
+    found = keep.connect(tmp_path / "keep")
+    yield found
+    if found.pid is not None:
+        found.stop()
+
+
+def test_memory_of_a_killed_process_is_opened_by_others(keeper: keep.Keeper, pool: vramp.Pool) -> None:
+    Other(keeper.directory, PUBLISHES).end()
+    with keeper.open("model/0", pool=pool) as kept:
+        assert (kept.layout, kept.digest, kept.epoch) == (b"layout", bytes([5] * 32), 1)
+        assert kept.readonly and not kept.is_torn and not kept.is_adrift
+        array = numpy.asarray(kept)
+        assert array.size == 33 * MIB and (array == 7).all()
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+        with pytest.raises(vramp.InUseError, match="model/0"):
+            kept.close()
+        entry = keeper.entries()[0]
+        assert (entry.name, entry.bytes, entry.epoch, entry.state) == ("model/0", 40 * MIB, 1, "whole")
+        assert entry.holders == (keep.KeptHolder(os.getpid(), "read"),)
+        del array
+    keeper.remove("model/0")
+    assert keeper.entries() == []
+
+
+def test_epochs_are_handed_over_between_processes(keeper: keep.Keeper, pool: vramp.Pool) -> None:
+    Other(keeper.directory, PUBLISHES).end()
+    trainer = Other(
+        keeper.directory,
+        """
+kept = keeper.open("model/0", readonly=False, lock="none", pool=pool)
+array = numpy.asarray(kept)
+def train():
+    for epoch in range(2, 30):
+        kept.write()
+        array[:] = epoch
+        assert kept.commit() == epoch
+import threading
+threading.Thread(target=train, daemon=True).start()
+""",
+    )
+    with keeper.open("model/0", pool=pool) as kept:
+        array = numpy.asarray(kept)
+        seen = set()
+        while (epoch := kept.yield_to_writer()) < 29:
+            assert array[0] in (epoch, 7) and (array[::4096] == array[0]).all()
+            seen.add(epoch)
+        assert (array == 29).all()
+        assert kept.wait_newer(28) == 29
+        assert kept.wait_newer(29, timeout=0.01) is None
+        del array
+    trainer.end()
+
+
+def test_a_stopped_or_killed_writer_is_named_and_leaves_torn_memory(
+    keeper: keep.Keeper, pool: vramp.Pool
+) -> None:
+    Other(keeper.directory, PUBLISHES).end()
+    writer = Other(
+        keeper.directory, 'kept = keeper.open("model/0", readonly=False, lock="write", pool=pool)'
+    )
+    writer.signal(signal.SIGSTOP)
+    with pytest.raises(vramp.KeepTimeoutError, match=str(writer.process.pid)):
+        keeper.open("model/0", pool=pool, timeout=0.05)
+    writer.end()
+    with pytest.raises(vramp.TornError, match="model/0"):
+        keeper.open("model/0", pool=pool)
+    with keeper.open("model/0", readonly=False, lock="write", pool=pool) as kept:
+        kept.commit()
+    with keeper.open("model/0", pool=pool) as kept:
+        assert kept.epoch == 2
+
+
+def test_one_process_builds_and_those_that_wait_find_it(keeper: keep.Keeper, pool: vramp.Pool) -> None:
+    first = keeper.draft("model/1", "2MiB", pool=pool)
+    assert first.current is None and first.is_draft
+    found: list[tuple[int, bytes] | None] = []
+
+    def second() -> None:
+        with keeper.draft("model/1", "2MiB", pool=pool) as draft:
+            found.append(draft.current)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    first.place(100)
+    first.commit_draft(b"", bytes(32))
+    thread.join(SECONDS)
+    assert found == [(1, bytes(32))]
+    first.close()
+
+
+def test_a_builder_that_is_killed_leaves_nothing(keeper: keep.Keeper, pool: vramp.Pool) -> None:
+    builder = Other(keeper.directory, 'draft = keeper.draft("model/2", "64MiB", pool=pool); draft.place("64MiB")')
+    assert keeper.entries()[0].draft_pid == builder.process.pid
+    builder.end()
+    with keeper.draft("model/2", "2MiB", pool=pool) as draft:
+        assert draft.current is None
+    assert keeper.entries() == []
+
+
+def test_wrong_uses_say_what_to_do(keeper: keep.Keeper, pool: vramp.Pool, tmp_path: Path) -> None:
+    with pytest.raises(vramp.KeepError, match="vramp keep"):
+        keep.connect(tmp_path / "nowhere", start=False)
+    with pytest.raises(KeyError, match="no entry"):
+        keeper.open("missing", pool=pool)
+    with pytest.raises(vramp.OptionError, match="name"):
+        keeper.open("a b", pool=pool)
+    with pytest.raises(vramp.OptionError, match="at least one byte"):
+        keeper.draft("model/3", 0, pool=pool)
+    with pytest.raises(vramp.OptionError, match='"none", "read" or "write"'):
+        keeper.open("missing", lock="both", pool=pool)  # type: ignore[arg-type]
+    draft = keeper.draft("model/3", "1MiB", pool=pool)
+    with pytest.raises(vramp.RangeError, match="do not fit"):
+        draft.place("3MiB")
+    with pytest.raises(vramp.RangeError, match="place something"):
+        draft.commit_draft()
+    with pytest.raises(vramp.KeepError, match="commit of `model/3` failed"):
+        draft.read()
+    draft.close()
+    with pytest.raises(vramp.ClosedError, match="model/3"):
+        draft.read()
+    with keeper.draft("model/3", "1MiB", pool=pool) as draft:
+        with pytest.raises(vramp.KeepError, match="is a draft"):
+            draft.read()
+        draft.place(1)
+        draft.commit_draft()
+        with pytest.raises(vramp.KeepError, match="no draft"):
+            draft.place(1)
+        with pytest.raises(vramp.UnsupportedError, match="reading only"):
+            draft.write()
+    assert "model/3" in repr(keeper.entries()[0]) and "closed" in repr(draft)
+
+
+def test_a_hundred_lives_leave_nothing(keeper: keep.Keeper, pool: vramp.Pool) -> None:
+    def descriptors(pid: int) -> int:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+
+    serving = keeper.pid
+    assert serving is not None
+    idle = descriptors(serving)  # with a connection that it may not have closed yet
+
+    def live() -> None:
+        with keeper.draft("model/4", "2MiB", pool=pool) as draft:
+            draft.place(4096)
+            draft.commit_draft()
+            with keeper.open("model/4", pool=pool) as kept:
+                assert kept.ptr != draft.ptr
+        keeper.remove("model/4")
+
+    live()
+    own = descriptors(os.getpid())
+    for _ in range(100):
+        live()
+    assert keeper.entries() == []
+    assert descriptors(os.getpid()) == own
+    # The keeper sees the end of a connection a moment later.
+    deadline = time.monotonic() + SECONDS
+    while descriptors(serving) > idle:
+        assert time.monotonic() < deadline, "the keeper has more descriptors than before"
+        time.sleep(0.001)
