@@ -618,7 +618,9 @@ class Imported:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
     def close(self) -> None:
-        """Waits for recorded work, unmaps the memory, and closes it at the exporter.
+        """Waits for recorded work, and closes the memory at the exporter.
+
+        It may stay mapped for ten seconds, for the next open.
 
         Raises InUseError while arrays or DLPack tensors use it.
         """

@@ -76,7 +76,7 @@ impl Executor {
                 Ok(())
             }
             Op::Create { chunk, len } => {
-                let handle = self.driver.create(len, self.access.properties)?;
+                let handle = self.create(len)?;
                 self.store_handle(chunk, handle);
                 Ok(())
             }
@@ -206,6 +206,17 @@ impl Executor {
             self.chunks.resize(chunk.index() + 1, None);
         }
         self.chunks[chunk.index()] = Some(handle);
+    }
+
+    /// Creates memory. If the card is full, importers may still have mapped what was released here lately: then it
+    /// waits for them, a tenth of a second at most, and tries again.
+    pub(crate) fn create(&self, len: Bytes) -> DriverResult<Handle> {
+        match self.driver.create(len, self.access.properties) {
+            Err(error) if error.is_out_of_memory() && self.descriptors.wait_for_importers() => {
+                self.driver.create(len, self.access.properties)
+            }
+            created => created,
+        }
     }
 
     /// Releases the handle of a chunk, with its descriptor.

@@ -21,7 +21,7 @@ use crate::manager::Manager;
 use crate::observe::Observers;
 use crate::scopes::Scopes;
 use crate::seen_peaks::SeenPeaks;
-use crate::sharing::Exports;
+use crate::sharing::{Exports, Imports};
 use crate::stream_end::{StreamEnd, StreamWork};
 use crate::tally::{Base, Tally};
 use crate::virtual_pool::HeapsServe;
@@ -51,6 +51,8 @@ pub(crate) struct Shared {
     memory_freed: Condvar,
     /// Read while a handle is exported without the lock. A close, which holds the lock, waits for it.
     pub exporting: RwLock<()>,
+    /// Memory of other processes. Its lock is taken after `inner`'s, and never before it.
+    pub imports: Imports,
     inner: Mutex<Inner>,
     /// A closed and empty state, which takes the place of `inner` in a forked child: a thread of
     /// the parent may have held that one's lock.
@@ -141,6 +143,7 @@ impl Shared {
             contended: AtomicBool::new(false),
             memory_freed: Condvar::new(),
             exporting: RwLock::new(()),
+            imports: Imports::default(),
             inner: Mutex::new(Inner::new(manager)),
             after_fork: Mutex::new(Inner { closed: true, ..Inner::new(nothing) }),
         });

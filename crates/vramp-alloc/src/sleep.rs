@@ -126,7 +126,7 @@ impl Executor {
         }
         for chunk in run.iter_mut() {
             if chunk.stage == Stage::Gone {
-                let handle = self.driver.create(chunk.at.len, self.access.properties)?;
+                let handle = self.create(chunk.at.len)?;
                 self.store_handle(chunk.at.chunk, handle);
                 chunk.stage = Stage::Created;
             }

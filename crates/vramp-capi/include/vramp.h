@@ -1660,7 +1660,8 @@ vramp_status_t vramp_export_close(vramp_allocator_t allocator,
 /*
  * Opens the memory of a ticket: `*address` is where it lies in this process, `*size` its bytes. Waits for
  * the exporting process, 30 s for each of its answers at most. One import and one map for each physical
- * handle, 34 us together. The memory stays readable after the exporting process has ended.
+ * handle, 34 us together, and none for those that are mapped from an earlier open. The memory stays readable after
+ * the exporting process has ended. Memory that is opened twice has one address, and is closed twice.
  *
  * On failure `*address` is set to null. VRAMP_ERROR_EXPORT_ENDED if the export or its process ended,
  * VRAMP_ERROR_TICKET if the bytes are no ticket.
@@ -1683,8 +1684,8 @@ vramp_status_t vramp_import_record_use(vramp_allocator_t allocator,
                                        vramp_stream_t stream);
 
 /*
- * Closes an import: waits on the host for recorded work, unmaps the memory, and closes it at the exporter,
- * which may use it for other blocks then. Other work on it must be complete.
+ * Closes an import: waits on the host for recorded work, and closes it at the exporter, which may use it for other
+ * blocks then. Other work on it must be complete. It may stay mapped for ten seconds, for the next open.
  */
 vramp_status_t vramp_import_close(vramp_allocator_t allocator,
                                   void *address);

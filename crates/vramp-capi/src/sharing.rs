@@ -64,20 +64,30 @@ impl Session {
     pub(crate) fn add_import(&self, ticket: &[u8]) -> Result<AddrRange> {
         let opened = self.open_shared(ticket)?;
         let range = opened.range();
-        self.shares.lock().imports.insert(range.start.number(), opened);
+        let mut tables = self.shares.lock();
+        let at_address = tables.imports.entry(range.start.number()).or_default();
+        at_address.push(opened);
+        at_address.sort_by_key(|opened| std::cmp::Reverse(opened.range().len));
         Ok(range)
     }
 
     pub(crate) fn record_import(&self, addr: u64, stream: StreamId) -> Result<()> {
         let tables = self.shares.lock();
         let opened = tables.imports.get(&addr).ok_or_else(|| unknown_import(addr))?;
-        Ok(opened.record_use(stream)?)
+        Ok(opened.iter().try_for_each(|opened| opened.record_use(stream))?)
     }
 
-    /// Waits for the recorded work and unmaps an import.
+    /// Waits for the recorded work and closes an import. Of several at an address the shortest one: so no byte
+    /// that another one has is unmapped.
     pub(crate) fn close_import(&self, addr: u64) -> Result<()> {
-        let opened = self.shares.lock().imports.remove(&addr);
-        Ok(opened.ok_or_else(|| unknown_import(addr))?.close()?)
+        let mut tables = self.shares.lock();
+        let at_address = tables.imports.get_mut(&addr).ok_or_else(|| unknown_import(addr))?;
+        let opened = at_address.pop().expect("an address without an import is removed");
+        if at_address.is_empty() {
+            tables.imports.remove(&addr);
+        }
+        drop(tables);
+        Ok(opened.close()?)
     }
 
     /// Pins a range.
@@ -270,7 +280,8 @@ pub extern "C" fn vramp_export_close(
 
 /// Opens the memory of a ticket: `*address` is where it lies in this process, `*size` its bytes. Waits for
 /// the exporting process, 30 s for each of its answers at most. One import and one map for each physical
-/// handle, 34 us together. The memory stays readable after the exporting process has ended.
+/// handle, 34 us together, and none for those that are mapped from an earlier open. The memory stays readable after
+/// the exporting process has ended. Memory that is opened twice has one address, and is closed twice.
 ///
 /// On failure `*address` is set to null. VRAMP_ERROR_EXPORT_ENDED if the export or its process ended,
 /// VRAMP_ERROR_TICKET if the bytes are no ticket.
@@ -307,8 +318,8 @@ pub extern "C" fn vramp_import_record_use(
     handles::on(allocator, |session| session.record_import(address as u64, session.stream(stream)?))
 }
 
-/// Closes an import: waits on the host for recorded work, unmaps the memory, and closes it at the exporter,
-/// which may use it for other blocks then. Other work on it must be complete.
+/// Closes an import: waits on the host for recorded work, and closes it at the exporter, which may use it for other
+/// blocks then. Other work on it must be complete. It may stay mapped for ten seconds, for the next open.
 #[unsafe(no_mangle)]
 pub extern "C" fn vramp_import_close(
     allocator: vramp_allocator_t,

@@ -64,7 +64,9 @@
 //!    the exporter. The forwarding process keeps its `Opened` until then.
 //! 5. Dropping the last [`Opened`] calls [`Source::released`]. So does the end of an importer, by
 //!    SIGKILL too, and although a forked child of it may have the socket.
-//! 6. Dropping [`Published`] withdraws the export. [`Published::withdraw`] says whether the memory can
+//! 6. Memory that was closed may stay mapped while its importer watches the exporter ([`Watcher`]). Before the
+//!    exporter frees memory for good, [`Watchers::notify`] ends the watches.
+//! 7. Dropping [`Published`] withdraws the export. [`Published::withdraw`] says whether the memory can
 //!    be freed at once or in [`Source::ended`]. If the exporter ends, importers find out with
 //!    [`Opened::is_exporter_gone`]; what they imported stays theirs.
 //!
@@ -82,7 +84,8 @@
 //!
 //! The server counts in a table: a message is O(1) in exports, opens and connections, the end of a
 //! connection O(its opens). It has one thread, three descriptors, and two for each connection: the
-//! socket and the importing process. An importer has as many for each exporter. Descriptors of an
+//! socket and the importing process. A watch is a connection of its own; its end takes a system call on either
+//! side. An importer has as many for each exporter. Descriptors of an
 //! export are made for one batch and closed after it was sent, so 4,096 of them need 64 free numbers
 //! in either process, and fewer where fewer are free.
 //!
@@ -120,12 +123,12 @@ mod system;
 mod ticket;
 pub mod turns;
 
-pub use client::{Batch, Connections, OpenOptions, Opened};
+pub use client::{Batch, Connections, OpenOptions, Opened, Watcher, Watching};
 pub use directory::SharedDirectoryError;
 pub use error::{FetchError, OpenError, Refusal, ServeError, Side, TicketError};
 pub use server::{
     MAX_CONNECTIONS, MAX_DESCRIPTION, MAX_DESCRIPTORS, MAX_OPENS, Offer, Published, Server, Source,
-    Withdrawn,
+    Watchers, Withdrawn,
 };
 pub use system::fetch_descriptor;
 pub use ticket::Ticket;

@@ -213,6 +213,9 @@ impl Allocator {
         // waits for what was queued meanwhile.
         let _ = self.shared.synchronize();
         let closed = self.shared.lock_anyway().close(&self.shared);
+        if !matches!(closed, Err(CloseFailure::Capturing(_) | CloseFailure::NotSynchronized(_))) {
+            self.shared.imports.close(&*self.shared.driver);
+        }
         closed.map_err(|failure| match failure {
             CloseFailure::Capturing(stream) => {
                 CloseError::Capturing { stream, allocator: Box::new(self) }
@@ -249,6 +252,7 @@ impl Drop for Allocator {
         inner.closed = true;
         self.shared.note_reserved(&inner);
         drop(inner);
+        self.shared.imports.close(&*self.shared.driver);
         self.shared.group.remove(self.shared.number);
         self.shared.observers.clear();
     }

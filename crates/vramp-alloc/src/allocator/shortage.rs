@@ -209,8 +209,11 @@ impl Shared {
         relief: &mut Relief<'a>,
         shortage: &Shortage,
     ) -> Result<bool, AllocError> {
-        if std::mem::take(&mut relief.others_may_be_idle) && self.trim_others()? {
-            return Ok(true);
+        if std::mem::take(&mut relief.others_may_be_idle) {
+            let had_idle_imports = self.imports.unmap_idle(&*self.driver);
+            if self.trim_others()? || had_idle_imports {
+                return Ok(true);
+            }
         }
         if self.observers.is_in_handler() || self.group.handlers.is_in_handler() {
             return Ok(false);

@@ -3,8 +3,9 @@
 //! 1. An export enters the handles that it lies in ([`Descriptors::enter`]).
 //! 2. The first request for a handle's descriptor makes it, 185 us; later ones duplicate it.
 //! 3. When the last export of a handle has ended, its descriptor stays for the next export there.
-//! 4. Before a handle is released it is forgotten ([`Descriptors::forget`]), because an open descriptor would
-//!    keep its memory on the card.
+//! 4. Before a handle is released it is forgotten ([`Descriptors::forget`]): its descriptor is closed, because it
+//!    would keep the memory on the card, and so would what importers have closed and keep mapped. They unmap it
+//!    then ([`Watchers::notify`]); a request that finds the card full waits for that.
 //!
 //! At most [`READY_MAX`] descriptors are kept in a process. If there are as many, one of a handle without an
 //! export makes room, the longest unused first; else the descriptor is made for one request.
@@ -14,17 +15,25 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use vramp_driver::{DriverResult, ExportedHandle, Handle};
 use vramp_host::PrivateFd;
+use vramp_ipc::Watchers;
 
 /// Most descriptors that a process keeps for importers.
 pub const READY_MAX: usize = 256;
 
 /// Number of descriptors that the process keeps.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+/// How long a request waits for importers to unmap what was released. A live one takes about a millisecond.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Key of the next handle. No other of the process has it.
+static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
 
 /// Descriptors of the handles of one pool.
 #[derive(Default)]
@@ -40,10 +49,15 @@ struct Table {
     /// Handles without an export whose descriptor is kept, by the order in which their exports ended.
     idle: BTreeMap<u64, Handle>,
     last_end: u64,
+    /// Importers of the servers that published exports of the pool.
+    watchers: Vec<Arc<Watchers>>,
 }
 
-#[derive(Default)]
 struct Entry {
+    /// By which importers know the handle.
+    key: u64,
+    /// An importer has its descriptor, or had it.
+    is_sent: bool,
     /// Exports that lie in the handle.
     exports: usize,
     descriptor: Option<Arc<PrivateFd>>,
@@ -56,23 +70,49 @@ impl Descriptors {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an export of these handles.
-    pub(super) fn enter(&self, handles: &[Handle]) {
+    /// Adds an export of these handles. Returns the keys by which importers know them.
+    pub(super) fn enter(&self, handles: &[Handle]) -> Vec<u64> {
         let mut table = self.lock();
-        for &handle in handles {
-            let entry = table.by_handle.entry(handle).or_default();
+        let Table { by_handle, idle, .. } = &mut *table;
+        let enter = |&handle| {
+            let entry = by_handle.entry(handle).or_insert_with(Entry::new);
             entry.exports += 1;
             if let Some(ended) = entry.idle.take() {
-                table.idle.remove(&ended);
+                idle.remove(&ended);
             }
+            entry.key
+        };
+        let keys = handles.iter().map(enter).collect();
+        self.entries.store(by_handle.len(), Ordering::Release);
+        keys
+    }
+
+    /// Notifies importers of a server too when an exported handle is released.
+    pub(super) fn add_watchers(&self, watchers: &Arc<Watchers>) {
+        let known = &mut self.lock().watchers;
+        if !known.iter().any(|known| Arc::ptr_eq(known, watchers)) {
+            known.push(Arc::clone(watchers));
         }
-        self.entries.store(table.by_handle.len(), Ordering::Release);
+    }
+
+    /// Notes that an importer gets the descriptor of a handle.
+    pub(super) fn note_sent(&self, handle: Handle) {
+        if let Some(entry) = self.lock().by_handle.get_mut(&handle) {
+            entry.is_sent = true;
+        }
+    }
+
+    /// Waits until importers have unmapped what was released, if some have not. Returns true if it waited.
+    #[cold]
+    pub(crate) fn wait_for_importers(&self) -> bool {
+        let watchers = self.lock().watchers.clone();
+        watchers.iter().filter(|watchers| watchers.wait(PATIENCE)).count() > 0
     }
 
     /// Ends an export of these handles. Those that were released meanwhile are skipped.
     pub(super) fn leave(&self, handles: &[Handle]) {
         let mut table = self.lock();
-        let Table { by_handle, idle, last_end } = &mut *table;
+        let Table { by_handle, idle, last_end, .. } = &mut *table;
         for handle in handles {
             let Some(entry) = by_handle.get_mut(handle) else { continue };
             entry.exports -= 1;
@@ -140,6 +180,18 @@ impl Descriptors {
         }
         give_back(usize::from(entry.descriptor.is_some()));
         self.entries.store(table.by_handle.len(), Ordering::Release);
+        let watchers = if entry.is_sent { table.watchers.clone() } else { Vec::new() };
+        drop((table, entry.descriptor));
+        for watchers in watchers {
+            watchers.notify();
+        }
+    }
+}
+
+impl Entry {
+    fn new() -> Entry {
+        let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
+        Entry { key, is_sent: false, exports: 0, descriptor: None, idle: None }
     }
 }
 

@@ -32,7 +32,7 @@
 //! Growth: a publish makes the descriptors of the block's handles, 185 us for each that has none, because that
 //! is what an open would wait for. At most [`READY_MAX`](super::READY_MAX) of them are kept in a process, however
 //! many exports there are; further ones are made when an importer asks. An open takes one message for 64 handles
-//! and 34 us of driver calls for each.
+//! and 34 us of driver calls for each that is not mapped from an earlier open (`imports.rs`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -53,7 +53,9 @@ use crate::Allocator;
 use crate::error::UseError;
 use crate::sharing::export::{Export, ExportError};
 use crate::sharing::import::{ImportError, Imported};
-use crate::sharing::wire::{decode, encode};
+use crate::sharing::retention::Retention;
+use crate::sharing::windowed::Windowed;
+use crate::sharing::wire::{Sent, decode, encode};
 
 /// Publishes exports of this process and opens those of others. One for a process is enough.
 ///
@@ -62,6 +64,7 @@ pub struct Exchange {
     server: Mutex<Option<Server>>,
     directory: Option<PathBuf>,
     connections: Connections,
+    retention: Arc<Retention>,
 }
 
 /// Error of [`Exchange::open`].
@@ -111,7 +114,8 @@ impl Exchange {
 
     fn with(directory: Option<PathBuf>) -> Exchange {
         let connections = Connections::new(OpenOptions::default());
-        Exchange { server: Mutex::default(), directory, connections }
+        let retention = Arc::default();
+        Exchange { server: Mutex::default(), directory, connections, retention }
     }
 
     /// Publishes an export, and makes the descriptors that are not kept from earlier exports: 185 us for each
@@ -132,7 +136,9 @@ impl Exchange {
                 None => Server::new()?,
             },
         };
-        let published = server.insert(started).publish(Arc::new(Exported(export)))?;
+        let server = server.insert(started);
+        export.notify(server.watchers());
+        let published = server.publish(Arc::new(Exported(export)))?;
         Ok(SharedMemory { published })
     }
 
@@ -148,28 +154,51 @@ impl Exchange {
         ticket: &[u8],
     ) -> Result<OpenedMemory, OpenMemoryError> {
         let ticket = Ticket::from_bytes(ticket)?;
-        let mut opened = with_spare_descriptors(|| self.connections.open(&ticket))?;
-        let (description, fabric) = decode(opened.description()).ok_or(OpenMemoryError::Unknown)?;
+        let mut opened = with_spare_descriptors(|| match self.retention.expects_mapped() {
+            true => self.connections.open_described(&ticket),
+            false => self.connections.open(&ticket),
+        })?;
+        let Sent { description, fabric, place } =
+            decode(opened.description()).ok_or(OpenMemoryError::Unknown)?;
         let mut arrived: VecDeque<OwnedFd> = VecDeque::new();
-        let imported = allocator.import(&description, |index| {
+        let mut next = 0;
+        let mut fetch = |index: usize| {
             if let Some(bytes) = fabric.get(index) {
                 return Ok(ExportedHandle::Fabric(*bytes));
             }
-            if arrived.is_empty()
-                && let Some(batch) = with_spare_descriptors(|| opened.next_batch())?
-            {
-                arrived.extend(batch.descriptors);
+            // Those between are mapped already.
+            arrived.drain(..arrived.len().min(index - next));
+            next = index + 1;
+            if arrived.is_empty() {
+                opened.skip_to(index);
+                if let Some(batch) = with_spare_descriptors(|| opened.next_batch())? {
+                    arrived.extend(batch.descriptors);
+                }
             }
             arrived.pop_front().map(ExportedHandle::PosixFd).ok_or(FetchError::Fewer)
-        });
-        let imported = imported.map_err(|error| match error {
+        };
+        let watched =
+            place.and_then(|place| Some((place, self.retention.watch(allocator, &ticket)?)));
+        let in_window = match &watched {
+            Some((place, watch)) => {
+                Windowed::open(allocator, (&description, place), *watch, &mut fetch).transpose()
+            }
+            None => None,
+        };
+        let memory = match in_window {
+            Some(windowed) => windowed.map(Memory::Windowed),
+            None => allocator.import(&description, fetch).map(Memory::Own),
+        };
+        let memory = memory.map_err(|error| match error {
             // A driver does not say that the process may open no more: other threads took what was spare.
             ImportError::Driver(_) if spare_descriptors().len() < SPARE => {
                 OpenError::too_many_open_files().into()
             }
             other => OpenMemoryError::from(other),
         })?;
-        Ok(OpenedMemory { memory: Some((imported, opened)) })
+        self.retention.note_open(matches!(&memory, Memory::Windowed(of) if of.was_mapped));
+        let retention = Arc::clone(&self.retention);
+        Ok(OpenedMemory { memory: Some((memory, opened)), retention })
     }
 
     /// Returns the number of published exports; 0 in a forked child.
@@ -264,16 +293,29 @@ impl SharedMemory {
 #[derive(Debug)]
 pub struct OpenedMemory {
     /// `None` once it is closed.
-    memory: Option<(Imported, Opened)>,
+    memory: Option<(Memory, Opened)>,
+    retention: Arc<Retention>,
+}
+
+/// How opened memory is mapped.
+#[derive(Debug)]
+enum Memory {
+    /// By itself.
+    Own(Imported),
+    /// In a window, where other blocks may use the same handles.
+    Windowed(Windowed),
 }
 
 impl OpenedMemory {
-    /// Returns the addresses of the exporter's block here.
+    /// Returns the addresses of the exporter's block here. Memory that is open twice may have the same ones.
     pub fn range(&self) -> AddrRange {
-        self.imported().range()
+        match self.memory() {
+            Memory::Own(imported) => imported.range(),
+            Memory::Windowed(windowed) => windowed.range(),
+        }
     }
 
-    fn imported(&self) -> &Imported {
+    fn memory(&self) -> &Memory {
         &self.memory.as_ref().expect("it is closed when it is dropped").0
     }
 
@@ -282,7 +324,10 @@ impl OpenedMemory {
     /// # Errors
     /// The driver call failed.
     pub fn grant_access(&self, ordinal: u32) -> Result<(), DriverError> {
-        self.imported().grant_access(ordinal)
+        match self.memory() {
+            Memory::Own(imported) => imported.grant_access(ordinal),
+            Memory::Windowed(windowed) => windowed.grant_access(ordinal),
+        }
     }
 
     /// Notes that work on `stream` uses the memory: see [`Imported::record_use`].
@@ -290,10 +335,15 @@ impl OpenedMemory {
     /// # Errors
     /// The stream is not one of the allocator's, or was destroyed.
     pub fn record_use(&self, stream: StreamId) -> Result<(), UseError> {
-        self.imported().record_use(stream)
+        match self.memory() {
+            Memory::Own(imported) => imported.record_use(stream),
+            Memory::Windowed(windowed) => windowed.record_use(stream),
+        }
     }
 
-    /// Waits on the host for the noted work, unmaps the memory, and closes it at the exporter.
+    /// Waits on the host for the noted work, and closes the memory at the exporter. It may stay mapped for the
+    /// next open for ten seconds, as long as the exporter keeps its handles and this process is not short of
+    /// memory.
     ///
     /// # Errors
     /// The wait failed, as while a noted stream captures, or a driver call. The exporter keeps its block
@@ -303,8 +353,17 @@ impl OpenedMemory {
     }
 
     fn end(&mut self) -> Result<(), DriverError> {
-        let Some((imported, opened)) = self.memory.take() else { return Ok(()) };
-        imported.close().inspect_err(|_| {
+        let Some((memory, opened)) = self.memory.take() else { return Ok(()) };
+        let ended = match memory {
+            Memory::Own(imported) => imported.close(),
+            Memory::Windowed(mut windowed) => {
+                let ended = windowed.end();
+                self.retention.note_close();
+                ended
+            }
+        };
+        // The close is sent after what may stay mapped is entered: the exporter may release it then.
+        ended.inspect_err(|_| {
             // It may still be mapped, and used by work.
             std::mem::forget(opened);
         })
@@ -327,11 +386,11 @@ impl Source for Exported {
         let description = self.0.description();
         let fabric = fabric_of(&self.0).map_err(|error| error.to_string())?;
         let descriptors = if fabric.is_empty() { description.handles.len() } else { 0 };
-        Ok(Offer { description: encode(description, &fabric), descriptors })
+        Ok(Offer { description: encode(description, &fabric, self.0.place()), descriptors })
     }
 
     fn descriptor(&self, index: usize) -> std::io::Result<OwnedFd> {
-        match self.0.descriptor(index) {
+        match self.0.descriptor_to_send(index) {
             Ok(ExportedHandle::PosixFd(descriptor)) => Ok(descriptor),
             Ok(ExportedHandle::Fabric(_)) => {
                 Err(std::io::Error::other("a fabric handle has no descriptor"))
@@ -352,7 +411,8 @@ fn fabric_of(export: &Export) -> Result<Vec<[u8; 64]>, ExportError> {
     if !export.is_fabric() {
         return Ok(Vec::new());
     }
-    let handles = (0..export.description().handles.len()).map(|index| export.descriptor(index));
+    let handles =
+        (0..export.description().handles.len()).map(|index| export.descriptor_to_send(index));
     let handles = handles.map(|handle| match handle? {
         ExportedHandle::Fabric(bytes) => Ok(bytes),
         ExportedHandle::PosixFd(_) => unreachable!("all handles of an allocator are of one type"),

@@ -18,6 +18,7 @@ use std::sync::{Arc, PoisonError};
 use vramp_core::{AddrRange, Bytes, ChunkAt, DeviceAddr, NotPoolMemory};
 use vramp_driver::{DriverError, ExportedHandle, Handle, HandleType};
 use vramp_host::fork::is_forked;
+use vramp_ipc::Watchers;
 
 use crate::allocation::Owner;
 use crate::error::Unusable;
@@ -66,11 +67,26 @@ pub struct Export {
     description: Description,
     is_fabric: bool,
     handles: Vec<Handle>,
+    /// Where the handles lie; `None` of a segment.
+    place: Option<Place>,
     /// The chunks of the handles, which are pinned; none of a segment, whose handles stay because the block
     /// does.
     chunks: Vec<ChunkAt>,
     /// Those of the pool. Those of a segment end with the export, because no call says that its handles are released.
     descriptors: Arc<Descriptors>,
+}
+
+/// Where exported handles lie side by side in the exporter's addresses, for importers that map them likewise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Number of the pool, unique in the exporter's process.
+    pub pool: u64,
+    /// Number of the reservation in the pool.
+    pub span: u64,
+    /// Distance of the first handle from the reservation's start.
+    pub at: Bytes,
+    /// A key of each handle, unique in the exporter's process.
+    pub keys: Vec<u64>,
 }
 
 /// What an export keeps: lengths of handles, the address of the first, and the handles.
@@ -166,8 +182,24 @@ impl Allocator {
         let (shared, addr) = (Arc::clone(self.shared()), range.start);
         let properties = inner.manager.access_mut().map(|access| access.properties);
         let is_fabric = properties.is_some_and(|of| of.handle_type == HandleType::Fabric);
-        descriptors.enter(&handles);
-        Export { shared, addr, of_block, description, is_fabric, handles, chunks, descriptors }
+        let keys = descriptors.enter(&handles);
+        let place = chunks.first().map(|first| Place {
+            pool: shared.number,
+            span: first.at.span().index() as u64,
+            at: first.at.offset(),
+            keys,
+        });
+        Export {
+            shared,
+            addr,
+            of_block,
+            description,
+            is_fabric,
+            handles,
+            place,
+            chunks,
+            descriptors,
+        }
     }
 
     /// Returns the number of exported blocks.
@@ -260,6 +292,24 @@ impl Export {
         let exported = self.descriptors.get(handle, || self.shared.driver.export(handle));
         drop(exporting);
         Ok(exported?)
+    }
+
+    /// Returns a descriptor for an importer in another process, as [`Export::descriptor`] does.
+    pub(super) fn descriptor_to_send(&self, index: usize) -> Result<ExportedHandle, ExportError> {
+        if let Some(&handle) = self.handles.get(index) {
+            self.descriptors.note_sent(handle);
+        }
+        self.descriptor(index)
+    }
+
+    /// Returns where the handles lie; `None` where that says nothing to importers.
+    pub(super) fn place(&self) -> Option<&Place> {
+        self.place.as_ref()
+    }
+
+    /// Has importers of a server unmap what they closed before one of the pool's exported handles is released.
+    pub(super) fn notify(&self, watchers: &Arc<Watchers>) {
+        self.descriptors.add_watchers(watchers);
     }
 
     /// Makes the descriptors for the first importer, as far as the process may keep them. Those that cannot

@@ -12,6 +12,8 @@
 //!   its handles;
 //! - `import.rs`: memory of another process, [`Allocator::import`];
 //! - `kept/`: memory that outlives its process, [`kept`];
+//! - `windowed.rs`: memory of another process that several blocks use; `imports.rs`: what of it stays mapped between
+//!   two opens; `retention.rs`: for how long;
 //! - `exchange.rs`: the way from one process to another, [`Exchange`]; `wire.rs`: what is sent.
 //!
 //! ```
@@ -31,7 +33,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Deliberately absent: messages between processes (`vramp-ipc`), and the order of their work.
+//! Deliberately absent: messages between processes and the thread that waits for an exporter's (`vramp-ipc`), and the
+//! order of their work.
 
 mod access;
 mod config;
@@ -41,8 +44,11 @@ mod exchange;
 mod export;
 mod exports;
 mod import;
+mod imports;
 pub mod kept;
 mod pins;
+mod retention;
+mod windowed;
 mod wire;
 
 pub use access::{AccessChange, AccessError};
@@ -54,6 +60,8 @@ pub use exchange::{Exchange, FetchError, OpenMemoryError, OpenedMemory, SharedMe
 pub use export::{Description, Export, ExportError};
 pub(crate) use exports::Exports;
 pub use import::{ImportError, Imported};
+pub use imports::IDLE_MAX;
+pub(crate) use imports::Imports;
 pub use pins::{PinError, PinnedRange, range_of};
 pub use vramp_ipc::{OpenError, Refusal, ServeError, Ticket, TicketError};
 

@@ -24,8 +24,8 @@ pub(crate) struct Shares {
 #[derive(Default)]
 pub(crate) struct Tables {
     pub exports: FxHashMap<u64, Arc<SharedMemory>>,
-    /// By address.
-    pub imports: FxHashMap<u64, OpenedMemory>,
+    /// By address, the longest first: memory that is open twice has one address.
+    pub imports: FxHashMap<u64, Vec<OpenedMemory>>,
     pub pins: FxHashMap<u64, PinnedRange>,
 }
 
@@ -58,7 +58,7 @@ impl Shares {
 
     /// Returns the number of imports.
     pub fn imports(&self) -> usize {
-        self.lock().imports.len()
+        self.lock().imports.values().map(Vec::len).sum()
     }
 }
 

@@ -95,6 +95,10 @@ impl Connection {
         self.pid
     }
 
+    pub fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
     pub fn is_inherited(&self) -> bool {
         vramp_host::fork::depth() != self.depth
     }

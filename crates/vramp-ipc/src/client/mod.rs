@@ -11,6 +11,7 @@ mod connection;
 mod opened;
 #[cfg(test)]
 mod tests;
+mod watcher;
 
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,6 +25,7 @@ use crate::core::ticket::Address;
 use crate::error::OpenError;
 use connection::Connection;
 pub use opened::{Batch, Opened};
+pub use watcher::{Watcher, Watching};
 
 /// How exports are opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,14 +97,28 @@ impl Connections {
     ///
     /// See [`OpenError`]. Nothing stays open.
     pub fn open(&self, ticket: &Ticket) -> Result<Opened, OpenError> {
+        self.open_with(ticket, self.options.batch)
+    }
+
+    /// Opens the export of a ticket as [`Connections::open`] does, and receives no descriptor with the
+    /// description: for a caller that expects to need none. The first batch is a request then.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Connections::open`].
+    pub fn open_described(&self, ticket: &Ticket) -> Result<Opened, OpenError> {
+        self.open_with(ticket, 0)
+    }
+
+    fn open_with(&self, ticket: &Ticket, first: u16) -> Result<Opened, OpenError> {
         if vramp_host::fork::depth() != self.depth {
             return self
                 .child
                 .get_or_init(|| Box::new(Connections::new(self.options)))
-                .open(ticket);
+                .open_with(ticket, first);
         }
         let connection = self.connection(ticket)?;
-        let opened = Opened::new(&connection, ticket, self.options.batch);
+        let opened = Opened::new(&connection, ticket, first, self.options.batch);
         if opened.is_err() && connection.is_ended() {
             self.lock().remove(&ticket.0.address, |known| {
                 known.as_ref().is_some_and(|known| Arc::ptr_eq(known, &connection))

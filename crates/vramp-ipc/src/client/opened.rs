@@ -52,13 +52,14 @@ impl Opened {
     pub(super) fn new(
         connection: &Arc<Connection>,
         ticket: &Ticket,
+        first: u16,
         most: u16,
     ) -> Result<Opened, OpenError> {
         let pid = connection.pid();
         let protocol = |what| OpenError::Protocol { pid, what };
         let mut turn = connection.turn();
         let (export, grant, secret) = (ticket.0.export, ticket.0.grant, ticket.0.secret);
-        let answer = turn.request(Request::Open { export, grant, secret, most })?;
+        let answer = turn.request(Request::Open { export, grant, secret, most: first })?;
         let Reply::Opened { open, description: length, descriptors, count, part } = answer.reply
         else {
             return Err(protocol("no reply to an open"));
@@ -72,7 +73,7 @@ impl Opened {
         let is_complete = front.len() == count || (answer.lost_descriptors && front.len() < count);
         if length > MAX_DESCRIPTION
             || descriptors > MAX_DESCRIPTORS
-            || count > descriptors.min(usize::from(most))
+            || count > descriptors.min(usize::from(first))
             || !is_complete
         {
             return Err(protocol("an offer beyond the limits"));
@@ -136,6 +137,13 @@ impl Opened {
         let descriptors = mem::take(&mut self.front);
         self.received += descriptors.len();
         Ok(Some(Batch { first, descriptors }))
+    }
+
+    /// Leaves out the descriptors before `index`: the next batch begins with it. No request.
+    pub fn skip_to(&mut self, index: usize) {
+        let index = index.clamp(self.received, self.descriptors);
+        self.front.drain(..self.front.len().min(index - self.received));
+        self.received = index;
     }
 
     fn request_batch(&self, first: usize) -> Result<Vec<OwnedFd>, OpenError> {

@@ -36,14 +36,14 @@ fn a_forked_child_connects_itself_and_leaves_its_parents_opens() {
     let mut connection = Connection::new(&published.ticket().0, Duration::from_secs(60)).unwrap();
     connection.depth += 1;
     let connection = Arc::new(connection);
-    let mut opened = Opened::new(&connection, &published.ticket(), 64).unwrap();
+    let mut opened = Opened::new(&connection, &published.ticket(), 64, 64).unwrap();
     assert_eq!(opened.next_batch().unwrap().map(|batch| batch.descriptors.len()), Some(64));
     assert!(matches!(opened.next_batch(), Err(OpenError::Forked)));
     assert!(!opened.is_exporter_gone());
     drop(opened);
     // A close would be served before this open.
     connection.turn();
-    let second = Opened::new(&connection, &published.ticket(), 1).unwrap();
+    let second = Opened::new(&connection, &published.ticket(), 1, 1).unwrap();
     assert_eq!(published.opens(), 2);
     drop(second);
 }

@@ -36,6 +36,8 @@ pub enum Request {
     Batch { open: OpenId, first: u32, most: u16 },
     /// Closes an open. No reply.
     Close { open: OpenId },
+    /// Asks for the end of this connection once exported memory is released. Reply: `Watching`.
+    Watch,
 }
 
 /// What an exporter sends.
@@ -48,6 +50,8 @@ pub enum Reply<'a> {
     Part { offset: u32, part: &'a [u8] },
     /// The message has `count` descriptors from `first` on.
     Batch { first: u32, count: u16 },
+    /// The connection ends once exported memory is released.
+    Watching,
     /// The request failed.
     Failed { failure: Failure, value: u64, text: String },
 }
@@ -91,6 +95,7 @@ impl Request {
             Request::Part { .. } => 2,
             Request::Batch { .. } => 3,
             Request::Close { .. } => 4,
+            Request::Watch => 5,
         };
         out.extend([VERSION, kind]);
         out.extend(sequence.to_le_bytes());
@@ -111,6 +116,7 @@ impl Request {
                 out.extend(most.to_le_bytes());
             }
             Request::Close { open } => out.extend(open.to_le_bytes()),
+            Request::Watch => {}
         }
     }
 
@@ -132,6 +138,7 @@ impl Request {
             2 => Request::Part { open: reader.u64()?, offset: reader.u32()? },
             3 => Request::Batch { open: reader.u64()?, first: reader.u32()?, most: reader.u16()? },
             4 => Request::Close { open: reader.u64()? },
+            5 => Request::Watch,
             _ => return None,
         };
         reader.end((sequence, request))
@@ -146,6 +153,7 @@ impl<'a> Reply<'a> {
             Reply::Part { .. } => 2,
             Reply::Batch { .. } => 3,
             Reply::Failed { .. } => 4,
+            Reply::Watching => 5,
         };
         out.extend([VERSION, kind]);
         out.extend(sequence.to_le_bytes());
@@ -165,6 +173,7 @@ impl<'a> Reply<'a> {
                 out.extend(first.to_le_bytes());
                 out.extend(count.to_le_bytes());
             }
+            Reply::Watching => {}
             Reply::Failed { failure, value, text } => {
                 out.push(*failure as u8);
                 out.extend(value.to_le_bytes());
@@ -206,6 +215,7 @@ impl<'a> Reply<'a> {
                 }
                 Reply::Failed { failure, value, text: String::from_utf8_lossy(text).into_owned() }
             }
+            5 => reader.end(Reply::Watching)?,
             _ => return None,
         };
         Some((sequence, reply))

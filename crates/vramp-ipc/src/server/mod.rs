@@ -15,6 +15,7 @@ mod export;
 mod session;
 #[cfg(test)]
 mod tests;
+mod watchers;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -39,6 +40,7 @@ use export::Export;
 pub use export::{MAX_DESCRIPTION, MAX_DESCRIPTORS, Offer, Source};
 use session::Exporter;
 pub use session::MAX_OPENS;
+pub use watchers::Watchers;
 
 /// Connections that wait to be accepted; the kernel's own limit may be lower.
 const BACKLOG: i32 = 4096;
@@ -51,6 +53,7 @@ pub struct Server {
     /// Removed when the server ends.
     path: Option<PathBuf>,
     connections: Arc<AtomicUsize>,
+    watchers: Arc<Watchers>,
 }
 
 struct Shared {
@@ -129,6 +132,7 @@ impl Server {
             thread: None,
             path,
             connections: Arc::clone(&connections),
+            watchers: Arc::default(),
         };
         rustix::net::listen(&listener, BACKLOG)
             .map_err(|error| system_error("listen")(error.into()))?;
@@ -138,6 +142,7 @@ impl Server {
             admitted_uid: admission.uid,
             service: Exporter {
                 find_export: Box::new(move |number| shared.lock().get(&number).cloned()),
+                watchers: Arc::clone(&server.watchers),
             },
             connections,
         };
@@ -175,6 +180,11 @@ impl Server {
     /// Returns the number of exports that are published; 0 in a forked child.
     pub fn published(&self) -> usize {
         if self.shared.is_inherited() { 0 } else { self.shared.lock().len() }
+    }
+
+    /// Returns the importers that keep memory mapped which they have closed.
+    pub fn watchers(&self) -> &Arc<Watchers> {
+        &self.watchers
     }
 
     /// Returns the number of connected importers.

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use super::event_loop::{Connected, Next, Service};
 use super::export::{Export, SourceFailure};
+use super::watchers::Watchers;
 use crate::core::message::{
     Failure, MAX_BATCH, MAX_PART, MAX_REQUEST, OpenId, Reply, Request, Secret,
 };
@@ -25,6 +26,7 @@ pub type FindExport = Box<dyn Fn(u64) -> Option<Arc<Export>> + Send>;
 /// Serves importers.
 pub struct Exporter {
     pub find_export: FindExport,
+    pub watchers: Arc<Watchers>,
 }
 
 impl Service for Exporter {
@@ -35,10 +37,11 @@ impl Service for Exporter {
     }
 
     fn serve(&mut self, connected: &Connected, session: &mut Session) -> Next {
-        session.serve(&connected.socket, &*self.find_export)
+        session.serve(connected, self)
     }
 
-    fn end(&mut self, _connected: &Connected, session: Session) {
+    fn end(&mut self, connected: &Connected, session: Session) {
+        self.watchers.remove(connected.token);
         drop(session);
     }
 
@@ -50,9 +53,6 @@ impl Service for Exporter {
         bytes
     }
 }
-
-/// Looks an export up by its number.
-type Lookup<'a> = &'a dyn Fn(u64) -> Option<Arc<Export>>;
 
 struct OpenExport {
     export: Arc<Export>,
@@ -71,6 +71,7 @@ enum Plan {
     Opened { open: OpenId, most: u16 },
     Part { open: OpenId, offset: u32 },
     Batch { open: OpenId, first: u32, most: u16 },
+    Watching,
     Failed { failure: Failure, value: u64, text: String },
 }
 
@@ -86,7 +87,8 @@ pub struct Session {
 
 impl Session {
     /// Serves requests until none is left, the queue is full, or other connections should be served.
-    fn serve(&mut self, socket: &OwnedFd, lookup: Lookup<'_>) -> Next {
+    fn serve(&mut self, connected: &Connected, exporter: &Exporter) -> Next {
+        let socket = &connected.socket;
         if let Some((sequence, plan)) = self.delayed.take() {
             match self.reply(socket, sequence, plan) {
                 Next::Readable => {}
@@ -105,7 +107,7 @@ impl Session {
             let Some((sequence, request)) = Request::decode(&buffer[..length]) else {
                 return Next::End;
             };
-            match self.answer(socket, sequence, request, lookup) {
+            match self.answer(connected, sequence, request, exporter) {
                 Next::Readable => {}
                 other => return other,
             }
@@ -115,14 +117,15 @@ impl Session {
 
     fn answer(
         &mut self,
-        socket: &OwnedFd,
+        connected: &Connected,
         sequence: u32,
         request: Request,
-        lookup: Lookup<'_>,
+        exporter: &Exporter,
     ) -> Next {
+        let socket = &connected.socket;
         match request {
             Request::Open { export, grant, secret, most } => {
-                let plan = self.open(lookup(export), grant, &secret, most);
+                let plan = self.open((exporter.find_export)(export), grant, &secret, most);
                 self.reply(socket, sequence, plan)
             }
             Request::Part { open, offset } => {
@@ -148,6 +151,12 @@ impl Session {
                     Next::Readable
                 }
                 None => Next::End,
+            },
+            // Before the reply: from then on the importer relies on it.
+            Request::Watch => match exporter.watchers.add(connected.token, socket) {
+                Ok(()) => self.reply(socket, sequence, Plan::Watching),
+                // No descriptor is left for it.
+                Err(_) => Next::End,
             },
         }
     }
@@ -204,7 +213,7 @@ impl Session {
         let sent = match *plan {
             Plan::Opened { open, .. } => Some((open, MAX_PART)),
             Plan::Part { open, offset } => Some((open, offset as usize + MAX_PART)),
-            Plan::Batch { .. } | Plan::Failed { .. } => None,
+            Plan::Batch { .. } | Plan::Watching | Plan::Failed { .. } => None,
         };
         if let Some((open, sent)) = sent {
             self.transfer
@@ -264,6 +273,7 @@ impl Session {
                         BatchError::Socket(error) => Err(error),
                     })
             }
+            Plan::Watching => send_bytes(socket, sequence, &Reply::Watching),
             Plan::Failed { failure, value, text } => {
                 let (failure, value, text) = (*failure, *value, text.clone());
                 send_bytes(socket, sequence, &Reply::Failed { failure, value, text })

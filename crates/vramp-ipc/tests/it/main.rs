@@ -10,3 +10,4 @@ mod keep;
 mod limits;
 mod opens;
 mod turns;
+mod watches;

@@ -6,6 +6,7 @@ mod kept;
 mod orders;
 mod peers;
 mod registered;
+mod retained;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
