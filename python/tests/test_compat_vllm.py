@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import inspect
 import sys
 from collections.abc import Iterator
 from importlib.metadata import distribution
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from compat_memory import Memory, fill, holds, phases, reserved, status
 from conftest import MIB
+from nccl_library import Fake
 
 import vramp
 import vramp.torch
@@ -234,6 +237,39 @@ def test_a_sleep_and_a_wake_up_return_idle_memory_and_garbage(engine: Memory) ->
         call()
         # The weights came back in the wake-up.
         assert before - reserved() >= (96 - 8) * MIB
+
+
+def test_communicators_of_groups_are_suspended_while_weights_sleep(
+    engine: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = Fake(tmp_path)
+    comms = [fake.make()[0] for _ in range(2)]
+
+    class Comm:
+        """As vLLM's PyNcclCommunicator. Of a group of one process it has no communicator."""
+
+        def __init__(self, comm: int | None) -> None:
+            self.nccl = SimpleNamespace(lib=fake.library)
+            self.comm = None if comm is None else ctypes.c_void_p(comm)
+
+    groups = [SimpleNamespace(device_communicator=SimpleNamespace(pynccl_comm=Comm(comm))) for comm in [*comms, None]]
+    groups.append(SimpleNamespace(device_communicator=None))
+    known: dict[int, Any] = {}
+    state = SimpleNamespace(parallel_state=SimpleNamespace(_groups=known))
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.distributed", state)
+    monkeypatch.setattr(vllm, "_suspension", None)
+    assert "no communicator" in str(vllm.suspend_communicators())
+    known.update({nth: lambda group=group: group for nth, group in enumerate(groups)})
+    known[9] = lambda: None
+    allocate(engine, "weights", 4 * MIB, 1)
+    allocate(engine, "kv_cache", 4 * MIB, 2)
+    assert vllm.suspend_communicators() is None and vllm.suspend_communicators("worker") is None
+    vllm.allocator.sleep(("weights",))
+    vllm.allocator.wake_up(["weights"])
+    vllm.allocator.wake_up(["kv_cache"])
+    assert [fake.taken(comm) for comm in comms] == ["suspend resume"] * 2
+    vllm._suspension.close()
 
 
 def test_the_installed_package_names_the_plug_in(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:

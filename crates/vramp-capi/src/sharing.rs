@@ -465,7 +465,7 @@ pub unsafe extern "C" fn vramp_sharing(
 fn sharing_of(session: &Session) -> vramp_sharing_t {
     let allocator = session.allocator();
     let state = allocator.sharing();
-    let (pinned, pinned_bytes) = allocator.pinned();
+    let (exported, (pinned, pinned_bytes)) = session.exported_and_pinned();
     let peers = state.peers.iter().filter_map(|&peer| 1_u64.checked_shl(peer));
     vramp_sharing_t {
         struct_size: size_of::<vramp_sharing_t>() as u64,
@@ -476,7 +476,7 @@ fn sharing_of(session: &Session) -> vramp_sharing_t {
         },
         rdma: i32::from(state.rdma),
         peers: peers.fold(0, |mask, bit| mask | bit),
-        exported: allocator.exported() as u64,
+        exported: exported as u64,
         pinned,
         pinned_bytes: pinned_bytes.count(),
         imports: session.shares.imports() as u64,

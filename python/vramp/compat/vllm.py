@@ -10,6 +10,7 @@
    brings tags back at their addresses. What sleeps or is awake already is left as it is.
 4. A sleep and a wake-up collect garbage and release idle memory, as vLLM's own do.
 5. `suspend(2)` gives the contents of weights up, and `discard` those of its tags and the copies that they have.
+6. `suspend_communicators` lets memory of NCCL leave with the weights. Callbacks of `vramp.around_sleep` are called too.
 
 Deliberately absent: durable copies, and two engines of one process: their tags are the same regions.
 """
@@ -28,7 +29,7 @@ import vramp
 from .._errors import UnsupportedError
 from .._native import opened, opened_devices
 
-__all__ = ["Allocator", "Backend", "allocator", "register"]
+__all__ = ["Allocator", "Backend", "allocator", "register", "suspend_communicators"]
 
 _log = logging.getLogger("vllm.vramp")
 """Below vLLM's own logger, which has a handler."""
@@ -194,6 +195,32 @@ class Backend:
     def supports_durable_storage(cls) -> bool:
         """Returns False."""
         return False
+
+
+_suspension: Any = None
+"""What `suspend_communicators` began."""
+
+
+def suspend_communicators(worker: Any = None) -> str | None:
+    """Suspends the communicators of vLLM's groups while weights sleep, so that what NCCL has on the card is free too.
+    Returns None, or why it does nothing: NCCL before 2.29.7, or no group of several processes.
+
+    Call it in each worker: `llm.collective_rpc(vramp.compat.vllm.suspend_communicators)`. All workers sleep and wake up
+    together, as vLLM has them do. Not with vLLM's own `--enable-nccl-comm-suspend`.
+    """
+    global _suspension
+    from vllm.distributed import parallel_state
+
+    import vramp.nccl
+
+    groups = [group for known in list(parallel_state._groups.values()) if (group := known()) is not None]
+    found = [getattr(getattr(group, "device_communicator", None), "pynccl_comm", None) for group in groups]
+    comms = [comm for comm in found if getattr(comm, "comm", None) is not None]
+    if not comms:
+        return "this process has no communicator of several processes"
+    if _suspension is None or not _suspension.is_active:
+        _suspension = vramp.nccl.suspend_in_sleep(*comms, tags="weights")
+    return _suspension.reason
 
 
 def register() -> None:

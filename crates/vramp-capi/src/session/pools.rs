@@ -74,6 +74,17 @@ impl Session {
         self.other_pools().for_each(|pool| call(&pool));
     }
 
+    /// Returns the number of exported blocks, and the number and bytes of pinned handles, those of regions as well.
+    pub fn exported_and_pinned(&self) -> (usize, (u64, Bytes)) {
+        let (mut exported, mut handles, mut bytes) = (0, 0, Bytes::ZERO);
+        self.in_all_pools(|pool| {
+            let pinned = pool.pinned();
+            (exported, handles, bytes) =
+                (exported + pool.exported(), handles + pinned.0, bytes + pinned.1);
+        });
+        (exported, (handles, bytes))
+    }
+
     /// Sets all peaks to the current values, those of regions as well. O(threads) for each of them.
     pub fn reset_peaks(&self) {
         self.in_all_pools(Allocator::reset_peak_stats);

@@ -363,8 +363,8 @@ impl Pool {
     #[getter]
     fn sharing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (sharing, exported, (pinned, pinned_bytes)) = self.call(py, |session| {
-            let allocator = session.allocator();
-            Ok((allocator.sharing(), allocator.exported(), allocator.pinned()))
+            let (exported, pinned) = session.exported_and_pinned();
+            Ok((session.allocator().sharing(), exported, pinned))
         })?;
         let fields = PyDict::new(py);
         let handle_type = match sharing.handle_type {
