@@ -43,13 +43,14 @@ pub struct Upload {
 }
 
 impl Upload {
-    /// Adds descriptors. `None` if the message breaks the rules.
+    /// Adds descriptors. `None`, and nothing is added, if the message breaks the rules.
     pub fn add_parts(&mut self, lengths: &[u64], descriptors: Vec<OwnedFd>) -> Option<()> {
         if lengths.len() != descriptors.len() || self.parts.len() + lengths.len() > MAX_PARTS {
             return None;
         }
+        let sum = lengths.iter().try_fold(self.bytes, |sum, len| sum.checked_add(*len))?;
+        self.bytes = sum;
         for (len, descriptor) in lengths.iter().zip(descriptors) {
-            self.bytes = self.bytes.checked_add(*len)?;
             self.parts.push(KeptPart { len: *len, descriptor });
         }
         Some(())

@@ -4,5 +4,7 @@
 
 pub mod lock;
 pub mod message;
+#[cfg(test)]
+mod model;
 pub mod page;
 pub mod registry;

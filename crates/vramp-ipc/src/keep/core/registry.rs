@@ -424,7 +424,8 @@ impl Registry {
         else {
             panic!("client {client} commits without a draft")
         };
-        if let Some(more) = new.bytes.checked_sub(terms.bytes)
+        let more = new.bytes.saturating_sub(terms.bytes);
+        if more > 0
             && let Err(failure) = self.make_room(&terms.device, more)
         {
             self.fail(client, failure);
@@ -674,7 +675,7 @@ impl Registry {
             }
             self.grant_locks(key);
         }
-        let entries: Vec<EntryKey> = self.entries.keys().copied().collect();
+        let entries: Vec<EntryKey> = self.names.values().copied().collect();
         for entry in entries {
             for client in std::mem::take(&mut self.entry(entry).opens) {
                 self.end_wait(client);
@@ -733,6 +734,7 @@ impl Registry {
         if let Err(failure) = self.make_room(&terms.device, terms.bytes) {
             self.entry(entry).build.release(client);
             self.set_role(client, Role::New);
+            self.refresh_current(entry);
             self.fail(client, failure);
             return false;
         }

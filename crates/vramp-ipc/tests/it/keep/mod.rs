@@ -1,6 +1,7 @@
 //! The keeper: entries that outlive their makers, locks, and clients that end.
 
 mod ends;
+mod hostile;
 mod rules;
 
 use std::fs::File;
