@@ -16,7 +16,7 @@ use rustix::process::{Resource, Rlimit};
 use vramp_host::PrivateFd;
 
 use super::error::KeepServeError;
-use super::service::{KeepService, ServiceParts};
+use super::service::{KeepService, ServiceParts, StatusFile, read_status};
 use crate::core::ticket::{Address, MAX_PATH, is_path};
 use crate::directory;
 use crate::server::event_loop::{EventLoop, LoopParts};
@@ -27,8 +27,8 @@ const SOCKET: &str = "keep.sock";
 /// Name of the file that a running keeper has locked.
 const LOCK: &str = "keep.lock";
 /// How long clients of a keeper that ended may restore what they hold, before a new one believes that it
-/// knows everything.
-const SETTLE: Duration = Duration::from_millis(250);
+/// knows everything. It does so earlier once there are as many holds as the ended one had.
+const SETTLE: Duration = Duration::from_secs(1);
 /// Connections that wait to be accepted; the kernel's own limit may be lower.
 const BACKLOG: i32 = 4096;
 
@@ -73,9 +73,13 @@ impl KeeperServer {
     pub fn start(config: &KeeperConfig<'_>) -> Result<KeeperServer, KeepServeError> {
         vramp_host::fork::watch();
         drop(directory::open(config.directory, config.directory)?);
-        let lock = lock(&config.directory.join(LOCK))?;
+        let lock_path = config.directory.join(LOCK);
+        let lock = lock(&lock_path)?;
         let path = socket_path(config.directory);
-        let settles_in = path.exists().then_some(SETTLE);
+        let text = std::fs::read_to_string(&lock_path).unwrap_or_default();
+        let holds = read_status(&text).1.unwrap_or(u64::MAX);
+        let settles_in = (path.exists() && holds > 0).then_some((SETTLE, holds));
+        let status = open_lock(&lock_path).map_err(system_error("open the lock file"))?;
         let listener = listen(&path)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| system_error("make an event")(error.into()))?;
@@ -86,6 +90,7 @@ impl KeeperServer {
             idle_exit: config.idle_exit,
             settles_in,
             socket_path: path,
+            status: StatusFile::new(status),
             most_descriptors: raise_file_limit(),
         };
         let parts = LoopParts {
@@ -150,21 +155,21 @@ impl fmt::Debug for KeeperServer {
     }
 }
 
-/// Locks the file, and writes this process into it.
-fn lock(path: &Path) -> Result<PrivateFd, KeepServeError> {
+fn open_lock(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let opened = PrivateFd::open(|| Ok(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?));
+    Ok(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?)
+}
+
+/// Locks the file, and leaves what an earlier keeper wrote into it.
+fn lock(path: &Path) -> Result<PrivateFd, KeepServeError> {
+    let opened = PrivateFd::open(|| open_lock(path));
     let file = opened.map_err(system_error("open the lock file"))?;
     let descriptor = file.get().ok_or(KeepServeError::Forked)?;
     let is_locked = vramp_host::lock_byte(descriptor, 0).map_err(system_error("lock a file"))?;
     if !is_locked {
         let text = std::fs::read_to_string(path).unwrap_or_default();
-        return Err(KeepServeError::AlreadyRunning { pid: text.trim().parse().unwrap_or(0) });
+        return Err(KeepServeError::AlreadyRunning { pid: read_status(&text).0.unwrap_or(0) });
     }
-    let text = format!("{}\n", std::process::id());
-    rustix::fs::ftruncate(descriptor, 0)
-        .and_then(|()| rustix::io::pwrite(descriptor, text.as_bytes(), 0))
-        .map_err(|error| system_error("write the lock file")(error.into()))?;
     Ok(file)
 }
 

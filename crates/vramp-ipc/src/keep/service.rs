@@ -64,27 +64,61 @@ pub struct KeepService {
     idle_since: Option<Instant>,
     is_stopping: bool,
     socket_path: PathBuf,
+    status: StatusFile,
     /// Descriptors of versions and uploads.
     descriptors: usize,
     most_descriptors: usize,
     buffer: Vec<u8>,
 }
 
+/// A file that says which process is the keeper and how many holds it has, for the next one.
+pub struct StatusFile {
+    file: OwnedFd,
+    shown: Option<u64>,
+}
+
+impl StatusFile {
+    pub fn new(file: OwnedFd) -> StatusFile {
+        StatusFile { file, shown: None }
+    }
+
+    /// One system call if the number changed.
+    fn show_holds(&mut self, holds: u64) {
+        if self.shown != Some(holds) {
+            let text = format!("{}\n{holds:020}\n", std::process::id());
+            // A number that is missing makes the next keeper wait longer.
+            let _ = rustix::io::pwrite(&self.file, text.as_bytes(), 0);
+            self.shown = Some(holds);
+        }
+    }
+}
+
+/// Returns the process and the number of holds that a status file has.
+pub fn read_status(text: &str) -> (Option<u32>, Option<u64>) {
+    let mut lines = text.lines();
+    let pid = lines.next().and_then(|line| line.parse().ok());
+    (pid, lines.next().and_then(|line| line.parse().ok()))
+}
+
 /// What a keeper is started with.
 pub struct ServiceParts {
     pub limit: Option<u64>,
     pub idle_exit: Option<Duration>,
-    /// How long clients of an earlier keeper may restore what they hold.
-    pub settles_in: Option<Duration>,
+    /// How long clients of an earlier keeper may restore what they hold, and how many holds it had.
+    pub settles_in: Option<(Duration, u64)>,
     pub socket_path: PathBuf,
+    pub status: StatusFile,
     pub most_descriptors: usize,
 }
 
 impl KeepService {
     pub fn new(parts: ServiceParts) -> KeepService {
-        let ServiceParts { limit, idle_exit, settles_in, socket_path, most_descriptors } = parts;
-        KeepService {
-            registry: Registry::new(limit, settles_in.map(nanoseconds)),
+        let ServiceParts { limit, idle_exit, settles_in, socket_path, status, most_descriptors } =
+            parts;
+        let expected_holds = settles_in.map_or(0, |(_, holds)| holds);
+        let settles_at = settles_in.map(|(settles_in, _)| nanoseconds(settles_in));
+        let mut service = KeepService {
+            registry: Registry::new(limit, settles_at, expected_holds),
             kept: FxHashMap::default(),
             lines: FxHashMap::default(),
             woken: BTreeSet::new(),
@@ -93,10 +127,13 @@ impl KeepService {
             idle_since: None,
             is_stopping: false,
             socket_path,
+            status,
             descriptors: 0,
             most_descriptors,
             buffer: vec![0; MAX_MESSAGE],
-        }
+        };
+        service.run_effects();
+        service
     }
 
     fn set_now(&mut self) {
@@ -426,6 +463,7 @@ impl KeepService {
 
     /// Does what the requests caused, in its order: pages say it before clients hear it.
     fn run_effects(&mut self) {
+        self.status.show_holds(self.registry.holds());
         for effect in self.registry.take_effects() {
             match effect {
                 Effect::Reply(client, outcome) => {
@@ -534,7 +572,7 @@ impl Service for KeepService {
 
     fn stopping(&mut self) {
         // With holders left, the file tells the next keeper to wait for them.
-        if !self.registry.has_holds() {
+        if self.registry.holds() == 0 {
             // Another process of the user may have removed it.
             let _ = std::fs::remove_file(&self.socket_path);
         }

@@ -76,6 +76,7 @@ struct Entry {
 struct Naive {
     limit: Option<u64>,
     settles_at: Option<u64>,
+    expected_holds: u64,
     now: u64,
     entries: BTreeMap<String, Entry>,
     versions: Vec<Version>,
@@ -367,7 +368,7 @@ impl Naive {
             Lock::Write => return self.fail(client, Failure::Uncommitted),
             _ => version.unlock(client),
         }
-        if lock == Lock::None && !(only_current && !version.is_current) {
+        if lock == Lock::None && (version.is_current || !only_current) {
             self.say(client, Outcome::Locked(epoch));
         } else {
             version.queue.push((client, lock, only_current));
@@ -483,6 +484,10 @@ impl Naive {
         };
         let id = version.id;
         self.said.push((client, Said::Restored(id, granted)));
+        self.expected_holds = self.expected_holds.saturating_sub(1);
+        if self.expected_holds == 0 {
+            self.settles_at = self.settles_at.map(|_| self.now);
+        }
     }
 
     fn end(&mut self, client: Client, is_written: bool) {
@@ -604,10 +609,10 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(limit: Option<u64>, settles_at: Option<u64>) -> Pair {
+    fn new(limit: Option<u64>, settles_at: Option<u64>, expected_holds: u64) -> Pair {
         Pair {
-            registry: Registry::new(limit, settles_at),
-            naive: Naive { limit, settles_at, ..Naive::default() },
+            registry: Registry::new(limit, settles_at, expected_holds),
+            naive: Naive { limit, settles_at, expected_holds, ..Naive::default() },
             pages: Pages::default(),
             next_id: 0,
         }
@@ -812,7 +817,7 @@ fn random_programs_have_the_replies_of_the_naive_table() {
         let mut random = fastrand::Rng::with_seed(seed);
         let limit = random.bool().then_some(100);
         let settles_at = random.bool().then_some(30);
-        let mut pair = Pair::new(limit, settles_at);
+        let mut pair = Pair::new(limit, settles_at, random.u64(1..6));
         for _ in 0..200 {
             pair.step(&mut random);
         }

@@ -219,6 +219,9 @@ struct Device {
 pub struct Registry {
     limit: Option<u64>,
     settles_at: Option<u64>,
+    /// Holds of the earlier keeper that were not restored yet.
+    expected_holds: u64,
+    holds: u64,
     now: u64,
     last_key: u64,
     names: BTreeMap<String, EntryKey>,
@@ -233,12 +236,14 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Returns a table without names. `limit` is in bytes for each device; clients of an earlier keeper
-    /// restore their holds until `settles_at`.
-    pub fn new(limit: Option<u64>, settles_at: Option<u64>) -> Registry {
+    /// Returns a table without names. `limit` is in bytes for each device. Clients of an earlier keeper restore
+    /// their holds until `settles_at`, or until there are so many as it had.
+    pub fn new(limit: Option<u64>, settles_at: Option<u64>, expected_holds: u64) -> Registry {
         Registry {
             limit,
             settles_at,
+            expected_holds,
+            holds: 0,
             now: 0,
             last_key: 0,
             names: BTreeMap::new(),
@@ -275,9 +280,10 @@ impl Registry {
         self.entries.is_empty() && self.clients.is_empty()
     }
 
-    /// Returns true if a client has a version open.
-    pub fn has_holds(&self) -> bool {
-        self.clients.values().any(|client| matches!(client.role, Role::Hold(_)))
+    /// Returns how many clients have a version open, or had one at an earlier keeper and may restore it.
+    pub fn holds(&self) -> u64 {
+        let expected = self.settles_at.map_or(0, |_| self.expected_holds);
+        self.holds.saturating_add(expected)
     }
 
     // --- Clients ---
@@ -342,6 +348,7 @@ impl Registry {
                 self.refresh_entry(entry);
             }
             Role::Hold(key) => {
+                self.holds -= 1;
                 self.unlock(key, client, state.pid, is_written);
                 self.version_mut(key).holders.remove(&client);
                 self.grant_locks(key);
@@ -592,6 +599,11 @@ impl Registry {
             }
         }
         self.notify(entry);
+        self.expected_holds = self.expected_holds.saturating_sub(1);
+        if self.expected_holds == 0 {
+            // All are there: nothing has to wait any longer.
+            self.settles_at = self.settles_at.map(|_| self.now);
+        }
         key
     }
 
@@ -874,6 +886,7 @@ impl Registry {
 
     fn hold(&mut self, client: Client, key: VersionKey) {
         self.set_role(client, Role::Hold(key));
+        self.holds += 1;
         self.version_mut(key).holders.insert(client);
         self.refresh_version(key);
     }
