@@ -841,3 +841,49 @@ fn random_programs_have_the_replies_of_the_naive_table() {
 
 /// The numbers of a page that the keeper writes are the first ones.
 const _: () = assert!(page::WORD == 0 && page::SUPERSEDED == 1 && page::WRITERS == 2);
+
+/// What requests cause is the same in a table with a hundred times as many entries, 100,000 in a long run, and none
+/// of them looks at all.
+#[test]
+fn the_work_of_a_request_does_not_grow_with_the_entries() {
+    let measure = |entries: u32| {
+        let mut registry = Registry::new(Some(u64::from(entries) + 10), None, 0);
+        let terms = || Terms { device: "d".to_owned(), bytes: 1, ..Terms::default() };
+        let publish = |registry: &mut Registry, number: u32| {
+            let mut id = [0; 16];
+            id[..4].copy_from_slice(&number.to_le_bytes());
+            registry.begin(1, 1);
+            registry.draft(1, &format!("entry/{number:06}"), terms(), 0, false);
+            registry.commit(1, NewVersion { id, bytes: 1, digest: [0; 32] }, Lock::None).unwrap();
+            registry.end(1, false);
+        };
+        for number in 0..entries {
+            registry.set_now(u64::from(number));
+            publish(&mut registry, number);
+        }
+        registry.take_effects();
+        let start = std::time::Instant::now();
+        // The last of them evict others.
+        for round in 0..200 {
+            let name = format!("entry/{:06}", round % entries);
+            registry.begin(2, 2);
+            registry.open(2, &name, 0);
+            if let Some(version) = registry.held(2) {
+                registry.lock(2, version, Lock::Write, 0, true);
+                registry.update(2, version, Lock::Read);
+            }
+            registry.end(2, false);
+            registry.tick();
+            publish(&mut registry, entries + round);
+            assert!(!registry.list(&name, 1).is_empty());
+        }
+        (registry.take_effects().len(), start.elapsed())
+    };
+    let most = vramp_testing::cases(20_000).min(100_000);
+    let (few, of_few) = measure(most / 100);
+    let (many, of_many) = measure(most);
+    // Only the number of evictions differs, none of which is more than the entries that were added.
+    assert!(few.abs_diff(many) <= 200, "{few} and {many} effects");
+    // A search through all would take a hundred times as long.
+    assert!(of_many < 25 * of_few, "{of_few:?} and {of_many:?}");
+}

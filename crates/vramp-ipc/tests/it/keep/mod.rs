@@ -1,7 +1,9 @@
 //! The keeper: entries that outlive their makers, locks, and clients that end.
 
 mod ends;
+mod growth;
 mod hostile;
+mod processes;
 mod rules;
 
 use std::fs::File;
