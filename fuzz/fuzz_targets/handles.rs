@@ -13,6 +13,7 @@ use vramp_capi::abi::vramp_status_t::{self, *};
 use vramp_capi::abi::{vramp_allocator_t, vramp_stream_t};
 use vramp_capi::interface::*;
 use vramp_capi::sleep::abi::*;
+use vramp_capi::sleep::callbacks::vramp_region_around_sleep;
 use vramp_capi::sleep::*;
 use vramp_capi::tiers::abi::*;
 use vramp_capi::tiers::buffers::*;
@@ -62,7 +63,16 @@ enum Call {
     Resume([u8; 2]),
     Clean([u8; 2]),
     OnPressure { tags: [u8; 2], stays: bool },
+    AroundSleep { tags: [u8; 2], fails: [bool; 2], stays: bool, size: u8 },
     Status { size: u8, capacity: u8 },
+}
+
+unsafe extern "C" fn succeed(_: *mut std::ffi::c_void) -> i32 {
+    0
+}
+
+unsafe extern "C" fn fail(_: *mut std::ffi::c_void) -> i32 {
+    1
 }
 
 const TAGS: [&CStr; 4] = [c"weights", c"kv", c"", c"\xff"];
@@ -326,6 +336,26 @@ impl World {
                 // SAFETY: the texts and the result outlive the call.
                 let made = sound(self.tags(tags, |tags, count| unsafe {
                     vramp_region_on_pressure(allocator, tags, count, &mut number)
+                }));
+                if made && !stays {
+                    assert_eq!(vramp_unobserve(allocator, number), VRAMP_OK);
+                    assert_eq!(vramp_unobserve(allocator, number), VRAMP_ERROR_RANGE);
+                }
+            }
+            Call::AroundSleep { tags, fails, stays, size } => {
+                let code = |fails| if fails { fail as unsafe extern "C" fn(_) -> _ } else { succeed };
+                let pair = vramp_sleep_callbacks_t {
+                    struct_size: u64::from(size),
+                    name: c"fuzzed".as_ptr(),
+                    before: Some(code(fails[0])),
+                    after: Some(code(fails[1])),
+                    user: null_mut(),
+                    is_collective: i32::from(stays),
+                };
+                let mut number = 0;
+                // SAFETY: the texts and the structs outlive the call, and the functions use nothing.
+                let made = sound(self.tags(tags, |tags, count| unsafe {
+                    vramp_region_around_sleep(allocator, tags, count, &pair, &mut number)
                 }));
                 if made && !stays {
                     assert_eq!(vramp_unobserve(allocator, number), VRAMP_OK);

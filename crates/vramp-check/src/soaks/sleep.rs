@@ -3,19 +3,20 @@
 //!
 //! Each region has blocks of several sizes, which work on the card fills and copies, and a graph that was
 //! captured in it before its first pause. A thread that moves a region excludes work in that region, as a
-//! program does; other regions go on. At the end all blocks are compared whole.
+//! program does; other regions go on. A block of each region is registered outside, except while the region sleeps. At the end all blocks are compared whole.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use vramp_alloc::graph::{ArenaConfig, CapturedGraph, GraphArena};
+use vramp_alloc::sharing::range_of;
 use vramp_alloc::{Allocation, Allocator, Config, Driver, StreamId};
 use vramp_core::AddrRange;
 use vramp_driver::{DeviceCopy, HostBuffer, HostSlice, Stream};
 use vramp_tiers::host::HostPoolConfig;
 use vramp_tiers::movers::MoverConfig;
-use vramp_tiers::regions::{Backup, PauseOptions, Region, RegionOptions, Regions};
+use vramp_tiers::regions::{Backup, PauseOptions, Region, RegionOptions, Regions, SleepCallbacks};
 use vramp_tiers::{Bytes, HostPool, Mover, ReservationManager, SpaceConfig, SpaceId};
 
 use super::{Ground, Outcome, at_least_one};
@@ -174,8 +175,31 @@ impl Soak {
             Ok(())
         })?;
         captured?;
+        self.register(&region, &blocks[0].block)?;
         let contained = Mutex::new(Contained { awake: true, blocks, graph });
         Ok(Tag { region, contained, _arena: arena })
+    }
+
+    /// Pins a block as a library that registered it, which ends that around each sleep.
+    fn register(&self, region: &Arc<Region>, block: &Allocation) -> Outcome<()> {
+        let (region, range) = (Arc::clone(region), range_of(block));
+        let pin = Arc::new(Mutex::new(Some(region.allocator().pin_range(range)?)));
+        let (tag, held) = (region.tag().to_owned(), Arc::clone(&pin));
+        self.regions.callbacks().add(SleepCallbacks {
+            tags: Some(vec![tag]),
+            before: Box::new(move || {
+                let mut held = held.lock().map_err(|_| "a thread panicked")?;
+                drop(held.take().ok_or("`before` was called twice")?);
+                Ok(())
+            }),
+            after: Box::new(move || {
+                let pinned = region.allocator().pin_range(range)?;
+                let before = pin.lock().map_err(|_| "a thread panicked")?.replace(pinned);
+                before.map_or(Ok(()), |_| Err("`after` was called twice".into()))
+            }),
+            ..SleepCallbacks::named("registration")
+        });
+        Ok(())
     }
 
     fn fill(&self, stream: StreamId, block: &Allocation, byte: u8) -> Outcome<()> {
