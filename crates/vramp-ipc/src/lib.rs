@@ -1,7 +1,8 @@
 //! File descriptors that one process publishes and other processes of the same user open and close.
 //!
 //! [`turns`] lets processes take turns at a card, and [`budget`] lets them share its memory at the same
-//! time. Both use files and no server.
+//! time. Both use files and no server. [`keep`] is a server that has descriptors under names, so that memory
+//! outlives the process that made it.
 //!
 //! The rest is the transport with which processes share memory. It carries descriptors and a description,
 //! bytes with a meaning for the two programs, and counts who has them open. It knows no GPU.

@@ -15,6 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit};
 use vramp_host::PrivateFd;
 
+use super::close::Closer;
 use super::error::KeepServeError;
 use super::service::{KeepService, ServiceParts, StatusFile, read_status};
 use crate::core::ticket::{Address, MAX_PATH, is_path};
@@ -92,6 +93,7 @@ impl KeeperServer {
             socket_path: path,
             status: StatusFile::new(status),
             most_descriptors: raise_file_limit(),
+            closer: Closer::new().map_err(system_error("start a thread"))?,
         };
         let parts = LoopParts {
             listener,

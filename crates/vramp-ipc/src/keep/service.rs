@@ -3,13 +3,14 @@
 //! A connection has one request at a time. A new one ends what the one before it waits for.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 
+use super::close::Closer;
 use super::core::lock::Lock;
 use super::core::message::{
     Kind, MAX_CHUNK, MAX_MESSAGE, Message, NEWEST, OLDEST, Refused, Tag, Writer, encode_current,
@@ -59,6 +60,9 @@ pub struct KeepService {
     kept: FxHashMap<VersionKey, Kept>,
     lines: FxHashMap<Client, Line>,
     woken: BTreeSet<Client>,
+    closer: Closer,
+    /// Replies that wait until so many versions are closed.
+    delayed: VecDeque<(u64, Client, Reply)>,
     start: Instant,
     idle_exit: Option<Duration>,
     idle_since: Option<Instant>,
@@ -109,12 +113,20 @@ pub struct ServiceParts {
     pub socket_path: PathBuf,
     pub status: StatusFile,
     pub most_descriptors: usize,
+    pub closer: Closer,
 }
 
 impl KeepService {
     pub fn new(parts: ServiceParts) -> KeepService {
-        let ServiceParts { limit, idle_exit, settles_in, socket_path, status, most_descriptors } =
-            parts;
+        let ServiceParts {
+            limit,
+            idle_exit,
+            settles_in,
+            socket_path,
+            status,
+            most_descriptors,
+            closer,
+        } = parts;
         let expected_holds = settles_in.map_or(0, |(_, holds)| holds);
         let settles_at = settles_in.map(|(settles_in, _)| nanoseconds(settles_in));
         let mut service = KeepService {
@@ -122,6 +134,8 @@ impl KeepService {
             kept: FxHashMap::default(),
             lines: FxHashMap::default(),
             woken: BTreeSet::new(),
+            closer,
+            delayed: VecDeque::new(),
             start: Instant::now(),
             idle_exit,
             idle_since: None,
@@ -283,7 +297,7 @@ impl KeepService {
             // What arrived is closed, so that others have descriptors; the commit fails.
             session.upload.is_short = true;
             self.descriptors -= session.upload.parts.len();
-            session.upload.parts.clear();
+            self.closer.close(std::mem::take(&mut session.upload.parts));
             return Some(());
         }
         session.upload.add_parts(&lengths, packet.descriptors)?;
@@ -436,7 +450,7 @@ impl KeepService {
     /// Returns true if the page says that a client may have changed bytes without a commit.
     fn has_written(&self, client: Client) -> bool {
         let kept = self.registry.written(client).and_then(|version| self.kept.get(&version));
-        kept.is_some_and(|kept| kept::read_word(&kept.page).state != PageState::Whole)
+        kept.is_some_and(|kept| kept::read_word(&kept.page).state == PageState::Writing)
     }
 
     // --- Replies ---
@@ -464,13 +478,20 @@ impl KeepService {
     /// Does what the requests caused, in its order: pages say it before clients hear it.
     fn run_effects(&mut self) {
         self.status.show_holds(self.registry.holds());
+        let closed = self.closer.sent();
         for effect in self.registry.take_effects() {
             match effect {
                 Effect::Reply(client, outcome) => {
                     let sequence = self.line(client).sequence;
                     let reply = encode(sequence, outcome);
-                    self.push(client, reply);
-                    self.woken.insert(client);
+                    let sent = self.closer.sent();
+                    if sent > closed {
+                        // It may say that memory is free.
+                        self.delayed.push_back((sent, client, reply));
+                    } else {
+                        self.push(client, reply);
+                        self.woken.insert(client);
+                    }
                 }
                 Effect::Page { version, at, value } => {
                     if let Some(kept) = self.kept.get(&version) {
@@ -480,8 +501,22 @@ impl KeepService {
                 Effect::Dropped(version) => {
                     if let Some(kept) = self.kept.remove(&version) {
                         self.descriptors -= kept.descriptors();
+                        self.closer.close(kept.parts);
                     }
                 }
+            }
+        }
+    }
+
+    /// Sends replies whose memory was freed.
+    fn send_delayed(&mut self) {
+        let done = self.closer.done();
+        while self.delayed.front().is_some_and(|(at, ..)| *at <= done) {
+            let Some((_, client, reply)) = self.delayed.pop_front() else { return };
+            // The client may have ended meanwhile.
+            if let Some(line) = self.lines.get_mut(&client) {
+                line.replies.push_back(reply);
+                self.woken.insert(client);
             }
         }
     }
@@ -548,6 +583,7 @@ impl Service for KeepService {
         let has_written = self.has_written(client);
         self.registry.end(client, has_written);
         self.descriptors -= session.upload.parts.len();
+        self.closer.close(session.upload.parts);
         self.run_effects();
         self.lines.remove(&client);
     }
@@ -557,6 +593,10 @@ impl Service for KeepService {
             .number(Tag::Code, Refused::OtherUser as u64)
             .number(Tag::Value, u64::from(admitted_uid))
             .finish()
+    }
+
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.closer.event())
     }
 
     fn next_woken(&mut self) -> Option<Client> {
@@ -580,6 +620,7 @@ impl Service for KeepService {
 
     fn tick(&mut self) -> bool {
         self.set_now();
+        self.send_delayed();
         self.registry.tick();
         self.run_effects();
         let now = Instant::now();

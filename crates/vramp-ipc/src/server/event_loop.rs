@@ -5,7 +5,7 @@
 //! for and gets is a [`Service`]'s.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -28,6 +28,8 @@ const STOP: u64 = 0;
 const LISTENER: u64 = 1;
 /// Tokens of connections: an even one for the socket, the next odd one for the process.
 const FIRST: u64 = 2;
+/// The event of the service. No connection has this number.
+const WAKE: u64 = u64::MAX;
 
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +78,11 @@ pub trait Service {
         None
     }
 
+    /// Returns a counter that grows when [`Service::tick`] has something to do.
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Called when the thread ends by the stop event, before the connections end.
     fn stopping(&mut self) {}
 
@@ -120,6 +127,9 @@ impl<S: Service> EventLoop<S> {
         let LoopParts { listener, stop, admitted_uid, service, connections } = parts;
         add(&epoll, &*stop, STOP, epoll::EventFlags::IN)?;
         add(&epoll, &listener, LISTENER, epoll::EventFlags::IN)?;
+        if let Some(event) = service.event() {
+            add(&epoll, event, WAKE, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        }
         Ok(EventLoop {
             epoll,
             listener,
@@ -152,6 +162,7 @@ impl<S: Service> EventLoop<S> {
                 match event.data.u64() {
                     STOP => return self.service.stopping(),
                     LISTENER => self.accept(),
+                    WAKE => {}
                     token => self.serve(token),
                 }
             }

@@ -167,6 +167,43 @@ fn calls_to_a_stopped_keeper_end_in_time() {
 }
 
 #[test]
+fn a_stopped_client_is_found_by_those_that_wait_for_it() {
+    if let Some((role, _)) = role() {
+        let keeper = Keeper::new(Path::new(&role), TIMEOUT);
+        let _hold = keeper.open("w", Lock::Write, soon()).unwrap();
+        let _draft = keeper.draft("d", &options(1), soon()).unwrap();
+        say("has both");
+        hear();
+        std::process::exit(0);
+    }
+    let folder = folder();
+    let (server, keeper) = start(folder.path());
+    drop(publish(&keeper, "w", &[b"1"], Lock::None));
+    let name = "keep::ends::a_stopped_client_is_found_by_those_that_wait_for_it";
+    let mut child = Child::start(name, folder.path().to_str().unwrap(), None);
+    child.expect("has both");
+    child.stop();
+    let soon_over = Instant::now() + Duration::from_millis(2);
+    let of_lock = keeper.open("w", Lock::Read, soon_over).map(drop).unwrap_err();
+    let of_draft = keeper.draft("d", &options(1), soon_over).map(drop).unwrap_err();
+    for error in [of_lock, of_draft] {
+        let pid = child.pid();
+        assert!(
+            matches!(&error, KeepError::Busy { holders, .. } if *holders == [pid]),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains(&format!("process {pid}")), "{error}");
+    }
+    // Others go on.
+    drop(publish(&keeper, "other", &[b"1"], Lock::Write));
+    child.kill();
+    wait_until("its lock and its draft ended", || server.connections() == 0);
+    // It changed nothing that was committed, but it could have.
+    assert!(matches!(keeper.open("w", Lock::Read, soon()), Err(KeepError::Torn { .. })));
+    drop(keeper.draft("d", &options(1), soon()).unwrap());
+}
+
+#[test]
 fn a_keeper_that_ends_in_order_is_followed_without_a_wait() {
     let folder = folder();
     let (server, keeper) = start(folder.path());
