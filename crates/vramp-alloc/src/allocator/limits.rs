@@ -72,7 +72,7 @@ impl Allocator {
     /// A driver call failed. What was returned before it stays returned.
     pub fn trim(&self, to: Bytes) -> Result<(), AllocError> {
         let mut inner = self.shared.lock_asleep()?;
-        self.shared.imports.unmap_idle(&*self.shared.driver);
+        self.shared.imports.trim(&*self.shared.driver);
         self.shared.refresh(&mut inner);
         let before = inner.manager.reserved();
         let trimmed = inner.manager.trim(to);

@@ -57,6 +57,9 @@ impl Description {
     }
 }
 
+/// A pool that exported a block of more handles gets few long ones for large blocks from then on.
+const MANY: usize = 4;
+
 /// A block that other processes may have open. Dropping it ends that: the block's handles are no longer
 /// pinned, and if the block was freed its memory serves other requests.
 pub struct Export {
@@ -253,6 +256,9 @@ impl VirtualPool {
             return refuse("part of it is not memory of the pool");
         };
         let start = self.exec.addr(chunks[0].at);
+        if chunks.len() > MANY {
+            self.pool.prefer_few_chunks();
+        }
         let lens = chunks.iter().map(|chunk| chunk.len).collect();
         let handles = chunks.iter().map(|chunk| self.exec.handle(chunk.chunk)).collect();
         let descriptors = Arc::clone(&self.exec.descriptors);

@@ -12,11 +12,12 @@
 //! Growth: an entry for each mapped handle; an open and a close are O(log n) for each handle of the block.
 
 use std::collections::BTreeSet;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use vramp_core::{AddrRange, Bytes};
 use vramp_driver::{Driver, DriverResult, Handle};
+use vramp_ipc::Watcher;
 
 use crate::core::{Gone, Piece, WindowId, Windows, stretches};
 
@@ -42,7 +43,13 @@ pub(super) struct State {
     pub windows: Windows<Handle>,
     /// Watches that have not ended.
     watches: BTreeSet<u64>,
+    /// Who watches.
+    watchers: Vec<Weak<Watcher>>,
     is_closed: bool,
+}
+
+fn is(known: &Weak<Watcher>, watcher: &Arc<Watcher>) -> bool {
+    known.as_ptr() == Arc::as_ptr(watcher)
 }
 
 /// Milliseconds since some time.
@@ -57,8 +64,12 @@ impl Imports {
     }
 
     /// Allows handles of a watch's exporter to become idle.
-    pub(super) fn begin_watch(&self, watch: u64) {
-        self.lock().watches.insert(watch);
+    pub(super) fn begin_watch(&self, watch: u64, watcher: &Arc<Watcher>) {
+        let mut state = self.lock();
+        if state.watches.insert(watch) && !state.watchers.iter().any(|known| is(known, watcher)) {
+            state.watchers.retain(|known| known.strong_count() > 0);
+            state.watchers.push(Arc::downgrade(watcher));
+        }
     }
 
     /// Unmaps what is idle of a watch's exporter, and what becomes idle later.
@@ -94,6 +105,17 @@ impl Imports {
         let had_some = !gone.is_empty();
         let _ = state.unmap(driver, gone);
         had_some
+    }
+
+    /// Unmaps all that is idle, and ends the watches of exporters of which nothing is mapped then.
+    pub(crate) fn trim(&self, driver: &dyn Driver) {
+        if !self.unmap_idle(driver) && self.lock().watches.is_empty() {
+            return;
+        }
+        let watchers = self.lock().watchers.clone();
+        for watcher in watchers.iter().filter_map(Weak::upgrade) {
+            watcher.end_unused();
+        }
     }
 
     /// Unmaps all that is idle, and from now on what is closed.

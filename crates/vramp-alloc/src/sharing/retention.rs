@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(super) struct Retention {
     /// `None` once no descriptor was left for it.
-    watcher: OnceLock<Option<Watcher>>,
+    watcher: OnceLock<Option<Arc<Watcher>>>,
     pools: Arc<Pools>,
     /// The last open found all its handles mapped.
     expects_mapped: AtomicBool,
@@ -38,11 +38,12 @@ impl Retention {
     /// unmapped at once. A connect and a message each way the first time.
     pub(super) fn watch(&self, allocator: &Allocator, ticket: &Ticket) -> Option<u64> {
         let pools = Arc::clone(&self.pools);
-        let watcher = self.watcher.get_or_init(|| Watcher::new(pools, PATIENCE).ok()).as_ref()?;
+        let watcher = self.watcher.get_or_init(|| Watcher::new(pools, PATIENCE).ok().map(Arc::new));
+        let watcher = watcher.as_ref()?;
         let watch = watcher.watch(ticket).ok()?;
         self.pools.add(allocator.shared());
         let imports = &allocator.shared().imports;
-        imports.begin_watch(watch);
+        imports.begin_watch(watch, watcher);
         if !watcher.is_live(watch) {
             // It ended before the pool knew of it.
             imports.end_watch(&*allocator.shared().driver, watch);

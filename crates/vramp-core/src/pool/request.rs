@@ -6,8 +6,7 @@
 use crate::Bytes;
 use crate::ids::{ArenaId, ChunkId, Mark, StreamId};
 use crate::pool::block::{Block, Slab};
-use crate::pool::chunks::Mapped;
-use crate::pool::ops::Plan;
+use crate::pool::ops::{Plan, Range};
 
 /// A request for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,8 +116,8 @@ pub(crate) enum Recut {
     Untried,
     /// It was found out whether its work is over.
     Asked,
-    /// It is released; its addresses are to be filled.
-    Released(Mapped),
+    /// This range is released; its addresses are to be filled with chunks of that length, or as the request needs.
+    Released(Range, Option<Bytes>),
     /// It was tried.
     Done,
 }

@@ -41,6 +41,8 @@ pub(crate) struct View<'a> {
     /// Bytes in blocks, slabs and arenas.
     pub used: Bytes,
     pub used_peak: Bytes,
+    /// Large requests get few long chunks: other processes map what the pool serves.
+    pub few_chunks: bool,
     /// Physical memory outside of the pool that counts against the same limit.
     pub elsewhere: Option<Bytes>,
     /// Wholly free chunks.

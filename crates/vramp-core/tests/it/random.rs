@@ -21,6 +21,8 @@ struct Setup {
     memory: Bytes,
     stingy: bool,
     streams: usize,
+    /// Large requests get few long chunks.
+    few_chunks: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -103,8 +105,9 @@ fn setup(policy: impl Strategy<Value = Policy>) -> impl Strategy<Value = Setup> 
     let memory = prop_oneof![Just(Bytes::mib(128)), Just(Bytes::gib(4))];
     let first_pages = prop_oneof![Just(32u64), Just(4)];
     let streams = prop_oneof![5 => 1..=3usize, 1 => 4..=STREAMS_MOST];
-    (policy, span, first_pages, limit, memory, any::<bool>(), streams).prop_map(
-        |(policy, span, first_pages, limit, memory, stingy, streams)| Setup {
+    let few_chunks = any::<bool>();
+    (policy, span, first_pages, limit, memory, any::<bool>(), streams, few_chunks).prop_map(
+        |(policy, span, first_pages, limit, memory, stingy, streams, few_chunks)| Setup {
             policy,
             span,
             first_span: PAGE * first_pages,
@@ -112,6 +115,7 @@ fn setup(policy: impl Strategy<Value = Policy>) -> impl Strategy<Value = Setup> 
             memory,
             stingy,
             streams,
+            few_chunks,
         },
     )
 }
@@ -222,15 +226,19 @@ struct Program {
 
 impl Program {
     fn new(setup: &Setup, outages: &[Outage]) -> Program {
-        let Setup { policy, span, first_span, limit, memory, stingy, streams } = *setup;
+        let Setup { policy, span, first_span, limit, memory, stingy, streams, few_chunks } = *setup;
         let pool = Pool::new(PoolConfig { page: PAGE, span, first_span, limit, policy });
+        let mut pool = pool.expect("the configuration is possible");
+        if few_chunks {
+            pool.prefer_few_chunks();
+        }
         let mut failures = BTreeMap::new();
         for outage in outages {
             let failure = if outage.full { Failure::Full } else { Failure::Other };
             failures.extend((0..outage.calls).map(|n| (outage.first + n, failure)));
         }
         let mut shell = Shell {
-            pool: pool.expect("the configuration is possible"),
+            pool,
             heaps: Vec::new(),
             paper: Paper::new(memory, stingy, failures),
             quarantined: false,

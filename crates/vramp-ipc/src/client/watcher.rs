@@ -136,6 +136,15 @@ impl Watcher {
         Ok(number)
     }
 
+    /// Ends the watches that are not used, before the next call of [`Watching::due`] does.
+    pub fn end_unused(&self) {
+        if vramp_host::fork::depth() == self.depth {
+            self.shared.end_unused();
+            // Its thread ends if that was the last one.
+            self.shared.wake();
+        }
+    }
+
     /// Returns true if a watch has not ended. Then [`Watching::ended`] is still to be called.
     pub fn is_live(&self, watch: u64) -> bool {
         self.shared.lock().live.contains_key(&watch)
@@ -194,12 +203,16 @@ impl Shared {
                     let mut state = self.lock();
                     state.due = Some(state.due.map_or(next, |due| due.min(next)));
                 }
-                let watches: Vec<u64> = self.lock().live.keys().copied().collect();
-                for watch in watches {
-                    if !self.watching.is_used(watch) {
-                        self.end(watch);
-                    }
-                }
+                self.end_unused();
+            }
+        }
+    }
+
+    fn end_unused(&self) {
+        let watches: Vec<u64> = self.lock().live.keys().copied().collect();
+        for watch in watches {
+            if !self.watching.is_used(watch) {
+                self.end(watch);
             }
         }
     }

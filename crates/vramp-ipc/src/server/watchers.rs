@@ -27,6 +27,8 @@ struct State {
     live: FxHashMap<u64, OwnedFd>,
     /// Watches that ended, and whose importers have not closed them yet.
     ended: FxHashSet<u64>,
+    /// Some importer has since the last wait.
+    has_closed: bool,
 }
 
 impl Watchers {
@@ -45,6 +47,7 @@ impl Watchers {
         let mut state = self.lock();
         state.live.remove(&connection);
         if state.ended.remove(&connection) {
+            state.has_closed = true;
             self.changed.notify_all();
         }
     }
@@ -60,12 +63,12 @@ impl Watchers {
         }
     }
 
-    /// Waits until the importers whose watches ended have unmapped what they kept. Returns false at once if
-    /// there are none. Those that take longer than `patience` are not waited for again.
+    /// Waits until the importers whose watches ended have unmapped what they kept. Returns false at once if no
+    /// watch has ended since the last wait. Importers that take longer than `patience` are not waited for again.
     pub fn wait(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut state = self.lock();
-        if state.ended.is_empty() {
+        if state.ended.is_empty() && !state.has_closed {
             return false;
         }
         while !state.ended.is_empty() {
@@ -77,6 +80,7 @@ impl Watchers {
             let woken = self.changed.wait_timeout(state, left);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
+        state.has_closed = false;
         true
     }
 }

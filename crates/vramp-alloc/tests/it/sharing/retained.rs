@@ -153,6 +153,60 @@ fn a_block_at_another_place_of_known_memory_maps_what_is_new() {
     pair.close();
 }
 
+/// The first block of many handles is as it is. From then on large blocks have few, whether their memory is new or
+/// was free before, and small ones do not pin those.
+#[test]
+fn large_blocks_of_a_pool_that_shares_large_blocks_lie_in_few_handles() {
+    let builder = Simulator::builder().memory(Bytes::gib(16));
+    let card: Arc<dyn Driver> = Arc::new(builder.checked().build());
+    let owner = Allocator::new(Arc::clone(&card), Config::default()).unwrap();
+    let stream = owner.create_stream().unwrap();
+    let handles = |block: &Allocation| owner.export(block).unwrap().description().handles.len();
+    let gib = Bytes::gib(1);
+    // Neither small blocks nor blocks in few handles change anything.
+    for size in [Bytes::kib(4), MIB(20)] {
+        let block = owner.malloc(size, stream).unwrap();
+        handles(&block);
+        owner.free(block, stream).unwrap();
+    }
+    let [first, second] = [(); 2].map(|()| owner.malloc(gib, stream).unwrap());
+    assert!(handles(&first) > 16, "{}", handles(&first));
+    let new = owner.malloc(gib, stream).unwrap();
+    assert!(handles(&new) <= 3, "{}", handles(&new));
+    for block in [first, second] {
+        owner.free(block, stream).unwrap();
+    }
+    owner.wait_for_freed_memory().unwrap();
+    let reserved = owner.stats().unwrap().reserved;
+    let again = [(); 2].map(|()| owner.malloc(gib, stream).unwrap());
+    for block in &again {
+        assert!(handles(block) <= 3, "{}", handles(block));
+    }
+    assert_eq!(owner.stats().unwrap().reserved, reserved, "of the same memory");
+    owner.audit().unwrap();
+    for block in again {
+        owner.free(block, stream).unwrap();
+    }
+    // Blocks come and go, and what is reserved stays near what is allocated.
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut blocks: Vec<Allocation> = Vec::new();
+    for _ in 0..400 {
+        if blocks.len() > 12 {
+            owner.free(blocks.swap_remove(random.usize(..blocks.len())), stream).unwrap();
+        } else {
+            let size = [MIB(2), MIB(40), MIB(300), gib][random.usize(..4)];
+            blocks.push(owner.malloc(size, stream).unwrap());
+        }
+        if random.u8(..4) == 0 {
+            owner.wait_for_freed_memory().unwrap();
+        }
+        owner.audit().unwrap();
+    }
+    blocks.into_iter().for_each(|block| owner.free(block, stream).unwrap());
+    owner.free(new, stream).unwrap();
+    owner.close().unwrap();
+}
+
 #[test]
 fn idle_memory_is_the_exporters_to_use() {
     let pair = Pair::new();

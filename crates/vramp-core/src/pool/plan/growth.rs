@@ -89,6 +89,9 @@ impl View<'_> {
         stranded: Bytes,
         mixed: &Mixed,
     ) -> Bytes {
+        if let Some(long) = self.long_chunk(len, mixed) {
+            return long;
+        }
         let peak = self.peak_with(len);
         let shared = self.shares_idle();
         let thresholds = if shared { STRANDED_SHARED } else { STRANDED };

@@ -10,6 +10,7 @@ pub(in crate::pool) mod fill;
 pub(in crate::pool) mod growth;
 pub(in crate::pool) mod hosted;
 pub(in crate::pool) mod idle;
+pub(in crate::pool) mod lengthen;
 pub(in crate::pool) mod order;
 pub(in crate::pool) mod place;
 pub(in crate::pool) mod recut;

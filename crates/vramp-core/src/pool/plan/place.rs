@@ -57,7 +57,8 @@ impl View<'_> {
                 }
                 let fit = self.fit(stream, preferred).or_else(|| self.fit(stream, len));
                 let Some(region) = fit else { return Climb::ThenUp(Decision::Miss) };
-                match self.recut_for(region, len, attempt, mixed) {
+                let step = self.lengthen_for(region, len, attempt, mixed);
+                match step.or_else(|| self.recut_for(region, len, attempt, mixed)) {
                     Some(step) => Climb::Stay(Decision::Return(step)),
                     None => carve(region),
                 }

@@ -21,7 +21,7 @@ use crate::pool::chunks::Mapped;
 use crate::pool::config::Mixed;
 use crate::pool::free_chunks::FreeChunk;
 use crate::pool::index::RegionKey;
-use crate::pool::ops::Fill;
+use crate::pool::ops::{Fill, Range};
 use crate::pool::plan::fill::Filling;
 use crate::pool::request::{Attempt, Recut, Step};
 use crate::pool::view::View;
@@ -66,7 +66,7 @@ impl View<'_> {
         if !self.is_idle(chunk, region) {
             return None;
         }
-        attempt.huge_chunk = Recut::Released(Mapped { chunk, home, len: chunk_len });
+        attempt.huge_chunk = Recut::Released(Range::new(home, chunk_len), None);
         attempt.note_plan();
         let region_len = self.regions.get(region).len;
         Some(Step::Perform(self.release_plan(vec![FreeChunk { region_len, home, chunk, region }])))
@@ -81,7 +81,7 @@ impl View<'_> {
         attempt: &mut Attempt,
         mixed: &Mixed,
     ) -> Option<Step> {
-        let Recut::Released(Mapped { home, len: whole, .. }) = attempt.huge_chunk else {
+        let Recut::Released(Range { at: home, len: whole }, piece) = attempt.huge_chunk else {
             return None;
         };
         attempt.huge_chunk = Recut::Done;
@@ -91,7 +91,8 @@ impl View<'_> {
         }
         let twice = Bytes::new((len.count() * 2).next_power_of_two());
         let half = Bytes::new(mixed.chunk_min.count() / 2).max(self.config.page);
-        let piece = twice.max(half).min(whole).min(self.longest_below_limit(len, mixed));
+        let short = twice.max(half).min(whole).min(self.longest_below_limit(len, mixed));
+        let piece = piece.unwrap_or(short);
         let fills = (0..whole.count().div_ceil(piece.count())).map(|n| Fill::New {
             chunk: self.chunks.upcoming(n as usize),
             len: piece.min(whole - piece * n),

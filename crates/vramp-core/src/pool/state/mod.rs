@@ -73,6 +73,8 @@ pub struct Pool {
     used_peak: Bytes,
     /// Physical memory outside of the pool that counts against the same limit.
     elsewhere: Option<Bytes>,
+    /// See [`Pool::prefer_few_chunks`].
+    few_chunks: bool,
     /// Number of regions that became free: orders them by age.
     births: u64,
     /// Wholly free chunks.
@@ -113,6 +115,7 @@ impl Pool {
             slabs: 0,
             used: Bytes::ZERO,
             used_peak: Bytes::ZERO,
+            few_chunks: false,
             elsewhere: None,
             births: 0,
             free_chunks: FreeChunks::default(),
@@ -148,6 +151,7 @@ impl Pool {
             heap_waits: &self.heap_waits,
             used: self.used,
             used_peak: self.used_peak,
+            few_chunks: self.few_chunks,
             elsewhere: self.elsewhere,
             free_chunks: &self.free_chunks,
             unrecorded: &self.unrecorded,
@@ -167,6 +171,12 @@ impl Pool {
     pub fn set_limit(&mut self, limit: Option<Bytes>, elsewhere: Option<Bytes>) {
         self.config.limit = limit;
         self.elsewhere = elsewhere;
+    }
+
+    /// Makes large requests get few long chunks from now on, also of memory that is free in many short ones: each
+    /// chunk of a block costs the processes that map it driver calls.
+    pub fn prefer_few_chunks(&mut self) {
+        self.few_chunks = true;
     }
 
     /// Resets the peaks to the present values.
