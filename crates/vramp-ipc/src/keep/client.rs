@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::core::lock::Lock;
 use super::core::message::{Kind, Tag, Writer, decode_status};
-use super::core::registry::{Failure, Terms};
+use super::core::registry::types::{Failure, Terms};
 use super::draft::{self, Draft};
 use super::error::KeepError;
 use super::hold::Hold;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::core::lock::Lock;
 use super::core::message::{Kind, MAX_LAYOUT, MAX_PARTS, Tag, Writer};
-use super::core::registry::Terms;
+use super::core::registry::types::Terms;
 use super::error::KeepError;
 use super::hold::{Content, Hold, Part};
 use super::kept;

@@ -13,7 +13,7 @@ use super::adrift::{Castaway, Rescue};
 use super::core::lock::Lock;
 use super::core::message::{Kind, MAX_LAYOUT, MAX_PARTS, Tag, Writer};
 use super::core::page::{self, PageState, Word};
-use super::core::registry::{Failure, Terms};
+use super::core::registry::types::{Failure, Terms};
 use super::error::KeepError;
 use super::kept;
 use super::link::{Answer, Fault, Limits, Link, MISSING, local_error, too_many_files};
@@ -299,7 +299,8 @@ impl Hold {
     }
 
     /// Commits what was written in place, and returns the new epoch. The write lock becomes `then`. One message
-    /// each way. After [`KeepError::TimedOut`] or [`KeepError::Adrift`] it can be called again, and counts once.
+    /// each way. After [`KeepError::TimedOut`] or [`KeepError::Adrift`] it can be called again, and counts
+    /// once; then the lock is `then` only if no other client was first ([`Hold::held_lock`]).
     ///
     /// # Errors
     /// [`KeepError::NotLocked`] without the write lock.
@@ -315,27 +316,25 @@ impl Hold {
             if wire.lock != Lock::Write {
                 return Err(Fault::Refused(Failure::NotLocked));
             }
-            // An earlier call's reply was lost, and the keeper had committed.
-            let word = inner.word();
-            if word.epoch > wire.locked_epoch {
-                inner.set_lock(&mut wire, Lock::None);
-                drop(wire);
-                if then != Lock::None {
-                    self.lock_within(then, false, limits)?;
-                }
-                return Ok(word.epoch);
+            if inner.word().epoch > wire.locked_epoch {
+                return self.committed_before(wire, then, limits);
             }
+            let epoch = wire.locked_epoch;
             let Some(link) = &mut wire.link else {
                 inner.reconnect(&mut wire, limits)?;
                 continue;
             };
-            match link.ask(Kind::Update, |writer| writer.lock(then), &[], limits) {
+            let build = |writer: Writer| writer.lock(then).number(Tag::Epoch, epoch);
+            match link.ask(Kind::Update, build, &[], limits) {
                 Ok(answer) => {
                     let epoch = answer.number(Tag::Epoch)?;
                     inner.locked(&mut wire, then, epoch);
                     return Ok(epoch);
                 }
                 Err(Fault::Ended) => inner.lose(&mut wire),
+                Err(Fault::Refused(_)) if inner.word().epoch > epoch => {
+                    return self.committed_before(wire, then, limits);
+                }
                 Err(Fault::Refused(failure)) => {
                     inner.set_lock(&mut wire, Lock::None);
                     return Err(Fault::Refused(failure));
@@ -343,6 +342,25 @@ impl Hold {
                 Err(fault) => return Err(fault),
             }
         }
+    }
+
+    /// Returns the epoch of a commit whose reply did not come in time, and takes the lock if it is free.
+    fn committed_before(
+        &self,
+        mut wire: Taken<'_, Wire>,
+        then: Lock,
+        limits: Limits,
+    ) -> Result<u64, Fault> {
+        let inner = &*self.inner;
+        let epoch = inner.word().epoch;
+        inner.set_lock(&mut wire, Lock::None);
+        // The keeper may have given the lock for which the earlier call asked.
+        let build = |writer: Writer| writer.lock(Lock::None).number(Tag::WaitNs, 0);
+        let released = inner.ask(&mut wire, Kind::Lock, build, limits);
+        drop(wire);
+        // Without a lock the commit is one nevertheless.
+        let _ = released.and_then(|_| self.lock_within(then, false, limits));
+        Ok(epoch)
     }
 
     /// Ends the write lock of a client that changed nothing: the version is as it was before. Also ends a read

@@ -11,7 +11,7 @@ use vramp_host::PrivateFd;
 use super::core::message::{
     Kind, MAX_CHUNK, MAX_MESSAGE, Message, NEWEST, OLDEST, Refused, Tag, Writer, decode_failure,
 };
-use super::core::registry::Failure;
+use super::core::registry::types::Failure;
 use super::error::KeepError;
 use super::server::{socket_address, socket_path};
 use crate::core::message::MAX_BATCH;

@@ -17,8 +17,9 @@ use super::core::message::{
     encode_failure, encode_status,
 };
 use super::core::page::{self, PageState};
-use super::core::registry::{
-    Client, Effect, NewVersion, Outcome, Registry, Restored, Terms, VersionKey,
+use super::core::registry::Registry;
+use super::core::registry::types::{
+    Client, Effect, NewVersion, Outcome, Restored, Terms, VersionKey,
 };
 use super::kept::{self, Kept, Upload};
 use crate::core::message::MAX_BATCH;
@@ -218,7 +219,10 @@ impl KeepService {
         let version = self.registry.held(client)?;
         let sequence = message.sequence;
         match message.kind {
-            Kind::Update => self.registry.update(client, version, message.lock()?),
+            Kind::Update => {
+                let epoch = message.number(Tag::Epoch)?;
+                self.registry.update(client, version, message.lock()?, epoch);
+            }
             Kind::Lock => {
                 let until = self.until(message)?;
                 let only_current = message.number(Tag::OnlyCurrent) == Some(1);

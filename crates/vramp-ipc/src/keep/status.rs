@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::core::lock::Lock;
-use super::core::registry::{Holder, Status};
+use super::core::registry::types::{Holder, Status};
 
 /// A client that has the current version of an entry open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

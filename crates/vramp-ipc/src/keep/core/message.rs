@@ -8,7 +8,7 @@
 //! outlives the programs that it serves.
 
 use super::lock::Lock;
-use super::registry::{CurrentStatus, Digest, Failure, Holder, Status, Terms};
+use super::registry::types::{CurrentStatus, Digest, Failure, Holder, Status, Terms};
 use crate::core::message::Reader;
 
 /// Versions of the messages that this program speaks.

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use super::lock::Lock;
 use super::page::{self, PageState, Word};
-use super::registry::{
-    Client, Digest, Effect, Failure, GHOST, NewVersion, Outcome, Registry, Restored, Terms,
-    VersionId, VersionKey,
+use super::registry::Registry;
+use super::registry::types::{
+    Client, Digest, Effect, Failure, GHOST, NewVersion, Outcome, Restored, Terms, VersionId,
+    VersionKey,
 };
 
 type Replies = Vec<(Client, Said)>;
@@ -376,9 +377,10 @@ impl Naive {
         }
     }
 
-    fn update(&mut self, client: Client, then: Lock) {
+    fn update(&mut self, client: Client, then: Lock, epoch: u64) {
         let at = self.held(client).unwrap();
-        if self.versions[at].held(client) != Lock::Write {
+        if self.versions[at].held(client) != Lock::Write || self.versions[at].epoch != epoch {
+            self.versions[at].unlock(client);
             return self.fail(client, Failure::NotLocked);
         }
         let name = self.versions[at].name.clone();
@@ -747,8 +749,10 @@ impl Pair {
                     "lock"
                 }
                 4..6 => {
-                    self.registry.update(client, key, lock);
-                    self.naive.update(client, lock);
+                    let known = &self.naive.versions[self.naive.held(client).unwrap()];
+                    let epoch = known.epoch - u64::from(random.u8(0..6) == 0);
+                    self.registry.update(client, key, lock, epoch);
+                    self.naive.update(client, lock, epoch);
                     "update"
                 }
                 6 => {
@@ -870,7 +874,9 @@ fn the_work_of_a_request_does_not_grow_with_the_entries() {
             registry.open(2, &name, 0);
             if let Some(version) = registry.held(2) {
                 registry.lock(2, version, Lock::Write, 0, true);
-                registry.update(2, version, Lock::Read);
+                let epoch =
+                    registry.list("", 1)[0].current.as_ref().map_or(0, |current| current.epoch);
+                registry.update(2, version, Lock::Read, epoch);
             }
             registry.end(2, false);
             registry.tick();

@@ -167,6 +167,42 @@ fn calls_to_a_stopped_keeper_end_in_time() {
 }
 
 #[test]
+fn a_commit_that_timed_out_is_repeated_and_counts_once() {
+    let name = "keep::ends::a_commit_that_timed_out_is_repeated_and_counts_once";
+    if !played(name) {
+        return;
+    }
+    let folder = folder();
+    let child = keeper_process(name, folder.path());
+    let keeper = Keeper::new(folder.path(), Duration::from_millis(40));
+    let patient = Keeper::new(folder.path(), TIMEOUT);
+    drop(publish(&patient, "w", &[b"1"], Lock::None));
+    let mut hold = None;
+    wait_until("it is open", || {
+        hold = keeper.open("w", Lock::Write, soon()).ok();
+        hold.is_some()
+    });
+    let hold = hold.unwrap();
+    child.stop();
+    for then in [Lock::Read, Lock::Write] {
+        let error = hold.commit(then).unwrap_err();
+        assert!(matches!(error, KeepError::TimedOut { .. }), "{error:?}");
+    }
+    child.signal(Signal::CONT);
+    wait_until("it is committed", || match hold.commit(Lock::Read) {
+        Ok(epoch) => epoch == 2,
+        Err(KeepError::TimedOut { .. }) => false,
+        Err(error) => panic!("{error:?}"),
+    });
+    assert_eq!((hold.epoch(), hold.is_torn()), (2, false));
+    assert_ne!(hold.held_lock(), Lock::Write);
+    drop(hold);
+    // No lock is left behind.
+    drop(patient.open("w", Lock::Write, soon()).unwrap());
+    child.kill();
+}
+
+#[test]
 fn a_stopped_client_is_found_by_those_that_wait_for_it() {
     if let Some((role, _)) = role() {
         let keeper = Keeper::new(Path::new(&role), TIMEOUT);
