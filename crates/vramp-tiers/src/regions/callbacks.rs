@@ -52,7 +52,7 @@
 //!    are called all the same: [`RegionError::After`]. The memory is back, and the next resume of one of its regions
 //!    calls it again, also where they are awake.
 //! 4. `after` is called only where `before` succeeded. A pair that is registered while a region sleeps begins with the
-//!    next pause.
+//!    next pause. A region that is removed while it sleeps keeps no pair from being called by the next resume.
 //!
 //! A capture of a stream refuses the pause before any call.
 //!

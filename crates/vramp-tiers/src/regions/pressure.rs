@@ -56,7 +56,8 @@ impl Pressure {
     /// retried.
     fn relieve(&self, pool: u64, shortage: &Shortage) -> bool {
         let Some(shared) = self.shared.upgrade() else { return false };
-        let regions: Vec<_> = self.regions.iter().filter_map(Weak::upgrade).collect();
+        let known = self.regions.iter().filter_map(Weak::upgrade);
+        let regions: Vec<_> = known.filter(|region| shared.has(region)).collect();
         let _turn = lock(&self.turn);
         let is_own = |region: &&Arc<Region>| region.allocator().number() == pool;
         if regions.iter().find(is_own).is_some_and(|own| was_paused(own)) {

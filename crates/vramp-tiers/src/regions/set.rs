@@ -61,6 +61,12 @@ impl Shared {
         tags.iter().map(|tag| self.find(tag)).collect()
     }
 
+    /// Returns true if the region was not removed.
+    pub fn has(&self, region: &Arc<Region>) -> bool {
+        let regions = lock(&self.regions);
+        regions.get(region.tag()).is_some_and(|own| Arc::ptr_eq(own, region))
+    }
+
     pub fn all(&self) -> Vec<Arc<Region>> {
         lock(&self.regions).values().cloned().collect()
     }
@@ -176,6 +182,8 @@ impl Regions {
         if !(allocated + on_card + asleep).is_zero() {
             return Err(RegionError::HasMemory { tag: tag.to_owned(), allocated, on_card, asleep });
         }
+        // It may sleep without any memory.
+        self.shared.callbacks.forget(tag);
         Ok(regions.remove(tag).expect("it was found"))
     }
 

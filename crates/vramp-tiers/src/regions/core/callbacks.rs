@@ -262,6 +262,35 @@ mod tests {
         assert!(entries.is_empty() && of_all.is_empty() && by_tag.is_empty() && places.is_empty());
     }
 
+    #[test]
+    fn what_covers_all_of_many_tags_is_out_until_the_last_is_back() {
+        for count in [10, 1_000, 100_000_u64] {
+            let names: Vec<String> = (0..count).map(|number| format!("tag {number}")).collect();
+            let mut table = CallbackTable::default();
+            table.add(count, None, false);
+            table.add(count + 1, Some(names.iter().cloned().collect()), false);
+            for (number, name) in (count + 2..).zip(&names) {
+                table.add(number, tags(&[name.as_str()]), false);
+            }
+            let all = table.covering(names.iter().map(String::as_str));
+            assert_eq!(all.len() as u64, count + 2);
+            names.iter().for_each(|name| table.leave(name));
+            for &number in &all {
+                assert_eq!(table.take_out(number), Step::Call);
+                table.called(number, true);
+            }
+            let both = [count, count + 1];
+            for (own, name) in (count + 2..).zip(&names) {
+                // Looked at once for each tag: whatever number of others there is.
+                assert_eq!(both.map(|number| table.take_in(number)), [Step::Nothing; 2]);
+                assert_eq!(table.covering([name.as_str()].into_iter()), [both[0], both[1], own]);
+                table.left(name, false);
+                assert_eq!(table.take_in(own), Step::Call);
+            }
+            assert_eq!(both.map(|number| table.take_in(number)), [Step::Call; 2]);
+        }
+    }
+
     /// What the table decides, in the plainest way.
     #[derive(Default)]
     struct Naive {

@@ -11,10 +11,11 @@ use vramp_alloc::{Allocation, Driver};
 use vramp_driver::CaptureMode;
 use vramp_driver::sim::FaultPlan;
 use vramp_testing::fail_each_call;
-use vramp_tiers::Bytes;
+use vramp_tiers::movers::MoverConfig;
 use vramp_tiers::regions::{
-    PauseOptions, Phase, Region, RegionError, RegionOptions, SleepCallbacks,
+    PauseOptions, Phase, Region, RegionError, RegionOptions, Regions, SleepCallbacks,
 };
+use vramp_tiers::{Bytes, Mover};
 
 use super::{Rig, pause, rig};
 use crate::common::blocks::MIB;
@@ -458,6 +459,56 @@ fn whichever_driver_call_fails_callbacks_are_called_in_pairs() {
 }
 
 #[test]
+fn a_region_that_is_removed_while_it_sleeps_keeps_no_callback_out() {
+    let rig = rig(Bytes::mib(64));
+    let region = rig.region("kept", RegionOptions::default());
+    let _block = rig.block(&region, MIB, 1);
+    let log = Log::default();
+    note(&rig, &log, "all", &[]);
+    // Without memory, and with some.
+    drop(rig.region("empty", RegionOptions::default()));
+    let full = rig.region("full", RegionOptions::default());
+    let lost = rig.block(&full, MIB, 1);
+    rig.regions.pause(&["empty", "full", "kept"], PauseOptions::default()).unwrap();
+    rig.regions.remove_unused("empty", 0).unwrap();
+    drop(rig.regions.remove("full").unwrap());
+    rig.regions.resume(&["kept"]).unwrap();
+    assert_eq!(taken(&log), "-all +all");
+    // One with its name is another region.
+    let again = rig.region("full", RegionOptions::default());
+    let _more = rig.block(&again, MIB, 2);
+    pause(&rig, "full", Bytes::ZERO).unwrap();
+    rig.regions.resume(&["full"]).unwrap();
+    assert_eq!(taken(&log), "-all +all");
+    full.allocator().free(lost, rig.stream).unwrap();
+}
+
+#[test]
+fn callbacks_outlive_the_regions_of_a_set() {
+    let rig = rig(Bytes::mib(64));
+    let log = Log::default();
+    note(&rig, &log, "all", &[]);
+    let callbacks = rig.regions.callbacks().clone();
+    let config = MoverConfig { step: MIB * 4, steps_in_flight: 4, staging_pieces: 4 };
+    for _ in 0..2 {
+        let mover = Mover::new(rig.card.clone(), &rig.host, config.clone()).unwrap();
+        let regions = Regions::with_callbacks(mover, callbacks.clone());
+        let one = regions.region(&rig.allocator, "one", RegionOptions::default()).unwrap();
+        let two = regions.region(&rig.allocator, "two", RegionOptions::default()).unwrap();
+        regions.pause(&["one", "two"], PauseOptions::default()).unwrap();
+        regions.resume(&["two"]).unwrap();
+        drop((one, two));
+    }
+    // What the first set left asleep keeps nothing out: its `before` was called once, and no `after`.
+    assert_eq!(taken(&log), "-all");
+    let region = rig.region("one", RegionOptions::default());
+    let _block = rig.block(&region, MIB, 1);
+    pause(&rig, "one", Bytes::ZERO).unwrap();
+    rig.regions.resume(&["one"]).unwrap();
+    assert_eq!(taken(&log), "+all");
+}
+
+#[test]
 fn callbacks_of_other_regions_cost_a_pause_nothing() {
     for others in [10_usize, 1_000, 100_000] {
         let rig = rig(Bytes::mib(64));
@@ -493,6 +544,25 @@ fn callbacks_of_other_regions_cost_a_pause_nothing() {
         let calls = [&elsewhere, &own, &all].map(|calls| calls.load(Ordering::Relaxed));
         assert_eq!(calls, [0, others / 10 * 6, others / 10 * 6]);
         rig.holds(&block, 1);
+    }
+}
+
+#[test]
+fn callbacks_of_many_regions_are_called_once_for_each() {
+    for count in [10, 1_000, 10_000] {
+        let rig = rig(Bytes::mib(64));
+        let tags: Vec<String> = (0..count).map(|number| format!("tag {number}")).collect();
+        let tags: Vec<&str> = tags.iter().map(String::as_str).collect();
+        let (own, all) = (Log::default(), Log::default());
+        note(&rig, &all, "all", &[]);
+        for tag in &tags {
+            rig.region(tag, RegionOptions::default());
+            note(&rig, &own, "own", &[tag]);
+        }
+        rig.regions.pause(&tags, PauseOptions::default()).unwrap();
+        tags.iter().for_each(|&tag| rig.regions.resume(&[tag]).unwrap());
+        assert_eq!(taken(&all), "-all +all");
+        assert_eq!(own.lock().unwrap().len(), 2 * count);
     }
 }
 
