@@ -14,6 +14,9 @@ use super::link::{Answer, Context, Fault, Limits, MISSING};
 use super::shared::{Shared, check_name};
 use super::status::EntryStatus;
 
+/// How long a client waits before it looks again whether a keeper was started.
+const START_RETRY: Duration = Duration::from_millis(20);
+
 /// What a draft asks for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DraftOptions<'a> {
@@ -59,6 +62,25 @@ impl Keeper {
     /// Returns the keeper's process; `None` if none answers.
     pub fn is_running(&self) -> Option<u32> {
         self.shared.connect(self.shared.limits(None)).ok().map(|link| link.pid)
+    }
+
+    /// Waits until a keeper answers, and returns its process. For clients that are started together with it. It looks
+    /// every 20 ms.
+    ///
+    /// # Errors
+    /// [`KeepError::NotRunning`] at the deadline; at once what waiting does not change, such as
+    /// [`KeepError::Version`].
+    pub fn wait_running(&self, deadline: Instant) -> Result<u32, KeepError> {
+        let limits = self.shared.limits(Some(deadline));
+        loop {
+            match self.shared.connect(limits) {
+                Ok(link) => return Ok(link.pid),
+                Err(Fault::Ended) if Instant::now() + START_RETRY < deadline => {
+                    std::thread::sleep(START_RETRY);
+                }
+                Err(fault) => return Err(fault.error(self.shared.context("", limits))),
+            }
+        }
     }
 
     /// Opens the current version of a name, and takes a lock of it. A version that is replaced while this call

@@ -382,6 +382,21 @@ impl Hold {
         released.map(drop).map_err(|fault| inner.error(fault, limits))
     }
 
+    /// Takes this version off its name, if it is the current one: a newer one that was published meanwhile stays.
+    /// Returns false then. Clients that have it open keep it, this one too. One message each way.
+    ///
+    /// # Errors
+    /// If the keeper does not answer.
+    pub fn remove(&self) -> Result<bool, KeepError> {
+        let inner = &*self.inner;
+        let limits = inner.shared.limits(None);
+        inner
+            .turn(limits)
+            .and_then(|mut wire| inner.ask(&mut wire, Kind::RemoveHeld, |writer| writer, limits))
+            .and_then(|answer| Ok(answer.number(Tag::Value)? == 1))
+            .map_err(|fault| inner.error(fault, limits))
+    }
+
     /// Waits until the entry's current version, this or another one, has an epoch after `than`, and returns it. No
     /// call if this version has it.
     ///

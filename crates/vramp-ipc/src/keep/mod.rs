@@ -66,6 +66,7 @@
 //! | [`Hold::lock`], [`Hold::commit`], [`Hold::release_unchanged`], [`Hold::wait_newer`] | 1 each way |
 //! | [`Hold::yield_to_writer`] | 0 without a waiting writer, otherwise 2 each way |
 //! | [`Hold::epoch`] and the other questions | 0 |
+//! | [`Hold::remove`] | 1 each way |
 //! | [`Keeper::remove`], [`Keeper::evict`], [`Keeper::stop`] | 2 each way |
 //!
 //! # Growth

@@ -239,6 +239,7 @@ impl KeepService {
                 let has_written = self.has_written(client);
                 self.registry.release(client, version, has_written);
             }
+            Kind::RemoveHeld => self.registry.remove_held(client, version),
             Kind::WaitNewer => {
                 let until = self.until(message)?;
                 self.registry.wait_newer(client, version, message.number(Tag::Epoch)?, until);

@@ -52,6 +52,8 @@ pub enum Kind {
     /// Answered at once, while another request waits too.
     Ping = 18,
     Release = 19,
+    /// Removes the version that the client has open.
+    RemoveHeld = 20,
     /// The request succeeded.
     Done = 64,
     /// The request failed.
@@ -59,7 +61,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 21] = [
+    const ALL: [Kind; 22] = [
         Kind::Hello,
         Kind::Open,
         Kind::Draft,
@@ -79,6 +81,7 @@ impl Kind {
         Kind::Restored,
         Kind::Ping,
         Kind::Release,
+        Kind::RemoveHeld,
         Kind::Done,
         Kind::Failed,
     ];

@@ -427,6 +427,12 @@ impl Naive {
         }
     }
 
+    fn remove_held(&mut self, client: Client) {
+        let at = self.held(client).unwrap();
+        let was_current = std::mem::take(&mut self.versions[at].is_current);
+        self.say(client, Outcome::Done(u64::from(was_current)));
+    }
+
     fn evict(&mut self, client: Client, device: &str, bytes: u64) {
         let mut dropped = 0;
         while dropped < bytes
@@ -770,6 +776,11 @@ impl Pair {
                     self.registry.evict(client, device, 50);
                     self.naive.evict(client, device, 50);
                     "evict"
+                }
+                _ if is_odd => {
+                    self.registry.remove_held(client, key);
+                    self.naive.remove_held(client);
+                    "remove_held"
                 }
                 _ => {
                     self.registry.remove(client, name);

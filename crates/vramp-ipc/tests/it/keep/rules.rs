@@ -113,6 +113,34 @@ fn of_many_that_start_at_once_one_builds_and_the_others_open_although_the_device
 }
 
 #[test]
+fn a_version_is_removed_only_if_it_is_still_the_current_one() {
+    let folder = folder();
+    let (_server, keeper) = start(folder.path());
+    let old = publish(&keeper, "w", &[b"1"], Lock::None);
+    let new = publish(&keeper, "w", &[b"2"], Lock::None);
+    assert!(!old.remove().unwrap() && !new.is_superseded());
+    assert!(new.remove().unwrap() && new.is_superseded());
+    assert!(!new.remove().unwrap());
+    let gone = keeper.open("w", Lock::None, soon());
+    assert!(matches!(gone, Err(KeepError::NoSuchEntry { .. })), "{gone:?}");
+    assert_eq!(read(&new, 0), b"2");
+}
+
+#[test]
+fn a_client_that_is_started_before_the_keeper_waits_for_it() {
+    let folder = folder();
+    let keeper = Keeper::new(folder.path(), TIMEOUT);
+    let error = keeper.wait_running(now()).unwrap_err();
+    assert!(matches!(error, KeepError::NotRunning { .. }), "{error:?}");
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| keeper.wait_running(soon()).unwrap());
+        let server = KeeperServer::start(&config(folder.path())).unwrap();
+        assert_eq!(waits.join().unwrap(), std::process::id());
+        drop(server);
+    });
+}
+
+#[test]
 fn an_entry_goes_when_it_was_kept_for_its_time() {
     let folder = folder();
     let (_server, keeper) = start(folder.path());

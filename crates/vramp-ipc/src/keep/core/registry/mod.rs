@@ -421,6 +421,17 @@ impl Registry {
         }
     }
 
+    /// Takes the client's version off its name, if it is the current one.
+    pub fn remove_held(&mut self, client: Client, key: VersionKey) {
+        let is_current = self.version(key).is_current;
+        if is_current {
+            let entry = self.version(key).entry;
+            self.entry(entry).current = None;
+            self.supersede(key);
+        }
+        self.reply(client, Outcome::Done(u64::from(is_current)));
+    }
+
     /// Drops idle entries of a device until `bytes` are free or none is left.
     pub fn evict(&mut self, client: Client, device: &str, bytes: u64) {
         let mut dropped = 0;
