@@ -456,6 +456,9 @@ impl Drop for Inner {
         if number != 0 && vramp_host::fork::depth() == self.depth {
             self.shared.rescuer.leave(number);
         }
+        if let Some(link) = self.wire.get_mut().and_then(|wire| wire.link.as_mut()) {
+            link.close();
+        }
     }
 }
 

@@ -205,6 +205,14 @@ impl Link {
         }
     }
 
+    /// Says that the connection is closed by this process, and not by its end.
+    pub fn close(&mut self) {
+        if let Ok(socket) = self.descriptor() {
+            // Without it the keeper waits for the end of the process, if this is a writer.
+            let _ = system::send(socket, &Writer::new(Kind::Close, 0).finish(), &[]);
+        }
+    }
+
     /// Sends descriptors and a layout before a commit.
     pub fn upload<'a>(
         &mut self,

@@ -43,7 +43,8 @@
 //! 5. An entry that no client has open stays for as long as its draft said, until it is removed, or until its bytes are
 //!    needed under the keeper's limit.
 //!
-//! Locks, holds and drafts end with their connection, so with their process, by SIGKILL too.
+//! Locks, holds and drafts end with their connection, so with their process, by SIGKILL too. The write lock of a
+//! process that is killed ends when it is gone: by then the driver has ended its work on the GPU.
 //!
 //! # When the keeper ends
 //!

@@ -1,6 +1,10 @@
 //! What the keeper's thread does for one connection.
 //!
 //! A connection has one request at a time. A new one ends what the one before it waits for.
+//!
+//! A process that is killed closes its sockets before or after the driver has ended its work on the GPU, in any
+//! order, and both are over when the process is. So a writer that did not say that it closes its hold has the lock
+//! until its process is gone, and nothing of it writes any more when another client gets the lock.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,6 +39,10 @@ const LISTED: usize = 256;
 #[derive(Default)]
 pub struct Session {
     is_greeted: bool,
+    /// The client said so.
+    is_closed: bool,
+    /// The connection ended, and the process may still write.
+    is_over: bool,
     upload: Upload,
     /// A version of an earlier keeper whose descriptors are on their way.
     restoring: Option<(Restored, OwnedFd)>,
@@ -173,6 +181,10 @@ impl KeepService {
             _ if !session.is_greeted => return None,
             Kind::Ping => {
                 self.answer(client, Writer::new(Kind::Done, message.sequence));
+                return Some(());
+            }
+            Kind::Close => {
+                session.is_closed = true;
                 return Some(());
             }
             Kind::PutParts => return self.put_parts(client, session, message, packet),
@@ -540,19 +552,8 @@ impl KeepService {
     }
 }
 
-impl Service for KeepService {
-    type Session = Session;
-
-    fn begin(&mut self, connected: &Connected) -> Session {
-        let peer = vramp_host::peer::peer(&connected.socket);
-        let pid = peer.ok().and_then(|peer| peer.pid).map_or(0, u32::from);
-        self.registry.begin(connected.token, pid);
-        self.lines.insert(connected.token, Line::default());
-        Session::default()
-    }
-
-    fn serve(&mut self, connected: &Connected, session: &mut Session) -> Next {
-        self.set_now();
+impl KeepService {
+    fn serve_requests(&mut self, connected: &Connected, session: &mut Session) -> Next {
         let client = connected.token;
         for _ in 0..REQUESTS_IN_TURN {
             match self.flush(connected) {
@@ -580,6 +581,32 @@ impl Service for KeepService {
             }
         }
         self.flush(connected)
+    }
+}
+
+impl Service for KeepService {
+    type Session = Session;
+
+    fn begin(&mut self, connected: &Connected) -> Session {
+        let peer = vramp_host::peer::peer(&connected.socket);
+        let pid = peer.ok().and_then(|peer| peer.pid).map_or(0, u32::from);
+        self.registry.begin(connected.token, pid);
+        self.lines.insert(connected.token, Line::default());
+        Session::default()
+    }
+
+    fn serve(&mut self, connected: &Connected, session: &mut Session) -> Next {
+        self.set_now();
+        let client = connected.token;
+        let next =
+            if session.is_over { Next::End } else { self.serve_requests(connected, session) };
+        if next == Next::End && !session.is_closed && self.has_written(client) {
+            session.is_over = true;
+            self.registry.cancel(client);
+            self.run_effects();
+            return Next::EndWithProcess;
+        }
+        next
     }
 
     fn end(&mut self, connected: &Connected, session: Session) {

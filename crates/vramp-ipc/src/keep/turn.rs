@@ -26,6 +26,11 @@ impl<T> Turns<T> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the value, which no other thread can have.
+    pub fn get_mut(&mut self) -> Option<&mut T> {
+        self.value.get_mut().unwrap_or_else(PoisonError::into_inner).as_mut()
+    }
+
     /// Waits for other threads. `None` at the time.
     pub fn take(&self, until: Instant) -> Option<Taken<'_, T>> {
         let mut slot = self.lock();

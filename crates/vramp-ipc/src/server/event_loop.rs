@@ -40,6 +40,8 @@ pub enum Next {
     Writable,
     /// It ended, or broke the rules.
     End,
+    /// The connection ended, and the session has to outlast the peer's process.
+    EndWithProcess,
 }
 
 /// The descriptors of one connection.
@@ -252,6 +254,12 @@ impl<S: Service> EventLoop<S> {
             Next::Readable => epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
             Next::Writable => epoll::EventFlags::OUT | epoll::EventFlags::RDHUP,
             Next::End => return self.end(token),
+            Next::EndWithProcess if connected.process.is_none() => return self.end(token),
+            Next::EndWithProcess => {
+                // The process is watched still. It fails for no descriptor that is registered.
+                let _ = epoll::delete(&self.epoll, &connected.socket);
+                return system::shut_down(&connected.socket);
+            }
         };
         if *interest != flags {
             let data = epoll::EventData::new_u64(token);

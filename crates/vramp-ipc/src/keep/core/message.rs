@@ -54,6 +54,8 @@ pub enum Kind {
     Release = 19,
     /// Removes the version that the client has open.
     RemoveHeld = 20,
+    /// The client closes its hold, and its process goes on. No reply.
+    Close = 21,
     /// The request succeeded.
     Done = 64,
     /// The request failed.
@@ -61,7 +63,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 22] = [
+    const ALL: [Kind; 23] = [
         Kind::Hello,
         Kind::Open,
         Kind::Draft,
@@ -82,6 +84,7 @@ impl Kind {
         Kind::Ping,
         Kind::Release,
         Kind::RemoveHeld,
+        Kind::Close,
         Kind::Done,
         Kind::Failed,
     ];

@@ -203,6 +203,41 @@ fn a_commit_that_timed_out_is_repeated_and_counts_once() {
 }
 
 #[test]
+fn a_writer_whose_connection_ends_has_the_lock_until_its_process_is_gone() {
+    if let Some((role, _)) = role() {
+        let keeper = Keeper::new(Path::new(&role), TIMEOUT);
+        let _hold = keeper.open("w", Lock::Write, soon()).unwrap();
+        say("writing");
+        hear();
+        std::process::exit(0);
+    }
+    let folder = folder();
+    let (server, keeper) = start(folder.path());
+    let hold = publish(&keeper, "w", &[b"1"], Lock::None);
+    let name = "keep::ends::a_writer_whose_connection_ends_has_the_lock_until_its_process_is_gone";
+    let mut child = Child::start(name, folder.path().to_str().unwrap(), None);
+    child.expect("writing");
+    // As when a process is killed, of which the driver has not ended the work yet.
+    child.stop();
+    let pid = child.pid();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
+        let entry = entry.unwrap();
+        if std::fs::read_link(entry.path()).unwrap().to_str().unwrap().starts_with("socket:") {
+            let number = entry.file_name().to_str().unwrap().parse().unwrap();
+            let socket = vramp_ipc::fetch_descriptor(pid, number).unwrap();
+            rustix::net::shutdown(&socket, rustix::net::Shutdown::Both).unwrap();
+        }
+    }
+    let soon_over = Instant::now() + Duration::from_millis(20);
+    let busy = hold.lock(Lock::Read, soon_over);
+    assert!(matches!(&busy, Err(KeepError::Busy { holders, .. }) if *holders == [pid]), "{busy:?}");
+    child.kill();
+    let torn = hold.lock(Lock::Read, soon());
+    assert!(matches!(torn, Err(KeepError::Torn { pid: by, .. }) if by == pid), "{torn:?}");
+    wait_until("it is gone", || server.connections() == 1);
+}
+
+#[test]
 fn a_stopped_client_is_found_by_those_that_wait_for_it() {
     if let Some((role, _)) = role() {
         let keeper = Keeper::new(Path::new(&role), TIMEOUT);
