@@ -15,7 +15,7 @@ pub const HOST_PATH: &str = "crates/vramp-capi/include/vramp/host.hpp";
 pub const RMM_PATH: &str = "crates/vramp-capi/include/vramp/rmm.hpp";
 
 /// Sources of the functions and types of the header, in its order. Modules of a source are read with it.
-const SOURCES: [&str; 22] = [
+const SOURCES: [&str; 25] = [
     "src/abi.rs",
     "src/interface.rs",
     "src/queries.rs",
@@ -37,6 +37,9 @@ const SOURCES: [&str; 22] = [
     "src/host.rs",
     "src/budget/abi.rs",
     "src/budget.rs",
+    "src/kept/abi.rs",
+    "src/kept.rs",
+    "src/kept/locks.rs",
     "src/torch/mod.rs",
 ];
 

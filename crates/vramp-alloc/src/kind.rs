@@ -128,6 +128,8 @@ pub enum Kind {
     Torn,
     /// There is no keeper, or it refuses.
     Keeper,
+    /// The keeper or the kept memory is unknown, or was closed.
+    UnknownKept,
 }
 
 /// What a request needs at once, and what there is for it, as far as they are known.

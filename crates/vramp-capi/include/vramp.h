@@ -81,6 +81,15 @@
 /* Arrangement of tensors: the same page of all of them side by side. A page of all tensors is one handle. */
 #define VRAMP_KV_INTERLEAVED 1
 
+/* Lock of kept memory: processes read it, and none writes. */
+#define VRAMP_KEPT_READ 0
+
+/* Lock of kept memory: this process writes it, and no other reads. */
+#define VRAMP_KEPT_WRITE 1
+
+/* No lock of kept memory: other processes may write it meanwhile. */
+#define VRAMP_KEPT_UNLOCKED 2
+
 /* Status of a call. Zero is success. vramp_last_error() has the message of a failure. */
 typedef enum {
   /* Success. */
@@ -175,7 +184,9 @@ typedef enum {
   /* A process ended while it wrote kept memory: its contents are of no epoch. */
   VRAMP_ERROR_TORN = 43,
   /* There is no keeper, or it refuses or does not answer. The message says why. */
-  VRAMP_ERROR_KEEPER = 44
+  VRAMP_ERROR_KEEPER = 44,
+  /* The keeper or the kept memory is unknown, or was closed. */
+  VRAMP_ERROR_UNKNOWN_KEPT = 45
 } vramp_status_t;
 
 /* Kind of an event. */
@@ -260,6 +271,16 @@ typedef enum {
   /* It is being resumed. */
   VRAMP_REGION_RESUMING = 3
 } vramp_region_phase_t;
+
+/* What a handle of kept memory stands for. */
+typedef enum {
+  /* Memory that is being made. No other process sees it. */
+  VRAMP_KEPT_DRAFT = 0,
+  /* Memory of a name. */
+  VRAMP_KEPT_OPEN = 1,
+  /* A commit failed: the memory is this process's own until it is closed. */
+  VRAMP_KEPT_PRIVATE = 2
+} vramp_kept_phase_t;
 
 /* Handle of an allocator. An id that is looked up: any value may be passed. Zero is none. */
 typedef struct {
@@ -1042,6 +1063,119 @@ typedef void (*vramp_reclaim_handler_t)(uint64_t bytes, void *user);
  * vramp_close. It must not unwind: no C++ exception may leave it.
  */
 typedef int (*vramp_sleep_handler_t)(int resume, void *user);
+
+/* Handle of a keeper. Zero is none. */
+typedef struct {
+  /* Opaque. May be compared. */
+  uint64_t id;
+} vramp_keeper_t;
+
+/* A name of a keeper. Later versions add fields at the end. */
+typedef struct {
+  /*
+   * In the first struct of an array, set by the caller to `sizeof(vramp_kept_entry_t)`: the distance from one to
+   * the next. On return the same number is in all of them.
+   */
+  uint64_t struct_size;
+  /* Bytes on the card; zero if the name has no memory yet. */
+  uint64_t bytes;
+  /* Number of the last commit; zero if the name has no memory yet. */
+  uint64_t epoch;
+  /* How often it is open. */
+  uint64_t holders;
+  /* Calls that wait for its lock, or to make a draft of the name. */
+  uint64_t waiting;
+  /* Earlier memory of the name that processes have open. */
+  uint64_t superseded;
+  /* Nanoseconds that no process has had it open; zero while one has. */
+  uint64_t idle_ns;
+  /* Where the keeper needs room, memory without holders goes by this, the lowest first. */
+  int32_t priority;
+  /* 1 if a process ended while it wrote. Otherwise 0. */
+  int32_t torn;
+  /* Process with the lock for writing; zero for none. */
+  uint32_t writer;
+  /* Process that makes a draft of the name; zero for none. */
+  uint32_t drafter;
+  /* Its card. Ends with a zero, and is cut to the array. */
+  char device[96];
+  /* The name. Ends with a zero. */
+  char name[208];
+} vramp_kept_entry_t;
+
+/*
+ * What kept memory is made as, for vramp_kept_draft. Set the struct to zero before. Later versions add fields at
+ * the end.
+ */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_kept_options_t)`. */
+  uint64_t struct_size;
+  /* Most bytes that will be placed in it, with 511 more for each place. Not zero. */
+  uint64_t bytes;
+  /* Bytes of one physical handle, rounded up to whole pages. Zero for 1 GiB. */
+  uint64_t part;
+  /* Nanoseconds that the keeper keeps it when no process has it open. Zero for ever. */
+  uint64_t kept_for_ns;
+  /* Where the keeper needs room, memory without holders goes by this, the lowest first. */
+  int32_t priority;
+  /* Zero. */
+  uint32_t reserved;
+} vramp_kept_options_t;
+
+/* Handle of kept memory: a draft, or memory that is open. Zero is none. */
+typedef struct {
+  /* Opaque. May be compared. */
+  uint64_t id;
+} vramp_kept_t;
+
+/*
+ * How kept memory is opened, for vramp_kept_open. Zero is the default of each field. Later versions add fields at
+ * the end.
+ */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_kept_open_options_t)`. */
+  uint64_t struct_size;
+  /* Lock that it is opened with: VRAMP_KEPT_READ, VRAMP_KEPT_WRITE or VRAMP_KEPT_UNLOCKED. */
+  uint32_t lock;
+  /* 1 if work of the card writes it. Otherwise a write ends the context. */
+  int32_t writable;
+  /* 1 if it may lie anywhere. Otherwise it has the addresses that its publisher had, where they are free here. */
+  int32_t any_addresses;
+  /* Zero. */
+  uint32_t reserved;
+} vramp_kept_open_options_t;
+
+/* The state of kept memory. Later versions add fields at the end. */
+typedef struct {
+  /* Set by the caller to `sizeof(vramp_kept_state_t)`, as in vramp_stats_t. */
+  uint64_t struct_size;
+  /* Address of the first byte in this process. It does not change. */
+  void *address;
+  /* Bytes in use. */
+  uint64_t bytes;
+  /* Number of the last commit. Of a draft, that of the name's memory when the draft began; zero for a new name. */
+  uint64_t epoch;
+  /* Bytes of the layout. */
+  uint64_t layout_bytes;
+  /* The publisher's digest. Of a draft, that of the name's memory when the draft began. */
+  uint8_t digest[32];
+  /* Whether it is a draft, memory of a name, or private to this process. */
+  vramp_kept_phase_t phase;
+  /* Lock of this process: VRAMP_KEPT_READ, VRAMP_KEPT_WRITE or VRAMP_KEPT_UNLOCKED. */
+  uint32_t lock;
+  /* 1 if work of the card may write it. Otherwise 0. */
+  int32_t writable;
+  /* 1 if a process ended while it wrote. Otherwise 0. */
+  int32_t torn;
+  /* 1 if the name has other memory by now, or none. This memory stays as it is. Otherwise 0. */
+  int32_t superseded;
+  /* 1 while no keeper knows of it. It stays valid, and is restored at the next keeper. Otherwise 0. */
+  int32_t adrift;
+  /* 1 if a process waits to write. Otherwise 0. */
+  int32_t writer_waits;
+  /* Zero. */
+  uint32_t reserved;
+} vramp_kept_state_t;
 
 /* A block, as PyTorch's statistics need it. Amounts are in bytes. */
 typedef struct {
@@ -2668,6 +2802,258 @@ vramp_status_t vramp_budget_on_reclaim(vramp_allocator_t allocator,
 vramp_status_t vramp_budget_on_sleep(vramp_allocator_t allocator,
                                      vramp_sleep_handler_t handler,
                                      void *user);
+
+/*
+ * Names the keeper of a directory, which only the user may use. No message: whether one runs, other calls find out.
+ * A keeper that is silent for `timeout_ns` nanoseconds in one of its answers is an error; zero is 5 s. Waits for
+ * other processes have timeouts of their own. The handle ends with the allocator, or with vramp_keeper_close. Use
+ * one for all memory: it has the thread that restores what is open when the keeper is started again.
+ *
+ * What the caller promises:
+ * `directory` is null or zero-terminated; `keeper` is null or valid for writing.
+ */
+vramp_status_t vramp_keeper_open(vramp_allocator_t allocator,
+                                 const char *directory,
+                                 uint64_t timeout_ns,
+                                 vramp_keeper_t *keeper);
+
+/* Ends the handle of a keeper. Memory that was opened with it stays open, and the keeper runs on. */
+vramp_status_t vramp_keeper_close(vramp_allocator_t allocator, vramp_keeper_t keeper);
+
+/*
+ * Writes at most `capacity` names of a keeper with their states, in the order of the names, and the number of all to
+ * `*count`. Set `entries->struct_size` of the first to `sizeof(vramp_kept_entry_t)` before. With a `capacity` of
+ * zero only the number is written.
+ *
+ * What the caller promises:
+ * `entries` is null, or its first eight bytes hold a size, and `capacity` times that size is valid for reading and
+ * writing; `count` is null or valid for writing.
+ */
+vramp_status_t vramp_keeper_entries(vramp_allocator_t allocator,
+                                    vramp_keeper_t keeper,
+                                    vramp_kept_entry_t *entries,
+                                    size_t capacity,
+                                    size_t *count);
+
+/*
+ * Removes a name. Processes that have its memory open keep it; otherwise it is freed. VRAMP_ERROR_NOT_KEPT if the
+ * keeper has no such name.
+ *
+ * What the caller promises:
+ * `name` is null or zero-terminated.
+ */
+vramp_status_t vramp_keeper_remove(vramp_allocator_t allocator,
+                                   vramp_keeper_t keeper,
+                                   const char *name);
+
+/*
+ * Frees memory of the allocator's card that no process has open, the lowest priority and the longest idle first,
+ * until `bytes` were freed. `*freed` is how many were; it may be null.
+ *
+ * What the caller promises:
+ * `freed` is null or valid for writing.
+ */
+vramp_status_t vramp_keeper_evict(vramp_allocator_t allocator,
+                                  vramp_keeper_t keeper,
+                                  uint64_t bytes,
+                                  uint64_t *freed);
+
+/*
+ * Begins memory of a name: 1 to 200 letters, digits and `._/:-`. It becomes the name's memory with vramp_kept_commit,
+ * as a whole. A second draft of a name waits for the first, for `timeout_ns` nanoseconds: vramp_kept_state says what
+ * epoch and digest the name has then, so that of several processes that load the same one does. Reserves addresses;
+ * memory comes with vramp_kept_place.
+ *
+ * VRAMP_ERROR_KEEPER if no keeper runs; VRAMP_ERROR_KEPT_BUSY at the timeout; VRAMP_ERROR_OUT_OF_MEMORY if the keeper's
+ * limit has no room; VRAMP_ERROR_OPTION for names and amounts that cannot be. vramp_close waits for the call.
+ *
+ * What the caller promises:
+ * `name` is null or zero-terminated; `options` is null, or its first eight bytes hold a size that is valid for
+ * reading; `kept` is null or valid for writing.
+ */
+vramp_status_t vramp_kept_draft(vramp_allocator_t allocator,
+                                vramp_keeper_t keeper,
+                                const char *name,
+                                const vramp_kept_options_t *options,
+                                uint64_t timeout_ns,
+                                vramp_kept_t *kept);
+
+/*
+ * Returns the address of `size` bytes of a draft, aligned to 512 bytes, behind what was placed before. Contents are
+ * not defined: work of the card or of the host fills them. Without memory on the card it makes room as vramp_malloc
+ * does. Five driver calls for each new part.
+ *
+ * On failure `*address` is set to null. VRAMP_ERROR_RANGE if the draft has fewer bytes left. VRAMP_ERROR_BUSY while
+ * another call uses the draft, as in a handler that this one calls.
+ *
+ * What the caller promises:
+ * `address` is null or valid for writing.
+ */
+vramp_status_t vramp_kept_place(vramp_allocator_t allocator,
+                                vramp_kept_t kept,
+                                size_t size,
+                                void **address);
+
+/*
+ * Waits on the host for the work that was recorded, and makes a draft the memory of its name, which other processes
+ * see as a whole. The handle and the addresses stay. `layout` says what lies where, in `length` bytes of the program's
+ * own, and `digest`, 32 bytes, which contents these are; null is zeros.
+ *
+ * With a `writable` of 0 work of this process may only read it from now on, and the process has the lock for reading.
+ * Otherwise it has the lock for writing.
+ *
+ * After an error the memory is this process's own, until it is closed. VRAMP_ERROR_RANGE if nothing was placed or the
+ * layout is longer than 16 MiB.
+ *
+ * What the caller promises:
+ * `layout` is null or valid for reading `length` bytes, `digest` null or valid for reading 32.
+ */
+vramp_status_t vramp_kept_commit(vramp_allocator_t allocator,
+                                 vramp_kept_t kept,
+                                 const void *layout,
+                                 size_t length,
+                                 const uint8_t *digest,
+                                 int32_t writable);
+
+/*
+ * Opens the memory of a name. No copy; three driver calls for each part and two more. Without options it is mapped for
+ * reading only, with the lock for reading, which is waited for `timeout_ns` nanoseconds at most.
+ *
+ * VRAMP_ERROR_NOT_KEPT if there is no such memory; VRAMP_ERROR_KEPT_BUSY at the timeout, with the processes that have the
+ * lock; VRAMP_ERROR_TORN; VRAMP_ERROR_KEEPER if no keeper runs; VRAMP_ERROR_DEVICE for memory of another card.
+ * vramp_close waits for the call.
+ *
+ * What the caller promises:
+ * `name` is null or zero-terminated; `options` is null, or its first eight bytes hold a size that is valid for
+ * reading; `kept` is null or valid for writing.
+ */
+vramp_status_t vramp_kept_open(vramp_allocator_t allocator,
+                               vramp_keeper_t keeper,
+                               const char *name,
+                               const vramp_kept_open_options_t *options,
+                               uint64_t timeout_ns,
+                               vramp_kept_t *kept);
+
+/*
+ * Returns the state of kept memory. Set `state->struct_size` to `sizeof(vramp_kept_state_t)` before. No message and
+ * no driver call.
+ *
+ * What the caller promises:
+ * `state` is null, or its first eight bytes hold a size that is valid for reading and writing.
+ */
+vramp_status_t vramp_kept_state(vramp_allocator_t allocator,
+                                vramp_kept_t kept,
+                                vramp_kept_state_t *state);
+
+/*
+ * Copies the first `capacity` bytes of the publisher's layout to `layout`, and writes the number of all to `*length`.
+ * No message.
+ *
+ * What the caller promises:
+ * `layout` is null or valid for writing `capacity` bytes; `length` is null or valid for writing.
+ */
+vramp_status_t vramp_kept_layout(vramp_allocator_t allocator,
+                                 vramp_kept_t kept,
+                                 void *layout,
+                                 size_t capacity,
+                                 size_t *length);
+
+/*
+ * Records that work queued on `stream`, so far and from now on, uses kept memory: a commit, and what gives the lock
+ * or the memory back, waits for it on the host. No driver call.
+ */
+vramp_status_t vramp_kept_record_use(vramp_allocator_t allocator,
+                                     vramp_kept_t kept,
+                                     vramp_stream_t stream);
+
+/*
+ * Closes kept memory: waits on the host for recorded work, unmaps it, and gives the lock back. The keeper goes on
+ * keeping it. A draft is given up, and its memory is freed. If another thread is in a call on it, that call ends it.
+ * If the wait fails, as while a recorded stream captures, it stays mapped until the process ends.
+ */
+vramp_status_t vramp_kept_close(vramp_allocator_t allocator,
+                                vramp_kept_t kept);
+
+/*
+ * Takes the lock for reading, within `timeout_ns` nanoseconds. Returns the epoch in `*epoch`, which may be null. One
+ * message each way, and none if the process has it. A close of the allocator does not wait for the call.
+ *
+ * VRAMP_ERROR_KEPT_BUSY at the timeout, with the processes that have the lock; VRAMP_ERROR_TORN; VRAMP_ERROR_KEEPER if
+ * the process has the lock for writing.
+ *
+ * What the caller promises:
+ * `epoch` is null or valid for writing.
+ */
+vramp_status_t vramp_kept_read(vramp_allocator_t allocator,
+                               vramp_kept_t kept,
+                               uint64_t timeout_ns,
+                               uint64_t *epoch);
+
+/*
+ * Takes the lock for writing, within `timeout_ns` nanoseconds: other processes read the memory no more. Gives a lock
+ * for reading back first, and has none after an error. Returns the epoch before in `*epoch`, which may be null.
+ *
+ * A process that ends with this lock, or closes the memory with it, leaves it torn: reading it is an error until a
+ * process wrote all of it and committed. VRAMP_ERROR_UNSUPPORTED if it is mapped for reading only; otherwise as
+ * vramp_kept_read.
+ *
+ * What the caller promises:
+ * `epoch` is null or valid for writing.
+ */
+vramp_status_t vramp_kept_write(vramp_allocator_t allocator,
+                                vramp_kept_t kept,
+                                uint64_t timeout_ns,
+                                uint64_t *epoch);
+
+/*
+ * Gives the lock for reading back, after it waited for recorded work. Other processes may write from now on.
+ * VRAMP_ERROR_KEEPER if the process has the lock for writing.
+ */
+vramp_status_t vramp_kept_unlock(vramp_allocator_t allocator,
+                                 vramp_kept_t kept);
+
+/*
+ * Lets a process that waits to write do so, and takes the lock for reading again after it, within `timeout_ns`
+ * nanoseconds. For the moment between two steps: no message and no wait if none waits. Returns the epoch in `*epoch`,
+ * which may be null. Errors are those of vramp_kept_read; without the lock the memory must not be read.
+ *
+ * What the caller promises:
+ * `epoch` is null or valid for writing.
+ */
+vramp_status_t vramp_kept_yield_to_writer(vramp_allocator_t allocator,
+                                          vramp_kept_t kept,
+                                          uint64_t timeout_ns,
+                                          uint64_t *epoch);
+
+/*
+ * Waits for recorded work, and makes what was written since vramp_kept_write the next epoch, whose number it returns
+ * in `*epoch`, which may be null. `then` is the lock that the process has afterwards: VRAMP_KEPT_READ, VRAMP_KEPT_WRITE
+ * or VRAMP_KEPT_UNLOCKED. VRAMP_ERROR_KEEPER without the lock for writing.
+ *
+ * What the caller promises:
+ * `epoch` is null or valid for writing.
+ */
+vramp_status_t vramp_kept_commit_update(vramp_allocator_t allocator,
+                                        vramp_kept_t kept,
+                                        uint32_t then,
+                                        uint64_t *epoch);
+
+/* Gives the lock for writing back, if nothing was written: the epoch stays. */
+vramp_status_t vramp_kept_release_unchanged(vramp_allocator_t allocator, vramp_kept_t kept);
+
+/*
+ * Waits until the name has a later epoch than `than`, in this memory or in other memory of the name, for `timeout_ns`
+ * nanoseconds at most. Returns its number in `*epoch`, which may be null. VRAMP_ERROR_KEPT_BUSY at the timeout. A close
+ * of the allocator does not wait for the call.
+ *
+ * What the caller promises:
+ * `epoch` is null or valid for writing.
+ */
+vramp_status_t vramp_kept_wait_newer(vramp_allocator_t allocator,
+                                     vramp_kept_t kept,
+                                     uint64_t than,
+                                     uint64_t timeout_ns,
+                                     uint64_t *epoch);
 
 /* Checks VRAMP_CONF and VRAMP_DEVICE, and opens nothing. */
 vramp_status_t vramp_torch_check_settings(void);

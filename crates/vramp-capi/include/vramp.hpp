@@ -1,4 +1,4 @@
-// Deferrable buffers and regions of vramp for C++11 and later, over the C interface.
+// Deferrable buffers, regions and kept memory of vramp for C++11 and later, over the C interface.
 //
 // Deferrable buffers have the words of RMMEP-1:
 //
@@ -26,6 +26,11 @@
 //
 // vramp::around_sleep registers what ends before that and is made again after it.
 //
+// Kept memory outlives its process, because a keeper holds it under a name:
+//
+//     vramp::keeper keeper(allocator, directory);
+//     vramp::kept weights(keeper, "model/0");
+//
 // Errors are exceptions; a destructor throws none.
 
 #ifndef VRAMP_HPP
@@ -33,6 +38,7 @@
 
 #include "vramp.h"
 
+#include <array>
 #include <cstddef>
 #include <exception>
 #include <functional>
@@ -444,6 +450,246 @@ inline std::vector<vramp_region_status_t> region_status(vramp_allocator_t alloca
     found.resize(count);
     return found;
 }
+
+/// The keeper of a directory, a process that other processes find too. It may end before memory that was opened with
+/// it, and ends before the allocator is closed.
+class keeper {
+public:
+    /// A keeper that is silent for `timeout_ns` is an error; zero is 5 s.
+    keeper(vramp_allocator_t allocator, const std::string &directory, uint64_t timeout_ns = 0)
+        : allocator_(allocator), handle_() {
+        check(vramp_keeper_open(allocator, directory.c_str(), timeout_ns, &handle_));
+    }
+
+    ~keeper() { end(); }
+
+    keeper(keeper &&other) noexcept : allocator_(other.allocator_), handle_(other.release()) {}
+
+    keeper &operator=(keeper &&other) noexcept {
+        if (this != &other) {
+            end();
+            allocator_ = other.allocator_;
+            handle_ = other.release();
+        }
+        return *this;
+    }
+
+    vramp_allocator_t allocator() const noexcept { return allocator_; }
+    vramp_keeper_t handle() const noexcept { return handle_; }
+
+    /// Returns the names that it has, in order.
+    std::vector<vramp_kept_entry_t> entries() const {
+        std::vector<vramp_kept_entry_t> found;
+        std::size_t count = 0;
+        check(vramp_keeper_entries(allocator_, handle_, nullptr, 0, &count));
+        do {
+            found.assign(count, vramp_kept_entry_t());
+            if (count > 0) found[0].struct_size = sizeof(vramp_kept_entry_t);
+            check(vramp_keeper_entries(allocator_, handle_, found.data(), found.size(), &count));
+            // Another process may have made some meanwhile.
+        } while (count > found.size());
+        found.resize(count);
+        return found;
+    }
+
+    /// Removes a name. Processes that have its memory open keep it.
+    void remove(const std::string &name) const {
+        check(vramp_keeper_remove(allocator_, handle_, name.c_str()));
+    }
+
+    /// Frees memory of the card that no process has open, until `bytes` were freed. Returns how many were.
+    uint64_t evict(uint64_t bytes) const {
+        uint64_t freed = 0;
+        check(vramp_keeper_evict(allocator_, handle_, bytes, &freed));
+        return freed;
+    }
+
+private:
+    void end() noexcept {
+        if (handle_.id != 0) vramp_keeper_close(allocator_, handle_);
+    }
+
+    vramp_keeper_t release() noexcept {
+        const vramp_keeper_t handle = handle_;
+        handle_ = vramp_keeper_t();
+        return handle;
+    }
+
+    vramp_allocator_t allocator_;
+    vramp_keeper_t handle_;
+};
+
+/// Returns options of kept memory with room for so many bytes.
+inline vramp_kept_options_t kept_options(uint64_t bytes) {
+    vramp_kept_options_t options = vramp_kept_options_t();
+    options.struct_size = sizeof(options);
+    options.bytes = bytes;
+    return options;
+}
+
+/// Returns options for opening kept memory.
+inline vramp_kept_open_options_t kept_open_options(bool writable = false,
+                                                   uint32_t lock = VRAMP_KEPT_READ) {
+    vramp_kept_open_options_t options = vramp_kept_open_options_t();
+    options.struct_size = sizeof(options);
+    options.writable = writable;
+    options.lock = lock;
+    return options;
+}
+
+namespace detail {
+
+/// A handle of kept memory, which is closed at its end.
+class kept_handle {
+public:
+    ~kept_handle() { end(); }
+
+    kept_handle(kept_handle &&other) noexcept
+        : allocator_(other.allocator_), handle_(other.release()) {}
+
+    kept_handle &operator=(kept_handle &&other) noexcept {
+        if (this != &other) {
+            end();
+            allocator_ = other.allocator_;
+            handle_ = other.release();
+        }
+        return *this;
+    }
+
+    vramp_allocator_t allocator() const noexcept { return allocator_; }
+    vramp_kept_t handle() const noexcept { return handle_; }
+
+    /// Returns its state now. No message.
+    vramp_kept_state_t state() const {
+        vramp_kept_state_t found = vramp_kept_state_t();
+        found.struct_size = sizeof(found);
+        check(vramp_kept_state(allocator_, handle_, &found));
+        return found;
+    }
+
+    /// Records that work queued on a stream, so far and from now on, uses the memory.
+    void record_use(vramp_stream_t stream) const {
+        check(vramp_kept_record_use(allocator_, handle_, stream));
+    }
+
+    /// Waits for recorded work and closes it. Throws if that fails; the destructor does not.
+    void close() { check(vramp_kept_close(allocator_, release())); }
+
+protected:
+    explicit kept_handle(vramp_allocator_t allocator) : allocator_(allocator), handle_() {}
+
+    vramp_kept_t release() noexcept {
+        const vramp_kept_t handle = handle_;
+        handle_ = vramp_kept_t();
+        return handle;
+    }
+
+    vramp_allocator_t allocator_;
+    vramp_kept_t handle_;
+
+private:
+    // The allocator may be closed by now: then the memory has ended.
+    void end() noexcept {
+        if (handle_.id != 0) vramp_kept_close(allocator_, handle_);
+    }
+};
+
+} // namespace detail
+
+/// Memory of a name that no other process sees yet. It is freed at its end, unless it was committed.
+class kept_draft : public detail::kept_handle {
+public:
+    /// Waits for another draft of the name.
+    kept_draft(const keeper &of, const std::string &name, const vramp_kept_options_t &options,
+               uint64_t timeout_ns = VRAMP_FOREVER)
+        : kept_handle(of.allocator()) {
+        check(vramp_kept_draft(of.allocator(), of.handle(), name.c_str(), &options, timeout_ns,
+                               &handle_));
+    }
+
+    /// Returns the address of so many bytes.
+    void *place(std::size_t bytes) const {
+        void *address = nullptr;
+        check(vramp_kept_place(allocator_, handle_, bytes, &address));
+        return address;
+    }
+
+    friend class kept;
+};
+
+/// Memory of a name, at its address in this process. Memory that was opened for reading only must not be written.
+class kept : public detail::kept_handle {
+public:
+    explicit kept(const keeper &of, const std::string &name,
+                  const vramp_kept_open_options_t &options = kept_open_options(),
+                  uint64_t timeout_ns = VRAMP_FOREVER)
+        : kept_handle(of.allocator()) {
+        check(vramp_kept_open(of.allocator(), of.handle(), name.c_str(), &options, timeout_ns,
+                              &handle_));
+    }
+
+    /// Commits a draft, whose addresses stay. If it throws the draft has private memory, as vramp_kept_commit says.
+    kept(kept_draft &&draft, const std::string &layout, const std::array<uint8_t, 32> &digest,
+         bool writable = false)
+        : kept_handle(draft.allocator()) {
+        check(vramp_kept_commit(allocator_, draft.handle(), layout.data(), layout.size(),
+                                digest.data(), writable));
+        handle_ = draft.release();
+    }
+
+    void *get() const { return state().address; }
+    std::size_t size() const { return static_cast<std::size_t>(state().bytes); }
+    uint64_t epoch() const { return state().epoch; }
+
+    /// Returns the publisher's layout.
+    std::string layout() const {
+        std::string found(static_cast<std::size_t>(state().layout_bytes), '\0');
+        std::size_t length = 0;
+        check(vramp_kept_layout(allocator_, handle_, &found[0], found.size(), &length));
+        return found;
+    }
+
+    /// Takes the lock for reading, and returns the epoch.
+    uint64_t read(uint64_t timeout_ns = VRAMP_FOREVER) const {
+        uint64_t epoch = 0;
+        check(vramp_kept_read(allocator_, handle_, timeout_ns, &epoch));
+        return epoch;
+    }
+
+    /// Takes the lock for writing, and returns the epoch before. Commit what is written: otherwise it is torn.
+    uint64_t write(uint64_t timeout_ns = VRAMP_FOREVER) const {
+        uint64_t epoch = 0;
+        check(vramp_kept_write(allocator_, handle_, timeout_ns, &epoch));
+        return epoch;
+    }
+
+    /// Gives the lock for reading back.
+    void unlock() const { check(vramp_kept_unlock(allocator_, handle_)); }
+
+    /// Lets a waiting writer write, and takes the lock for reading again. Returns the epoch.
+    uint64_t yield_to_writer(uint64_t timeout_ns = VRAMP_FOREVER) const {
+        uint64_t epoch = 0;
+        check(vramp_kept_yield_to_writer(allocator_, handle_, timeout_ns, &epoch));
+        return epoch;
+    }
+
+    /// Makes what was written the next epoch, and returns its number. `then` is the lock that is kept.
+    uint64_t commit_update(uint32_t then = VRAMP_KEPT_UNLOCKED) const {
+        uint64_t epoch = 0;
+        check(vramp_kept_commit_update(allocator_, handle_, then, &epoch));
+        return epoch;
+    }
+
+    /// Gives the lock for writing back, if nothing was written.
+    void release_unchanged() const { check(vramp_kept_release_unchanged(allocator_, handle_)); }
+
+    /// Waits until the name has a later epoch than `than`, and returns its number.
+    uint64_t wait_newer(uint64_t than, uint64_t timeout_ns = VRAMP_FOREVER) const {
+        uint64_t epoch = 0;
+        check(vramp_kept_wait_newer(allocator_, handle_, than, timeout_ns, &epoch));
+        return epoch;
+    }
+};
 
 } // namespace vramp
 

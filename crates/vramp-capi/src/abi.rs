@@ -96,6 +96,8 @@ pub enum vramp_status_t {
     VRAMP_ERROR_TORN = 43,
     /// There is no keeper, or it refuses or does not answer. The message says why.
     VRAMP_ERROR_KEEPER = 44,
+    /// The keeper or the kept memory is unknown, or was closed.
+    VRAMP_ERROR_UNKNOWN_KEPT = 45,
 }
 
 /// Handle of an allocator. An id that is looked up: any value may be passed. Zero is none.

@@ -72,6 +72,11 @@ pub extern "C" fn vramp_status_name(status: c_int) -> *const c_char {
         38 => c"VRAMP_ERROR_REGION",
         39 => c"VRAMP_ERROR_OVER_RESERVATION",
         40 => c"VRAMP_ERROR_CALLBACK",
+        41 => c"VRAMP_ERROR_NOT_KEPT",
+        42 => c"VRAMP_ERROR_KEPT_BUSY",
+        43 => c"VRAMP_ERROR_TORN",
+        44 => c"VRAMP_ERROR_KEEPER",
+        45 => c"VRAMP_ERROR_UNKNOWN_KEPT",
         _ => c"unknown",
     };
     name.as_ptr()

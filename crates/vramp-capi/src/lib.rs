@@ -3,11 +3,11 @@
 //!
 //! Steps of a call:
 //!
-//! 1. `interface.rs`, `queries.rs`, `graphs.rs`, `kv.rs`, `budget.rs`, `sharing.rs`, `sleep.rs`, `tiers.rs` or `torch/mod.rs`
-//!    receives ids and pointers. An id is looked up, never dereferenced.
+//! 1. `interface.rs`, `queries.rs`, `graphs.rs`, `kv.rs`, `budget.rs`, `sharing.rs`, `kept.rs`, `sleep.rs`, `tiers.rs` or
+//!    `torch/mod.rs` receives ids and pointers. An id is looked up, never dereferenced.
 //! 2. `handles.rs` looks up the allocator; `gate.rs` keeps it open until the call returns.
 //! 3. `addresses.rs` looks up the allocation at an address. `captures.rs` looks up arenas, graphs
-//!    and leases, `sharing/tables.rs` exports, imports and pins,
+//!    and leases, `sharing/tables.rs` exports, imports and pins, `kept/tables.rs` keepers and kept memory,
 //!    `tiers/tables.rs` reservations, buffers and leases.
 //! 4. `session.rs` calls the Rust interface.
 //! 5. `status.rs` converts an error to a status code, stores its message for the thread, and
@@ -60,6 +60,7 @@ mod handles;
 pub mod host;
 mod ids;
 pub mod interface;
+pub mod kept;
 pub mod kv;
 mod options;
 mod pointers;

@@ -8,8 +8,8 @@
 //! | `session/pools.rs` | the allocator's pool, those of its regions, and that of plain allocations |
 //! | `session/reports.rs` | history, snapshots, statistics, and the audit |
 //!
-//! Its graphs are in `graphs.rs`, its arenas for caches in `kv.rs`, host memory in `host.rs`, what it shares in `sharing.rs`, and its
-//! tiers in `tiers.rs`.
+//! Its graphs are in `graphs.rs`, its arenas for caches in `kv.rs`, host memory in `host.rs`, what it shares in `sharing.rs`, kept
+//! memory in `kept.rs`, and its tiers in `tiers.rs`.
 
 mod blocks;
 mod pools;
@@ -35,6 +35,7 @@ use crate::captures::Captures;
 use crate::device::{Device, Listed};
 use crate::environment::variable;
 use crate::host::tables::HostBlocks;
+use crate::kept::tables::KeptTables;
 use crate::kv::tables::Caches;
 use crate::options::Options;
 use crate::print::write_line;
@@ -83,6 +84,7 @@ pub struct Session {
     /// The budget of the process that the allocator is tied to, if it is.
     pub(crate) budget: OnceLock<PoolBudget>,
     pub(crate) shares: Shares,
+    pub(crate) kept: KeptTables,
     /// Also of the comm pools made from this allocator.
     adopted: Arc<RwLock<AdoptedStreams>>,
     /// Number of streams forgotten so far.
@@ -171,6 +173,7 @@ impl Session {
             host_blocks: HostBlocks::default(),
             budget: OnceLock::new(),
             shares: Shares::default(),
+            kept: KeptTables::default(),
             adopted: Arc::default(),
             forgets: Arc::default(),
             recording: Mutex::new(None),
@@ -197,6 +200,7 @@ impl Session {
             host_blocks: HostBlocks::default(),
             budget: OnceLock::new(),
             shares: Shares::default(),
+            kept: KeptTables::default(),
             adopted: Arc::clone(&self.adopted),
             forgets: Arc::clone(&self.forgets),
             recording: Mutex::new(None),

@@ -89,6 +89,7 @@ const fn interfaces(kind: Kind) -> (vramp_status_t, &'static str) {
         Kind::KeptBusy => (VRAMP_ERROR_KEPT_BUSY, "KeepTimeoutError"),
         Kind::Torn => (VRAMP_ERROR_TORN, "TornError"),
         Kind::Keeper => (VRAMP_ERROR_KEEPER, "KeepError"),
+        Kind::UnknownKept => (VRAMP_ERROR_UNKNOWN_KEPT, "ClosedError"),
     }
 }
 

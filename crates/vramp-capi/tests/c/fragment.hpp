@@ -16,10 +16,13 @@ vramp_lease_t lease;
 vramp_export_t exported;
 vramp_ticket_t ticket;
 vramp_region_scope_t scope;
-void *block, *weights, *address;
-size_t bytes, size;
+vramp_keeper_t keeper;
+vramp_kept_t kept;
+void *block, *weights, *address, *layout;
+size_t bytes, size, length;
 int32_t released, rows;
-const char *tags[1];
+const char *tags[1], *directory;
+unsigned char digest[32];
 cudaStream_t raw;
 cudaGraph_t yours;
 void fragment() {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
+use vramp_alloc::sharing::kept::{KeeperConfig, KeeperServer};
 
 /// A temporary directory with `libvramp.so` and a program linked to it.
 struct Program {
@@ -184,6 +185,26 @@ fn two_processes_share_a_block_in_c_and_cpp() {
 }
 
 #[test]
+fn memory_is_kept_beyond_its_process_in_c_and_cpp() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let directory = folder.path().join("vramp");
+    let config = KeeperConfig { directory: &directory, limit: None, idle_exit: None };
+    let _server = KeeperServer::start(&config).expect("the keeper starts");
+    let directory = directory.to_str().expect("a plain path");
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // Those of C++ remove their memory, and that of C leaves it.
+    for (compiler, source, standard) in [
+        ("c++", "keep.cpp", "-std=c++11"),
+        ("c++", "keep.cpp", "-std=c++20"),
+        ("cc", "keep.c", "-std=c99"),
+    ] {
+        let path = own.join("examples").join(source);
+        let program = Program::compile(compiler, path.to_str().expect("a plain path"), standard);
+        assert_eq!(program.run(directory, &[("VRAMP_DEVICE", "sim:h200")]), "", "{source}");
+    }
+}
+
+#[test]
 fn contents_go_to_a_store_that_is_written_in_c() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/store.c");
     let path = path.to_str().expect("a plain path");
@@ -254,7 +275,7 @@ fn the_fragments_of_the_guides_compile() {
         assert!(output.status.success(), "{fragment}\n{errors}");
         count += 1;
     }
-    assert_eq!(count, 10);
+    assert_eq!(count, 12);
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod c_programs;
 mod common;
 mod graphs;
 mod host_memory;
+mod keep;
 mod observing;
 mod sharing;
 mod sleep;

@@ -119,7 +119,7 @@ fn as_many_allocators_open_as_there_are_numbers_for() {
 const SECONDS: u32 = 20;
 
 /// Returns how a forked child that runs `work` ended: zero if `work` returned true.
-fn forked(work: impl FnOnce() -> bool) -> i32 {
+pub fn forked(work: impl FnOnce() -> bool) -> i32 {
     // SAFETY: the child calls vramp, which is what the test is about, and ends.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);

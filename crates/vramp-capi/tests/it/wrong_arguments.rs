@@ -11,6 +11,9 @@ use vramp_capi::abi::{
 };
 use vramp_capi::graphs::*;
 use vramp_capi::interface::{vramp_close, *};
+use vramp_capi::kept::abi::*;
+use vramp_capi::kept::locks::*;
+use vramp_capi::kept::*;
 use vramp_capi::queries::*;
 use vramp_capi::sharing::{vramp_comm_pool, *};
 use vramp_capi::sleep::abi::vramp_region_phase_t::*;
@@ -424,16 +427,140 @@ fn every_code_has_its_name() {
         VRAMP_ERROR_REGION,
         VRAMP_ERROR_OVER_RESERVATION,
         VRAMP_ERROR_CALLBACK,
+        VRAMP_ERROR_NOT_KEPT,
+        VRAMP_ERROR_KEPT_BUSY,
+        VRAMP_ERROR_TORN,
+        VRAMP_ERROR_KEEPER,
+        VRAMP_ERROR_UNKNOWN_KEPT,
     ];
     for code in codes {
         assert_eq!(name(code as i32), format!("{code:?}"));
     }
-    for code in [-1, 41, i32::MAX, i32::MIN] {
+    for code in [-1, 46, i32::MAX, i32::MIN] {
         assert_eq!(name(code), "unknown");
     }
     // SAFETY: the version ends with a zero and lives for ever.
     let version = unsafe { CStr::from_ptr(vramp_version()) };
     assert_eq!(version.to_str().unwrap(), env!("CARGO_PKG_VERSION"));
+}
+
+/// Calls every function of kept memory.
+fn every_kept_call(allocator: vramp_allocator_t) -> Vec<vramp_status_t> {
+    let (mut keeper, mut kept) = (vramp_keeper_t { id: 1 }, vramp_kept_t { id: 1 });
+    let (mut state, mut entry) = (no_kept_state(), no_entry());
+    let (mut address, mut count, mut freed) = (null_mut(), 0, 0);
+    let options = kept_options();
+    // SAFETY: every text, struct and result outlives its call.
+    unsafe {
+        vec![
+            vramp_keeper_open(allocator, c"/nowhere".as_ptr(), 0, &mut keeper),
+            vramp_keeper_close(allocator, keeper),
+            vramp_keeper_entries(allocator, keeper, &mut entry, 1, &mut count),
+            vramp_keeper_remove(allocator, keeper, c"a".as_ptr()),
+            vramp_keeper_evict(allocator, keeper, 1, &mut freed),
+            vramp_kept_draft(allocator, keeper, c"a".as_ptr(), &options, 0, &mut kept),
+            vramp_kept_place(allocator, kept, 1, &mut address),
+            vramp_kept_commit(allocator, kept, null(), 0, null(), 0),
+            vramp_kept_open(allocator, keeper, c"a".as_ptr(), null(), 0, &mut kept),
+            vramp_kept_state(allocator, kept, &mut state),
+            vramp_kept_layout(allocator, kept, null_mut(), 0, &mut count),
+            vramp_kept_record_use(allocator, kept, vramp_stream_t::default()),
+            vramp_kept_read(allocator, kept, 0, null_mut()),
+            vramp_kept_write(allocator, kept, 0, null_mut()),
+            vramp_kept_unlock(allocator, kept),
+            vramp_kept_yield_to_writer(allocator, kept, 0, null_mut()),
+            vramp_kept_commit_update(allocator, kept, VRAMP_KEPT_READ, null_mut()),
+            vramp_kept_release_unchanged(allocator, kept),
+            vramp_kept_wait_newer(allocator, kept, 0, 0, null_mut()),
+            vramp_kept_close(allocator, kept),
+        ]
+    }
+}
+
+fn kept_options() -> vramp_kept_options_t {
+    let struct_size = size_of::<vramp_kept_options_t>() as u64;
+    vramp_kept_options_t { struct_size, bytes: 1 << 20, ..vramp_kept_options_t::default() }
+}
+
+#[test]
+fn wrong_allocators_and_handles_are_found_by_every_call_of_kept_memory() {
+    let allocator = open("");
+    let statuses = every_kept_call(allocator);
+    assert_eq!(statuses[0], VRAMP_OK, "no message is sent");
+    // The keeper of the first call does not run, and is closed by the second.
+    assert_eq!(statuses[1], VRAMP_OK);
+    assert_eq!(statuses[2..], [VRAMP_ERROR_UNKNOWN_KEPT; 18]);
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
+    for wrong in [allocator, vramp_allocator_t::default(), vramp_allocator_t { id: u64::MAX }] {
+        assert_eq!(every_kept_call(wrong), [VRAMP_ERROR_UNKNOWN_ALLOCATOR; 20]);
+    }
+}
+
+#[test]
+fn arguments_of_kept_memory_are_checked_before_a_message() {
+    let allocator = open("");
+    let (mut keeper, mut kept) = (vramp_keeper_t::default(), vramp_kept_t::default());
+    let (mut count, name) = (0, c"a".as_ptr());
+    let options = kept_options();
+    let sizeless = vramp_kept_options_t { struct_size: 8, ..options };
+    let nothing = vramp_kept_options_t { bytes: 0, ..options };
+    let mut entry = vramp_kept_entry_t { struct_size: 0, ..no_entry() };
+    let mut state = vramp_kept_state_t { struct_size: 0, ..no_kept_state() };
+    let lock = vramp_kept_open_options_t {
+        struct_size: size_of::<vramp_kept_open_options_t>() as u64,
+        lock: 3,
+        ..vramp_kept_open_options_t::default()
+    };
+    // SAFETY: null is what the functions must withstand; the rest outlives the calls.
+    unsafe {
+        let nowhere = c"/nowhere/at/all".as_ptr();
+        assert_eq!(vramp_keeper_open(allocator, nowhere, 0, &mut keeper), VRAMP_OK);
+        let nulls = [
+            vramp_keeper_open(allocator, null(), 0, &mut keeper),
+            vramp_keeper_open(allocator, nowhere, 0, null_mut()),
+            vramp_keeper_entries(allocator, keeper, null_mut(), 0, null_mut()),
+            vramp_keeper_entries(allocator, keeper, null_mut(), 1, &mut count),
+            vramp_keeper_remove(allocator, keeper, null()),
+            vramp_kept_draft(allocator, keeper, null(), &options, 0, &mut kept),
+            vramp_kept_draft(allocator, keeper, name, null(), 0, &mut kept),
+            vramp_kept_draft(allocator, keeper, name, &options, 0, null_mut()),
+            vramp_kept_open(allocator, keeper, null(), null(), 0, &mut kept),
+            vramp_kept_open(allocator, keeper, name, null(), 0, null_mut()),
+            vramp_kept_place(allocator, kept, 1, null_mut()),
+            vramp_kept_state(allocator, kept, null_mut()),
+            vramp_kept_layout(allocator, kept, null_mut(), 0, null_mut()),
+        ];
+        assert_eq!(nulls, [VRAMP_ERROR_NULL; 13]);
+        let sizes = [
+            vramp_kept_draft(allocator, keeper, name, &sizeless, 0, &mut kept),
+            vramp_keeper_entries(allocator, keeper, &mut entry, 1, &mut count),
+            vramp_kept_state(allocator, kept, &mut state),
+        ];
+        assert_eq!(sizes, [VRAMP_ERROR_STRUCT_SIZE; 3]);
+        let range = [
+            vramp_kept_open(allocator, keeper, name, &lock, 0, &mut kept),
+            vramp_kept_commit_update(allocator, kept, 3, null_mut()),
+        ];
+        assert_eq!(range, [VRAMP_ERROR_RANGE; 2], "{}", last_error());
+        let option = [
+            vramp_kept_draft(allocator, keeper, name, &nothing, 0, &mut kept),
+            vramp_kept_draft(allocator, keeper, c"a b".as_ptr(), &options, 0, &mut kept),
+            vramp_kept_open(allocator, keeper, c"".as_ptr(), null(), 0, &mut kept),
+        ];
+        assert_eq!(option, [VRAMP_ERROR_OPTION; 3], "{}", last_error());
+        let text = vramp_keeper_remove(allocator, keeper, c"\xff".as_ptr());
+        assert_eq!(text, VRAMP_ERROR_TEXT);
+        let no_keeper = [
+            vramp_kept_draft(allocator, keeper, name, &options, 0, &mut kept),
+            vramp_kept_open(allocator, keeper, name, null(), 0, &mut kept),
+            vramp_keeper_evict(allocator, keeper, 1, null_mut()),
+            vramp_keeper_entries(allocator, keeper, null_mut(), 0, &mut count),
+        ];
+        assert_eq!(no_keeper, [VRAMP_ERROR_KEEPER; 4], "{}", last_error());
+    }
+    assert!(last_error().contains("start `vramp keep`"), "{}", last_error());
+    assert_eq!(kept, vramp_kept_t::default(), "a failure leaves no handle behind");
+    assert_eq!(vramp_close(allocator), VRAMP_OK);
 }
 
 fn every_region_call(allocator: vramp_allocator_t) -> Vec<vramp_status_t> {

@@ -9,6 +9,8 @@ use vramp_capi::abi::{
     vramp_allocator_t, vramp_device_t, vramp_handle_type_t, vramp_sharing_t, vramp_stats_t,
     vramp_status_t, vramp_stream_t, vramp_ticket_t,
 };
+use vramp_capi::kept::abi::vramp_kept_phase_t::VRAMP_KEPT_DRAFT;
+use vramp_capi::kept::abi::*;
 use vramp_capi::sleep::abi::vramp_region_phase_t::VRAMP_REGION_AWAKE;
 use vramp_capi::sleep::abi::*;
 use vramp_capi::sleep::*;
@@ -386,4 +388,43 @@ pub fn state(allocator: vramp_allocator_t, tag: &str) -> vramp_region_status_t {
 pub fn tag_of(state: &vramp_region_status_t) -> String {
     let bytes: Vec<u8> = state.tag.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
     String::from_utf8(bytes).expect("it is cut between characters")
+}
+
+/// A struct for `vramp_kept_state` to fill.
+pub fn no_kept_state() -> vramp_kept_state_t {
+    vramp_kept_state_t {
+        struct_size: size_of::<vramp_kept_state_t>() as u64,
+        address: null_mut(),
+        bytes: 0,
+        epoch: 0,
+        layout_bytes: 0,
+        digest: [1; 32],
+        phase: VRAMP_KEPT_DRAFT,
+        lock: u32::MAX,
+        writable: -1,
+        torn: -1,
+        superseded: -1,
+        adrift: -1,
+        writer_waits: -1,
+        reserved: 0,
+    }
+}
+
+/// A struct for `vramp_keeper_entries` to fill.
+pub fn no_entry() -> vramp_kept_entry_t {
+    vramp_kept_entry_t {
+        struct_size: size_of::<vramp_kept_entry_t>() as u64,
+        bytes: 0,
+        epoch: 0,
+        holders: 0,
+        waiting: 0,
+        superseded: 0,
+        idle_ns: 0,
+        priority: 0,
+        torn: -1,
+        writer: 0,
+        drafter: 0,
+        device: [1; 96],
+        name: [1; 208],
+    }
 }
