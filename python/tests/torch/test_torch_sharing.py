@@ -414,3 +414,26 @@ def test_a_chunk_is_shared_with_its_neighbours_and_they_stay_usable(other):
     more = [block(4 * KIB) for _ in range(100)]
     assert len({item.data_ptr() for item in more}) == 100
     del more
+
+
+@vramp_only
+def test_a_handle_of_an_address_is_a_chunk_and_of_a_comm_pool_the_segment():
+    """What `cuMemRetainAllocationHandle` returns for the first and the last byte of a tensor."""
+    text = """
+import ctypes
+import vramp.torch
+driver = ctypes.CDLL("libcuda.so.1")
+def handle_at(address):
+    handle = ctypes.c_uint64()
+    assert driver.cuMemRetainAllocationHandle(ctypes.byref(handle), ctypes.c_void_p(address)) == 0
+    assert driver.cuMemRelease(handle) == 0
+    return handle.value
+def has_one(tensor):
+    return handle_at(tensor.data_ptr()) == handle_at(tensor.data_ptr() + tensor.numel() - 1)
+ordinary = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+pool = vramp.torch.comm_pool()
+with torch.cuda.use_mem_pool(pool):
+    shared = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+print(has_one(ordinary), has_one(shared))
+"""
+    assert run_script(text).stdout.split() == ["False", "True"]
