@@ -116,11 +116,16 @@ impl Side {
                 let memory = self.driver.memory_info()?;
                 memory.total - memory.free
             },
-            descriptors: std::fs::read_dir("/proc/self/fd")?.count(),
+            descriptors: descriptors()?,
             exported: self.allocator.exported(),
             pinned: self.allocator.pinned().0,
         })
     }
+}
+
+/// Returns the number of open descriptors of this process.
+fn descriptors() -> Result<usize> {
+    Ok(std::fs::read_dir("/proc/self/fd")?.count())
 }
 
 /// What a process holds.
@@ -183,7 +188,13 @@ pub fn cycles(program: &Path, device: &str, cycles: u64) -> Result<CyclesReport>
     let before = side.left()?;
     let times = (1..cycles).map(|_| cycle()).collect::<Result<Vec<f64>>>()?;
     side.come_to_rest()?;
-    let after = side.left()?;
+    // The other process closes its side of connections a moment later.
+    let begun = Instant::now();
+    let mut after = side.left()?;
+    while after.descriptors > before.descriptors && begun.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(1));
+        after = side.left()?;
+    }
     ensure!(after.descriptors <= before.descriptors, "descriptors leak: {before:?}, {after:?}");
     ensure!((after.exported, after.pinned) == (0, 0), "something is still exported: {after:?}");
     ensure!(after.reserved.is_zero(), "memory is left: {after:?}");
