@@ -4,6 +4,7 @@
     python examples/engine/engine.py --check                  # arena and fixed cache generate the same tokens
     python examples/engine/engine.py --step                   # time of a decode step on each, with graphs too
     python examples/engine/share.py                           # two of them share a card
+    python examples/engine/restart.py                         # one is killed, and another serves on at once
 
 1. `Cache` has the keys and values of all layers, in blocks of 16 tokens. With an arena (`vramp.kv`) a block has memory
    while its page is committed; a fixed one is what engines have without it, one `torch.zeros` for each tensor.
@@ -70,7 +71,10 @@ class Model(torch.nn.Module):
         kv = shape.kv_heads * shape.head
 
         def weight(*sizes: int) -> torch.nn.Parameter:
-            made = torch.randn(sizes, device=device, dtype=torch.bfloat16) / sizes[-1] ** 0.5
+            made = torch.empty(sizes, device=device, dtype=torch.bfloat16)
+            # On the meta device random numbers load a thousand modules of PyTorch.
+            if not made.is_meta:
+                made.normal_(std=sizes[-1] ** -0.5)
             return torch.nn.Parameter(made, requires_grad=False)
 
         self.embedding = weight(shape.vocabulary, shape.width)
@@ -84,7 +88,8 @@ class Model(torch.nn.Module):
             self.layers.append(layer)
         turns = 10000.0 ** (-torch.arange(0, shape.head, 2, device=device) / shape.head)
         angles = torch.arange(shape.context, device=device)[:, None] * turns
-        self.cos, self.sin = (f(angles).repeat(1, 2).to(torch.bfloat16) for f in (torch.cos, torch.sin))
+        for name, turned in ("cos", torch.cos(angles)), ("sin", torch.sin(angles)):
+            self.register_buffer(name, turned.repeat(1, 2).to(torch.bfloat16), persistent=False)
 
     def _turn(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         first, second = x.chunk(2, dim=-1)

@@ -337,6 +337,9 @@ class KeptTensors:
 
 _FORMAT = "vramp.tensors/1"
 
+_GIVE_BACK = 1 << 30
+"""Bytes that moved tensors may leave behind in PyTorch's cache."""
+
 
 class _Draft:
     """Tensors on their way into kept memory."""
@@ -356,6 +359,7 @@ class _Draft:
         size = sum(max(size, 1) + 511 for size in sizes)
         # Storages that several share are moved whole, and may be larger than their tensors.
         size += sum(storage.nbytes() + 511 for storage in _shared(tensors).values())
+        self._moved = 0
         self.kept = keeper.draft(
             name, max(size, 1), pool=pool, priority=priority, kept_for=kept_for, timeout=timeout
         )
@@ -390,12 +394,22 @@ class _Draft:
                 if new is None:
                     new = replaced[id(tensor)] = _replaced(tensor, _view(self.kept, described[name]))
                 _set(*owners[name], new)
+                self._give_back(new.nbytes)
         if not described:
             self.kept.place(1)
         _synchronize()
         layout = json.dumps({"format": _FORMAT, "tensors": described}).encode()
         self.kept.commit_draft(layout, _digest(digest), readonly)
         return KeptTensors(self.kept)
+
+    def _give_back(self, size: int) -> None:
+        """Has PyTorch give what tensors left to the card, for those after them."""
+        import torch
+
+        self._moved += size
+        if self._moved >= _GIVE_BACK and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            self._moved = 0
 
     def _copy(self, tensor: Any) -> tuple[int, list[int]]:
         import torch

@@ -78,6 +78,8 @@ mod guides {
     struct Regions;
     #[doc = include_str!("../../../docs/sharing.md")]
     struct Sharing;
+    #[doc = include_str!("../../../docs/keep.md")]
+    struct Kept;
     #[doc = include_str!("../../../docs/reference/rust.md")]
     struct Reference;
     #[doc = include_str!("../../../docs/turns.md")]

@@ -220,11 +220,12 @@ def suspend_communicators(worker: Any = None) -> str | None:
         return "this process has no communicator of several processes"
     if _suspension is None or not _suspension.is_active:
         _suspension = vramp.nccl.suspend_in_sleep(*comms, tags="weights")
-    return _suspension.reason
+    reason: str | None = _suspension.reason
+    return reason
 
 
 def register() -> None:
-    """Registers the backend with vLLM, and takes its pools if vramp is PyTorch's allocator.
+    """Registers the backend and the load format with vLLM, and takes its pools if vramp is PyTorch's allocator.
 
     Never raises: what cannot be done is a line in vLLM's log. Calling it again changes nothing.
     """
@@ -238,6 +239,21 @@ def register() -> None:
             _take_pools(device_allocator)
     except Exception as error:
         _log.warning("vramp does not serve the sleep mode of this vLLM: %s: %s", type(error).__name__, error)
+    try:
+        _register_loader()
+    except Exception as error:
+        _log.warning("vramp does not load weights for this vLLM: %s: %s", type(error).__name__, error)
+
+
+def _register_loader() -> None:
+    try:
+        from vllm.model_executor import model_loader
+    except ModuleNotFoundError:
+        return
+    if "vramp" not in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:
+        from .vllm_loader import loader_class
+
+        model_loader.register_model_loader("vramp")(loader_class())
 
 
 def _register_backend() -> None:

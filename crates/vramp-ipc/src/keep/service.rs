@@ -494,7 +494,10 @@ impl KeepService {
 
     /// Does what the requests caused, in its order: pages say it before clients hear it.
     fn run_effects(&mut self) {
-        self.status.show_holds(self.registry.holds());
+        // Holds that end with the keeper are what the next one waits for.
+        if !self.is_stopping {
+            self.status.show_holds(self.registry.holds());
+        }
         let closed = self.closer.sent();
         for effect in self.registry.take_effects() {
             match effect {
@@ -643,6 +646,7 @@ impl Service for KeepService {
     }
 
     fn stopping(&mut self) {
+        self.is_stopping = true;
         // With holders left, the file tells the next keeper to wait for them.
         if self.registry.holds() == 0 {
             // Another process of the user may have removed it.

@@ -29,8 +29,7 @@ impl Kept {
     fn new() -> Kept {
         let folder = tempfile::tempdir().unwrap();
         let directory = folder.path().join("vramp");
-        let config = KeeperConfig { directory: &directory, limit: None, idle_exit: None };
-        let server = Some(KeeperServer::start(&config).unwrap());
+        let server = Some(serve(&directory));
         let keeper = Keeper::new(&directory, Duration::from_secs(20));
         Kept { server, keeper, directory, _folder: folder }
     }
@@ -39,6 +38,10 @@ impl Kept {
     fn clear(&self) {
         self.keeper.remove(NAME).unwrap();
     }
+}
+
+fn serve(directory: &std::path::Path) -> KeeperServer {
+    KeeperServer::start(&KeeperConfig { directory, limit: None, idle_exit: None }).unwrap()
 }
 
 fn options(bytes: Bytes) -> KeptOptions {
@@ -161,6 +164,24 @@ fn a_write_without_a_commit_tears_and_a_new_version_mends_it() {
     assert_eq!(reader.epoch(), 2);
     machine.holds(0, reader.range(), 2);
     drop(reader);
+    kept.clear();
+    machine.close();
+}
+
+#[test]
+fn memory_survives_the_keeper_in_processes_that_have_it_open() {
+    let (machine, mut kept) = (Machine::new(1), Kept::new());
+    publish(&machine, &kept, MIB(20), 1);
+    let owner = &machine.allocators[0];
+    let reader = owner.open_kept(&kept.keeper, NAME, OpenKept::default(), soon()).unwrap();
+    drop(kept.server.take());
+    machine.holds(0, reader.range(), 1);
+    let gone = owner.open_kept(&kept.keeper, NAME, OpenKept::default(), soon()).unwrap_err();
+    assert_eq!(gone.kind(), Kind::Keeper, "{gone}");
+    kept.server = Some(serve(&kept.directory));
+    let other = owner.open_kept(&kept.keeper, NAME, OpenKept::default(), soon()).unwrap();
+    machine.holds(0, other.range(), 1);
+    drop((reader, other));
     kept.clear();
     machine.close();
 }
