@@ -52,8 +52,11 @@ fn pieces(
     watch: u64,
     page: Bytes,
 ) -> Option<(WindowId, Vec<Piece>)> {
-    let fits = description.is_possible()
-        && place.keys.len() == description.handles.len()
+    // Before its lengths are added up.
+    if !description.is_possible() {
+        return None;
+    }
+    let fits = place.keys.len() == description.handles.len()
         && description.handles.iter().chain([&place.at]).all(|len| len.is_multiple_of(page));
     let end = place.at.checked_add(description.mapped())?;
     let part = place.at.whole(WINDOW);
