@@ -12,5 +12,6 @@ mod exec;
 mod exec_attacks;
 mod exec_cuda;
 mod graph;
+mod keep;
 mod program;
 mod wrong;
