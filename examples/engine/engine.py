@@ -72,7 +72,6 @@ class Model(torch.nn.Module):
 
         def weight(*sizes: int) -> torch.nn.Parameter:
             made = torch.empty(sizes, device=device, dtype=torch.bfloat16)
-            # On the meta device random numbers load a thousand modules of PyTorch.
             if not made.is_meta:
                 made.normal_(std=sizes[-1] ** -0.5)
             return torch.nn.Parameter(made, requires_grad=False)
@@ -86,8 +85,10 @@ class Model(torch.nn.Module):
             layer.up = weight(2 * 3 * shape.width, shape.width)
             layer.down = weight(shape.width, 3 * shape.width)
             self.layers.append(layer)
-        turns = 10000.0 ** (-torch.arange(0, shape.head, 2, device=device) / shape.head)
-        angles = torch.arange(shape.context, device=device)[:, None] * turns
+        # The first operation on the meta device loads a thousand modules of PyTorch, which takes seconds.
+        place = "cpu" if device == "meta" else device
+        turns = 10000.0 ** (-torch.arange(0, shape.head, 2, device=place) / shape.head)
+        angles = torch.arange(shape.context, device=place)[:, None] * turns
         for name, turned in ("cos", torch.cos(angles)), ("sin", torch.sin(angles)):
             self.register_buffer(name, turned.repeat(1, 2).to(torch.bfloat16), persistent=False)
 
