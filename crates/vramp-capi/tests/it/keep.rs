@@ -570,3 +570,94 @@ fn a_forked_child_is_refused_and_its_parent_keeps_its_lock() {
     assert!(draft.place(1).is_ok());
     machine.close();
 }
+
+/// One call of any kind on a handle that other threads use and close.
+fn call_at_random(
+    machine: &Machine,
+    handles: &std::sync::Mutex<Vec<Memory>>,
+    rng: &mut fastrand::Rng,
+) -> vramp_status_t {
+    let nth = rng.usize(..2);
+    let name = ["a", "b"][rng.usize(..2)];
+    let made = match rng.u32(..10) {
+        0 => Some(machine.draft(nth, name, 1_000_000)),
+        1 => Some(machine.open_with(nth, name, &opening(1, rng.u32(..4)), 1_000_000)),
+        2 => return machine.remove(name),
+        _ => None,
+    };
+    if let Some(made) = made {
+        return made.map_or_else(
+            |status| status,
+            |made| {
+                handles.lock().unwrap().push(made);
+                VRAMP_OK
+            },
+        );
+    }
+    let all = handles.lock().unwrap();
+    let Some(&one) = rng.choice(all.iter()) else { return VRAMP_OK };
+    drop(all);
+    let status = |outcome: Result<u64, vramp_status_t>| outcome.err().unwrap_or(VRAMP_OK);
+    match rng.u32(..10) {
+        0 | 1 => one.place(1 << 19).err().unwrap_or(VRAMP_OK),
+        2 => one.commit("", rng.i32(..2)),
+        3 => status(one.read(1_000_000)),
+        4 => status(one.write(1_000_000)),
+        5 => status(one.commit_update(rng.u32(..4))),
+        6 => status(one.wait_newer(1, 1_000_000)),
+        7 => vramp_kept_release_unchanged(one.allocator, one.kept),
+        8 => one.state().err().unwrap_or(VRAMP_OK),
+        _ => one.close(),
+    }
+}
+
+#[test]
+fn threads_call_at_random_and_nothing_is_left() {
+    let machine = Machine::new();
+    let handles = std::sync::Mutex::default();
+    let seed = fastrand::u64(..);
+    let known = [
+        VRAMP_OK,
+        VRAMP_ERROR_RANGE,
+        VRAMP_ERROR_UNSUPPORTED,
+        VRAMP_ERROR_BUSY,
+        VRAMP_ERROR_NOT_KEPT,
+        VRAMP_ERROR_KEPT_BUSY,
+        VRAMP_ERROR_TORN,
+        VRAMP_ERROR_KEEPER,
+        VRAMP_ERROR_UNKNOWN_KEPT,
+    ];
+    let done: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|nth| {
+                let (machine, handles, known) = (&machine, &handles, &known);
+                scope.spawn(move || {
+                    let mut rng = fastrand::Rng::with_seed(seed + nth);
+                    let statuses = (0..300).map(|_| call_at_random(machine, handles, &mut rng));
+                    let check = |status: &vramp_status_t| {
+                        assert!(
+                            known.contains(status),
+                            "seed {seed}: {status:?}: {}",
+                            last_error()
+                        );
+                        *status == VRAMP_OK
+                    };
+                    statuses.filter(check).count()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert!(done > 40, "seed {seed}: {done} calls did something");
+    for one in handles.into_inner().unwrap() {
+        let ended = one.close();
+        assert!([VRAMP_OK, VRAMP_ERROR_UNKNOWN_KEPT].contains(&ended), "seed {seed}: {ended:?}");
+    }
+    for name in ["a", "b"] {
+        assert!([VRAMP_OK, VRAMP_ERROR_NOT_KEPT].contains(&machine.remove(name)), "seed {seed}");
+    }
+    // A writer that closes with a reply that it did not read is not waited for.
+    until(|| machine.entries().is_empty());
+    until_the_card_is_empty(&machine);
+    machine.close();
+}

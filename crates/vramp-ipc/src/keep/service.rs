@@ -556,6 +556,25 @@ impl KeepService {
 }
 
 impl KeepService {
+    /// Returns true if what a connection sent before its end has the word that it closes. A client that closed with a
+    /// reply that it did not read ends the connection before that is received.
+    fn said_that_it_closes(&mut self, connected: &Connected) -> bool {
+        let mut is_reset = false;
+        loop {
+            match system::receive(&connected.socket, &mut self.buffer) {
+                Ok(packet) if packet.length > 0 => {
+                    let message = Message::decode(&self.buffer[..packet.length]);
+                    if message.is_some_and(|message| message.kind == Kind::Close) {
+                        return true;
+                    }
+                }
+                // The kernel says it once, before the packets that came earlier.
+                Err(Errno::CONNRESET) if !is_reset => is_reset = true,
+                _ => return false,
+            }
+        }
+    }
+
     fn serve_requests(&mut self, connected: &Connected, session: &mut Session) -> Next {
         let client = connected.token;
         for _ in 0..REQUESTS_IN_TURN {
@@ -603,6 +622,9 @@ impl Service for KeepService {
         let client = connected.token;
         let next =
             if session.is_over { Next::End } else { self.serve_requests(connected, session) };
+        if next == Next::End && !session.is_over && !session.is_closed {
+            session.is_closed = self.has_written(client) && self.said_that_it_closes(connected);
+        }
         if next == Next::End && !session.is_closed && self.has_written(client) {
             session.is_over = true;
             self.registry.cancel(client);
