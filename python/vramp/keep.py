@@ -520,8 +520,8 @@ def _replaced(old: Any, data: Any) -> Any:
         return old
     if not isinstance(old, torch.nn.Parameter):
         return data
-    new = torch.nn.Parameter(data, requires_grad=old.requires_grad)
-    # Loaders keep functions and shards in attributes of parameters.
+    # Loaders keep functions and shards in classes and attributes of parameters.
+    new = torch.Tensor._make_subclass(type(old), data, old.requires_grad)
     new.__dict__.update(old.__dict__)
     return new
 
