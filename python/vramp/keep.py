@@ -408,7 +408,9 @@ class _Draft:
 
         self._moved += size
         if self._moved >= _GIVE_BACK and torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            # PyTorch may refuse it within a pool of another allocator, which frees at its end.
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.empty_cache()
             self._moved = 0
 
     def _copy(self, tensor: Any) -> tuple[int, list[int]]:

@@ -93,10 +93,13 @@ def test_a_published_module_is_the_same_memory_elsewhere(keeper, device):
     body = """
 with test.torch.device("meta"):
     net = test.Net()
-keeper.tensors("net").fill(net)
-print(json.dumps([test.values(net), net.head is net.embed, net.right.data_ptr() - net.left.data_ptr()]))
+found = keeper.tensors("net")
+found.fill(net)
+named = found.tensors()
+once = named["head"].data_ptr() == named["embed"].data_ptr()
+print(json.dumps([test.values(net), net.head is net.embed, once, net.right.data_ptr() - net.left.data_ptr()]))
 """
-    assert another(keeper, body) == [EXPECTED, True, 8]
+    assert another(keeper, body) == [EXPECTED, True, True, 8]
 
 
 def test_a_killed_loader_is_replaced_and_later_ones_map(keeper):
