@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -384,6 +385,32 @@ def test_a_later_engine_maps_all_that_the_first_computes_with(engine, keeper):
     assert list(config.compilation_config.static_forward_context.values()) == list(second.layers)
     names = [entry.name for entry in keeper.entries()]
     assert len(names) == 1 and names[0].startswith("vllm/-nder-model/") and names[0].endswith("/rank0")
+
+
+def test_an_engine_waits_for_one_that_loads(engine, monkeypatch):
+    process, draft = engine.process, vramp.keep.Keeper.draft
+    loading, waits = threading.Event(), threading.Event()
+
+    def slow(model, *arguments):
+        process(model, *arguments)
+        loading.set()
+        assert model.layers[0].weight.is_meta or waits.wait(SECONDS)
+
+    def asked(self, name, *arguments, **options):
+        if loading.is_set() and name.endswith("/loading"):
+            waits.set()
+        return draft(self, name, *arguments, **options)
+
+    engine.process = slow
+    monkeypatch.setattr(vramp.keep.Keeper, "draft", asked)
+    models = []
+    threads = [threading.Thread(target=lambda: models.append(engine.load())) for _ in range(2)]
+    threads[0].start()
+    assert loading.wait(SECONDS)
+    threads[1].start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert engine.loads == 1 and contents(models[0]) == contents(models[1])
 
 
 def test_engines_write_buffers_and_scratch_memory_of_their_own(engine, keeper):
