@@ -22,6 +22,7 @@ mod hostile;
 mod kv;
 mod kv_ends;
 mod limits;
+mod random_kept;
 mod random_sharing;
 mod rmm_peers;
 mod sharing;

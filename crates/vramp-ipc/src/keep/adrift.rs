@@ -53,6 +53,8 @@ pub struct Rescuer {
 struct State {
     holds: BTreeMap<u64, Weak<dyn Castaway>>,
     last: u64,
+    /// Those that have no connection from the start.
+    lost: Vec<u64>,
     /// What the thread waits for; `None` without a thread.
     watched: Option<Arc<Watched>>,
 }
@@ -60,6 +62,15 @@ struct State {
 struct Watched {
     epoll: OwnedFd,
     wake: OwnedFd,
+}
+
+impl State {
+    fn wake(&self) {
+        if let Some(watched) = &self.watched {
+            // A counter that is not full takes the value at once.
+            let _ = rustix::io::write(&watched.wake, &1_u64.to_ne_bytes());
+        }
+    }
 }
 
 impl Watched {
@@ -102,13 +113,19 @@ impl Rescuer {
         Ok(epoll::add(&watched.epoll, socket, epoll::EventData::new_u64(hold), flags)?)
     }
 
+    /// Restores a hold soon that has no connection.
+    pub fn lost(&self, hold: u64) {
+        let mut state = self.lock();
+        state.lost.push(hold);
+        state.wake();
+    }
+
     /// Removes a hold.
     pub fn leave(&self, hold: u64) {
         let mut state = self.lock();
         state.holds.remove(&hold);
-        if let (true, Some(watched)) = (state.holds.is_empty(), &state.watched) {
-            // A counter that is not full takes the value at once.
-            let _ = rustix::io::write(&watched.wake, &1_u64.to_ne_bytes());
+        if state.holds.is_empty() {
+            state.wake();
         }
     }
 
@@ -128,6 +145,11 @@ impl Rescuer {
                 match event.data.u64() {
                     WAKE => {
                         let _ = rustix::io::read(&watched.wake, &mut [0; 8]);
+                        let lost = std::mem::take(&mut self.lock().lost);
+                        if !lost.is_empty() {
+                            adrift.extend(lost);
+                            (delay, retry_at) = (FIRST_DELAY, Some(Instant::now()));
+                        }
                     }
                     hold => {
                         adrift.insert(hold);

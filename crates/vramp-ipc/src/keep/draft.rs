@@ -104,9 +104,7 @@ impl Draft {
         terms.bytes = bytes;
         let layout = layout.to_vec();
         let content = Content { name, id, digest, terms, layout, parts, page };
-        let hold = Hold::new(shared, content, link)?;
-        hold.set_locked(lock)?;
-        Ok(hold)
+        Hold::new(shared, content, link, lock)
     }
 }
 

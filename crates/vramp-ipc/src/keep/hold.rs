@@ -23,8 +23,6 @@ use crate::core::message::MAX_BATCH;
 
 /// How long a call waits before it looks again for a new keeper.
 const RETRY: Duration = Duration::from_millis(20);
-/// How long the thread that restores holds waits for a keeper that is silent.
-const RESCUE_PATIENCE: Duration = Duration::from_secs(1);
 /// Shape of the page of a version.
 const SHAPE: TableShape = TableShape { numbers: page::NUMBERS, bells: 0 };
 
@@ -82,11 +80,12 @@ struct Wire {
 }
 
 impl Hold {
-    /// Returns a hold without a lock.
+    /// Returns a hold with the lock that the keeper gave.
     pub(super) fn new(
         shared: Arc<Shared>,
         content: Content,
         link: Option<Link>,
+        lock: Lock,
     ) -> Result<Hold, KeepError> {
         if !kept::is_page(&content.page) {
             return Err(KeepError::Protocol { what: "no page" });
@@ -94,7 +93,7 @@ impl Hold {
         let page = SharedTable::map(&content.page, SHAPE)
             .map_err(|error| local_error("map a page", error))?;
         let is_adrift = link.is_none();
-        let wire = Wire { link, lock: Lock::None, locked_epoch: 0, was_torn: false };
+        let wire = Wire { link: None, lock: Lock::None, locked_epoch: 0, was_torn: false };
         let inner = Inner {
             shared,
             content,
@@ -106,20 +105,26 @@ impl Hold {
             depth: vramp_host::fork::depth(),
         };
         let hold = Hold { inner: Arc::new(inner) };
-        hold.watch().map_err(|error| local_error("watch the keeper", error))?;
+        hold.begin(link, lock).map_err(|error| local_error("watch the keeper", error))?;
         Ok(hold)
     }
 
-    /// Lets a thread restore the hold when its connection ends.
-    fn watch(&self) -> io::Result<()> {
+    /// Notes connection and lock, and lets a thread restore the hold when the connection ends.
+    fn begin(&self, link: Option<Link>, lock: Lock) -> io::Result<()> {
         let inner = &self.inner;
         let weak: Weak<Inner> = Arc::downgrade(inner);
+        // The thread may look at once, and finds the lock then.
+        let mut wire = inner.wire.take(Instant::now()).expect("no other thread has it yet");
+        inner.locked(&mut wire, lock, inner.word().epoch);
         let number = inner.shared.rescuer.enter(weak)?;
         inner.number.store(number, Ordering::Relaxed);
-        // Only this thread has the hold yet.
-        match inner.wire.take(Instant::now()).as_deref() {
-            Some(Wire { link: Some(link), .. }) => inner.watch(link),
-            _ => Ok(()),
+        wire.link = link;
+        match &wire.link {
+            Some(link) => inner.watch(link),
+            None => {
+                inner.shared.rescuer.lost(number);
+                Ok(())
+            }
         }
     }
 
@@ -154,16 +159,7 @@ impl Hold {
         }
         let name = name.to_owned();
         let content = Content { name, id, digest, terms, layout, parts, page };
-        Ok(Hold::new(Arc::clone(shared), content, Some(link))?)
-    }
-
-    /// Notes the lock that a commit gave.
-    pub(super) fn set_locked(&self, lock: Lock) -> Result<(), KeepError> {
-        let limits = self.inner.shared.limits(None);
-        let turn = self.inner.turn(limits);
-        let mut wire = turn.map_err(|fault| self.inner.error(fault, limits))?;
-        self.inner.locked(&mut wire, lock, self.epoch());
-        Ok(())
+        Ok(Hold::new(Arc::clone(shared), content, Some(link), Lock::None)?)
     }
 
     /// Returns the name of the entry.
@@ -474,8 +470,7 @@ impl Castaway for Inner {
             return Rescue::Safe;
         }
         self.lose(&mut wire);
-        let silence = self.shared.timeout.min(RESCUE_PATIENCE);
-        match self.restore(&mut wire, Limits::new(None, silence)) {
+        match self.restore(&mut wire) {
             Ok(()) => Rescue::Safe,
             Err(_) => Rescue::NoKeeper,
         }
@@ -559,7 +554,7 @@ impl Inner {
     fn reconnect(&self, wire: &mut Wire, limits: Limits) -> Result<(), Fault> {
         let until = limits.silent_until();
         loop {
-            match self.restore(wire, limits) {
+            match self.restore(wire) {
                 Err(Fault::Ended) => {}
                 result => return result,
             }
@@ -570,16 +565,29 @@ impl Inner {
         }
     }
 
-    fn restore(&self, wire: &mut Wire, limits: Limits) -> Result<(), Fault> {
-        let content = &self.content;
+    /// Restores the hold, if a keeper answers. No deadline of a call cuts it short: the keeper would take what it
+    /// had got of the lock for another client's.
+    fn restore(&self, wire: &mut Wire) -> Result<(), Fault> {
+        let limits = self.shared.limits(None);
         let mut link = self.shared.connect(limits)?;
+        let restored = self.restore_by(&mut link, wire.lock, limits);
+        let lock = restored.inspect_err(|_| link.close())?;
+        self.set_lock(wire, lock);
+        wire.link = Some(link);
+        self.is_adrift.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Returns the lock that the keeper gave.
+    fn restore_by(&self, link: &mut Link, lock: Lock, limits: Limits) -> Result<Lock, Fault> {
+        let content = &self.content;
         let build = |writer: Writer| {
             writer
                 .bytes(Tag::Name, content.name.as_bytes())
                 .bytes(Tag::Id, &content.id)
                 .bytes(Tag::Digest, &content.digest)
                 .terms(&content.terms)
-                .lock(wire.lock)
+                .lock(lock)
         };
         let mut answer = link.ask(Kind::Restore, build, &[content.page.as_fd()], limits)?;
         if answer.number(Tag::Wanted)? == 1 {
@@ -594,11 +602,8 @@ impl Inner {
             answer = link.ask(Kind::Restored, build, &[], limits)?;
         }
         let lock = answer.message().and_then(|message| message.lock()).ok_or(MISSING)?;
-        self.set_lock(wire, lock);
-        self.watch(&link).map_err(|error| local_error("watch the keeper", error))?;
-        wire.link = Some(link);
-        self.is_adrift.store(false, Ordering::Relaxed);
-        Ok(())
+        self.watch(link).map_err(|error| local_error("watch the keeper", error))?;
+        Ok(lock)
     }
 
     fn error(&self, fault: Fault, limits: Limits) -> KeepError {

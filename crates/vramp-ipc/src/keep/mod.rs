@@ -91,6 +91,7 @@
 //! - A stopped client that has a lock or a draft keeps it. Others get [`KeepError::Busy`] with its process id at their
 //!   deadline. One that reads nothing stops no other one.
 //! - A stopped keeper: calls return within the timeout of their [`Keeper`], and at most 60 ms after their deadline.
+//!   One that finds a new keeper restores its hold first, and has the timeout for that.
 //! - One thread serves, and another one closes descriptors, because the last one of GPU memory frees it: 34 ms for
 //!   64 GiB. [`Keeper::remove`], [`Keeper::evict`] and commits that end an old version return when it is freed.
 //! - A version has 65,536 parts and a layout of 16 MiB at most.

@@ -548,7 +548,8 @@ impl KeepService {
             match send(&connected.socket, reply, &self.kept, &self.registry) {
                 Ok(()) => drop(line.replies.pop_front()),
                 Err(Errno::AGAIN) => return Next::Writable,
-                Err(_) => return Next::End,
+                // The client is gone. What it sent before is read nevertheless: it may say that it closes.
+                Err(_) => line.replies.clear(),
             }
         }
         Next::Readable
@@ -589,6 +590,8 @@ impl KeepService {
                     self.buffer = buffer;
                     return Next::Readable;
                 }
+                // The kernel says once, before the packets that came earlier, that a reply was not read.
+                Err(Errno::CONNRESET) => true,
                 Ok(packet) if packet.length > 0 && !packet.is_cut => {
                     Message::decode(&buffer[..packet.length])
                         .and_then(|message| self.handle(client, session, &message, packet))
