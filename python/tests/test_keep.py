@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy
@@ -210,14 +210,139 @@ def test_a_hundred_lives_leave_nothing(keeper: keep.Keeper, pool: vramp.Pool) ->
                 assert kept.ptr != draft.ptr
         keeper.remove("model/4")
 
+    def restoring() -> int:
+        threads = Path("/proc/self/task").glob("*/comm")
+        return sum(name.read_text().startswith("vramp-restore") for name in threads)
+
+    deadline = time.monotonic() + SECONDS
+
+    def settle() -> None:
+        # The thread that restores holds ends a moment after the last one.
+        while restoring() > 0:
+            assert time.monotonic() < deadline, "a thread restores holds that are closed"
+            time.sleep(0.001)
+
     live()
+    settle()
     own = descriptors(os.getpid())
     for _ in range(100):
         live()
     assert keeper.entries() == []
+    settle()
     assert descriptors(os.getpid()) == own
     # The keeper sees the end of a connection a moment later.
-    deadline = time.monotonic() + SECONDS
     while descriptors(serving) > idle:
         assert time.monotonic() < deadline, "the keeper has more descriptors than before"
         time.sleep(0.001)
+
+
+def test_all_names_of_a_keeper_have_one_thread(keeper: keep.Keeper, pool: vramp.Pool) -> None:
+    Other(keeper.directory, PUBLISHES).end()
+    before = len(os.listdir("/proc/self/task"))
+    kept = [keeper.open("model/0", pool=pool) for _ in range(20)]
+    assert len(os.listdir("/proc/self/task")) <= before + 1
+    for each in kept:
+        each.close()
+
+
+def test_a_signal_ends_every_wait(keeper: keep.Keeper, pool: vramp.Pool) -> None:
+    Other(keeper.directory, PUBLISHES).end()
+    kept = keeper.open("model/0", readonly=False, lock="none", pool=pool)
+    writer = keeper.open("model/0", readonly=False, lock="write", pool=pool)
+    draft = keeper.draft("model/5", "2MiB", pool=pool)
+
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(number: int, _frame: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    waits: list[Callable[[], object]] = [
+        lambda: kept.read(SECONDS),
+        lambda: kept.write(SECONDS),
+        lambda: kept.yield_to_writer(SECONDS),
+        lambda: kept.wait_newer(1, SECONDS),
+        lambda: keeper.open("model/0", pool=pool, timeout=SECONDS),
+        lambda: keeper.draft("model/5", "2MiB", pool=pool, timeout=SECONDS),
+    ]
+    try:
+        for wait in waits:
+            start = time.monotonic()
+            timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+            timer.start()
+            with pytest.raises(Interrupt):
+                wait()
+            timer.join()
+            assert time.monotonic() - start < SECONDS / 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    # Nothing that was waited for came afterwards.
+    writer.commit()
+    assert kept.write(SECONDS) == 2
+    draft.close()
+    keeper.draft("model/5", "2MiB", pool=pool, timeout=SECONDS).close()
+
+
+def test_a_handled_signal_does_not_end_a_wait(keeper: keep.Keeper, pool: vramp.Pool) -> None:
+    Other(keeper.directory, PUBLISHES).end()
+    writer = keeper.open("model/0", readonly=False, lock="write", pool=pool)
+    handled: list[int] = []
+
+    def handle(number: int, _frame: object) -> None:
+        handled.append(number)
+        writer.commit()
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    try:
+        timer.start()
+        with keeper.open("model/0", pool=pool, timeout=SECONDS) as kept:
+            assert kept.epoch == 2 and handled == [signal.SIGUSR1]
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_abandoned_draft_leaves_its_name_to_others_and_its_memory_to_arrays(
+    keeper: keep.Keeper, pool: vramp.Pool
+) -> None:
+    draft = keeper.draft("model/6", "2MiB", pool=pool)
+    array = numpy.asarray(draft.array((64,), "uint8", offset=draft.place(64)))
+    array[:] = 9
+    draft.abandon()
+    assert keeper.entries() == [] and (array == 9).all() and not draft.is_draft
+    with pytest.raises(vramp.KeepError, match="no draft"):
+        draft.abandon()
+    with pytest.raises(vramp.KeepError, match="failed"):
+        draft.read()
+    keeper.draft("model/6", "2MiB", pool=pool, timeout=0).close()
+    del array
+    draft.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_waits_for_no_thread_of_its_parent(keeper: keep.Keeper, pool: vramp.Pool) -> None:
+    Other(keeper.directory, PUBLISHES).end()
+    kept = keeper.open("model/0", readonly=False, lock="none", pool=pool)
+    writer = keeper.open("model/0", readonly=False, lock="write", pool=pool)
+    thread = threading.Thread(target=lambda: kept.read(SECONDS))
+    thread.start()
+    while keeper.entries()[0].waiting == 0:
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(SECONDS)
+        try:
+            assert "forked" in repr(kept) and kept.size == 0 and not kept.is_draft
+            calls: list[Callable[[], object]] = [lambda: kept.epoch, lambda: kept.read(0), kept.abandon]
+            for call in calls:
+                with pytest.raises(vramp.ForkedError):
+                    call()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    writer.commit()
+    thread.join(SECONDS)
+    assert kept.read() == 2

@@ -499,8 +499,11 @@ class Kept:
 
         Waits for recorded work (`record_stream`, and that of DLPack consumers that have ended): synchronize other streams
         before. `layout` says what lies where and `digest`, 32 bytes, which contents these are. The lock is "read" then,
-        and "write" with `readonly=False`. After an error the memory is this process's own, until it is closed.
+        and "write" with `readonly=False`: nobody reads before `commit` or `release_unchanged`. After an error the memory is this process's own, until it is closed.
         """
+
+    def abandon(self) -> None:
+        """Gives the name of a draft up for others. Arrays keep the memory, which is this process's own."""
 
     @property
     def layout(self) -> bytes:

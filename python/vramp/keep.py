@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from . import _native
-from ._errors import KeepError, KeepTimeoutError, NotKeptError, OptionError, TornError
+from ._errors import InUseError, KeepError, KeepTimeoutError, NotKeptError, OptionError, OutOfMemoryError, TornError
 from ._native import Kept
 from ._types import KeptEntry, KeptHolder
 from .turns import default_directory
@@ -205,8 +205,8 @@ class Keeper:
         most one tensor is there twice. Tensors of the host become tensors of the card. Tensors that share memory go on
         sharing it. With `readonly` this process too may only read them.
         """
-        draft = _Draft(self, name, tensors, pool, priority, kept_for, timeout)
-        return draft.publish(digest, readonly)
+        with _Draft(self, name, tensors, pool, priority, kept_for, timeout) as draft:
+            return draft.publish(digest, readonly)
 
     def tensors(
         self,
@@ -239,17 +239,24 @@ class Keeper:
         load), and moves the weights into kept memory. Those that come meanwhile wait, up to `timeout` seconds, and those
         that come later map them. If the process that loads ends before it has published, the next that waits loads.
         """
-        want = _digest(digest)
-        found = self._matching(name, want if digest is not None else None, pool, timeout)
+        want = None if digest is None else _digest(digest)
+        found = self._matching(name, want, pool, timeout)
         if found is None:
-            draft = _Draft(self, name, module, pool, priority, kept_for, timeout)
-            current = draft.kept.current
-            if current is None or (digest is not None and current[1] != want):
-                build()
-                return draft.publish(digest, True)
-            # Another process loaded it while this one waited for the right to do so.
-            draft.kept.close()
-            found = self.tensors(name, pool=pool, timeout=timeout)
+            try:
+                draft = _Draft(self, name, module, pool, priority, kept_for, timeout)
+            except OutOfMemoryError:
+                # The keeper may have no room beside what another process loaded while this one waited.
+                found = self._matching(name, want, pool, timeout)
+                if found is None:
+                    raise
+            else:
+                with draft:
+                    # Another process may have loaded it while this one waited for the right to do so.
+                    if draft.kept.current is not None:
+                        found = self._matching(name, want, pool, timeout)
+                    if found is None:
+                        build()
+                        return draft.publish(digest, True)
         found.fill(module)
         return found
 
@@ -323,8 +330,9 @@ class KeptTensors:
 
     @contextlib.contextmanager
     def writing(self, timeout: float = 30.0) -> Iterator[dict[str, Any]]:
-        """Takes the lock for writing, and commits the next epoch at the end of the block. Work of the current stream is
-        waited for before. An exception in the block leaves the memory torn, as some of it may be written."""
+        """Takes the lock for writing, and commits the next epoch at the end of the block. Work of the card is waited for
+        before. After an exception in the block nothing is committed, as some of it may be written, and this process keeps the
+        lock: write all of it in another block, or close the memory, which leaves it torn."""
         self.kept.write(timeout)
         yield self.tensors()
         _synchronize()
@@ -355,16 +363,33 @@ class _Draft:
         timeout: float,
     ) -> None:
         self.source = tensors
-        sizes = [tensor.numel() * tensor.element_size() for tensor in _tensors(tensors).values()]
-        size = sum(max(size, 1) + 511 for size in sizes)
-        # Storages that several share are moved whole, and may be larger than their tensors.
-        size += sum(storage.nbytes() + 511 for storage in _shared(tensors).values())
         self._moved = 0
-        self.kept = keeper.draft(
-            name, max(size, 1), pool=pool, priority=priority, kept_for=kept_for, timeout=timeout
+        self._size = _size(tensors)
+        self._begin: Callable[[], Kept] = lambda: keeper.draft(
+            name, self._size, pool=pool, priority=priority, kept_for=kept_for, timeout=timeout
         )
+        self.kept = self._begin()
+
+    def __enter__(self) -> _Draft:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Gives the name up for others, if it was not published. A module may have some of its tensors in the memory."""
+        if self.kept.is_draft:
+            self.kept.abandon()
+            with contextlib.suppress(InUseError):
+                self.kept.close()
 
     def publish(self, digest: str | bytes | None, readonly: bool) -> KeptTensors:
+        size = _size(self.source)
+        empty = [name for name, tensor in _tensors(self.source).items() if tensor.is_meta]
+        if empty:
+            raise OptionError(f"`{empty[0]}` is on the meta device: give the tensors memory and values before they are kept")
+        if size > self._size:
+            # They were loaded as a larger type.
+            self.kept.close()
+            self._size = size
+            self.kept = self._begin()
         described: dict[str, Any] = {}
         shared = _shared(self.source)
         placed: dict[int, int] = {}
@@ -432,6 +457,23 @@ class _Draft:
             source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
             _bytes(self.kept, offset, storage.nbytes()).copy_(source)
         return offset
+
+
+def _size(tensors: Any) -> int:
+    """Returns the bytes that they need at most. Raises OptionError for what cannot be kept."""
+    import torch
+
+    if not isinstance(tensors, Mapping | torch.nn.Module):
+        raise OptionError(f"{type(tensors)} is kept as a module or a dictionary of tensors by name")
+    size = 1
+    for name, tensor in _tensors(tensors).items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise OptionError(f"{name!r} is {type(tensor)}: use tensors with names that are strings")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+            raise OptionError(f"`{name}` is no dense tensor: keep the tensors of which it consists")
+        size += max(int(tensor.numel()) * int(tensor.element_size()), 1) + 511
+    # Storages that several share are moved whole, and may be larger than their tensors.
+    return size + sum(int(storage.nbytes()) + 511 for storage in _shared(tensors).values())
 
 
 def _pool(pool: _native.Pool | None) -> _native.Pool:

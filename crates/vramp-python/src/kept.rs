@@ -7,6 +7,7 @@
 
 pub mod methods;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,7 +17,7 @@ use pyo3::prelude::*;
 use vramp_alloc::Bytes;
 use vramp_alloc::sharing::Imported as Memory;
 use vramp_alloc::sharing::kept::{
-    Keeper, KeptDraft, KeptError, KeptMemory, KeptOptions, Lock, MapAs, OpenKept,
+    KeepError, Keeper, KeptDraft, KeptError, KeptMemory, KeptOptions, Lock, MapAs, OpenKept,
 };
 use vramp_capi::process::{CallResult, Exports, NotClosed, StreamName, check_fork};
 
@@ -36,9 +37,29 @@ fn deadline(py: Python<'_>, timeout: f64) -> PyResult<Instant> {
     Ok(Instant::now() + seconds(py, timeout)?.unwrap_or(LONGEST))
 }
 
+/// Clients by directory and timeout, so that what they have open is restored by one thread. Locked by threads that are
+/// attached to the interpreter, for a moment, so that a fork finds it free.
+static KEEPERS: Mutex<BTreeMap<(PathBuf, Duration), Keeper>> = Mutex::new(BTreeMap::new());
+
 /// Returns the client of the keeper of a directory. `timeout` is that of one reply.
 fn keeper(py: Python<'_>, directory: PathBuf, timeout: f64) -> PyResult<Keeper> {
-    Ok(Keeper::new(&directory, seconds(py, timeout)?.unwrap_or(LONGEST)))
+    let timeout = seconds(py, timeout)?.unwrap_or(LONGEST);
+    let new = Keeper::new(&directory, timeout).interruptible();
+    let Ok(mut keepers) = KEEPERS.try_lock() else { return Ok(new) };
+    Ok(keepers.entry((directory, timeout)).or_insert(new).clone())
+}
+
+/// Repeats a call that a signal interrupted, unless the signal's handler raises.
+fn waiting<R>(
+    py: Python<'_>,
+    mut call: impl FnMut() -> PyResult<Result<R, KeptError>>,
+) -> PyResult<R> {
+    loop {
+        match call()? {
+            Err(KeptError::Keeper(KeepError::Interrupted)) => py.check_signals()?,
+            answer => return answer.map_err(|error| raise(py, error)),
+        }
+    }
 }
 
 fn lock_named(py: Python<'_>, name: &str) -> PyResult<Lock> {
@@ -81,27 +102,31 @@ impl Kept {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Locks the state. A thread that has the lock for ever in a forked child is never waited for.
+    fn state(&self) -> CallResult<MutexGuard<'_, State>> {
+        check_fork()?;
+        Ok(self.lock())
+    }
+
     /// Runs a call on open memory, detached from the interpreter.
     fn open<R: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&KeptMemory) -> Result<R, KeptError> + Send,
+        mut call: impl FnMut(&KeptMemory) -> Result<R, KeptError> + Send,
     ) -> PyResult<R> {
-        let called = py.detach(|| match &*self.lock() {
-            State::Open(memory) => check_fork().map(|()| Some(call(memory))),
-            _ => Ok(None),
-        });
-        match called.map_err(|error| raise(py, error))? {
-            Some(answer) => answer.map_err(|error| raise(py, error)),
-            None => Err(self.not_open(py)),
-        }
+        waiting(py, || {
+            let called = py.detach(|| -> CallResult<_> {
+                match &*self.state()? {
+                    State::Open(memory) => Ok(Some(call(memory))),
+                    _ => Ok(None),
+                }
+            });
+            called.map_err(|error| raise(py, error))?.ok_or_else(|| self.not_open(py))
+        })
     }
 
     fn not_open(&self, py: Python<'_>) -> PyErr {
-        let (class, text) = match (
-            self.exports.is_closed(),
-            py.detach(|| matches!(&*self.lock(), State::Draft(_))),
-        ) {
+        let (class, text) = match (self.exports.is_closed(), py.detach(|| self.is_draft())) {
             (true, _) => ("ClosedError", format!("`{}` is closed here: open it again", self.name)),
             (_, true) => ("KeepError", format!("`{}` is a draft: commit it first", self.name)),
             _ => (
@@ -118,12 +143,17 @@ impl Kept {
 
     /// Returns the bytes that arrays may have.
     pub fn len(&self) -> u64 {
-        match &*self.lock() {
+        let Ok(state) = self.state() else { return 0 };
+        match &*state {
             State::Draft(draft) => draft.used().count(),
             State::Open(memory) => memory.range().len.count(),
             State::Private { _memory } => _memory.range().len.count(),
             State::Closed => 0,
         }
+    }
+
+    fn is_draft(&self) -> bool {
+        self.state().is_ok_and(|state| matches!(&*state, State::Draft(_)))
     }
 
     pub fn is_read_only(&self) -> bool {
@@ -152,7 +182,7 @@ impl Kept {
         let allocator = self.pool.get().allocator();
         allocator.with(|session| {
             let stream = id_of(session, stream)?;
-            match &*self.lock() {
+            match &*self.state()? {
                 State::Draft(draft) => Ok(draft.record_use(stream)?),
                 State::Open(memory) => Ok(memory.record_use(stream)?),
                 State::Private { _memory } => Ok(_memory.record_use(stream)?),
@@ -174,8 +204,7 @@ impl Kept {
             }
         }
         let ended = py.detach(|| -> CallResult<()> {
-            let state = std::mem::replace(&mut *self.lock(), State::Closed);
-            check_fork()?;
+            let state = std::mem::replace(&mut *self.state()?, State::Closed);
             match state {
                 State::Open(memory) => Ok(memory.close()?),
                 other => {
@@ -218,8 +247,9 @@ pub fn draft(
     let part = part.map_or(usual.part, Bytes::new);
     let options = KeptOptions { bytes: Bytes::new(size), part, priority, kept_for };
     let until = deadline(py, timeout)?;
-    let draft = pool.get().call(py, |session| {
-        Ok(session.allocator().draft_kept(&keeper, name, &options, until)?)
+    let draft = waiting(py, || {
+        pool.get()
+            .call(py, |session| Ok(session.allocator().draft_kept(&keeper, name, &options, until)))
     })?;
     Ok(Kept {
         pool: pool.clone().unbind(),
@@ -248,9 +278,10 @@ pub fn open(
     let map = if readonly { MapAs::ReadOnly } else { MapAs::Writable };
     let options = OpenKept { map, lock: lock_named(py, lock)?, same_addresses };
     let until = deadline(py, timeout)?;
-    let memory = pool
-        .get()
-        .call(py, |session| Ok(session.allocator().open_kept(&keeper, name, options, until)?))?;
+    let memory = waiting(py, || {
+        pool.get()
+            .call(py, |session| Ok(session.allocator().open_kept(&keeper, name, options, until)))
+    })?;
     Ok(Kept {
         pool: pool.clone().unbind(),
         name: name.to_owned(),

@@ -48,14 +48,23 @@ pub struct Keeper {
 impl Keeper {
     /// Returns the client of a directory. No call. A keeper that is silent for `timeout` is an error.
     pub fn new(directory: &Path, timeout: Duration) -> Keeper {
-        Keeper { shared: Shared::new(directory, timeout) }
+        Keeper { shared: Shared::new(directory, timeout, false) }
+    }
+
+    /// Returns the client whose waits for other clients end with [`KeepError::Interrupted`] when a signal is
+    /// handled on their thread. Of its holds too.
+    pub fn interruptible(self) -> Keeper {
+        Keeper { shared: Shared::new(&self.shared.directory, self.shared.timeout, true) }
     }
 
     /// Returns what calls use. In a forked child it is the child's own.
     fn shared(&self) -> Arc<Shared> {
         match vramp_host::fork::depth() == self.shared.depth {
             true => Arc::clone(&self.shared),
-            false => Shared::new(&self.shared.directory, self.shared.timeout),
+            false => {
+                let Shared { directory, timeout, is_interruptible, .. } = &*self.shared;
+                Shared::new(directory, *timeout, *is_interruptible)
+            }
         }
     }
 

@@ -129,7 +129,7 @@ impl Commit<'_> {
             let tried = match link.take() {
                 Some(link) => self.try_once(link, limits),
                 None => {
-                    let limits = self.shared.limits(Some(until));
+                    let limits = Limits::new(Some(until), self.shared.timeout);
                     request(self.shared, self.name, self.terms, false, limits)
                         .and_then(|(link, _)| self.try_once(link, limits))
                 }

@@ -186,6 +186,10 @@ pub enum KeepError {
         /// How long the call waited.
         waited: Duration,
     },
+    /// A signal came while an [interruptible](super::Keeper::interruptible) call waited. What it waited for, it does
+    /// not have.
+    #[error("a signal interrupted the wait; call again")]
+    Interrupted,
     /// A message has no meaning here.
     #[error("the keeper sent an unexpected message: {what}")]
     Protocol {

@@ -30,11 +30,13 @@ pub struct Limits {
     /// How long the keeper may be silent.
     pub silence: Duration,
     pub start: Instant,
+    /// A signal ends it.
+    pub is_interruptible: bool,
 }
 
 impl Limits {
     pub fn new(deadline: Option<Instant>, silence: Duration) -> Limits {
-        Limits { deadline, silence, start: Instant::now() }
+        Limits { deadline, silence, start: Instant::now(), is_interruptible: false }
     }
 
     /// When a call returns at the latest.
@@ -276,7 +278,7 @@ impl Link {
                     return Err(KeepError::System { action: "send", source: error.into() }.into());
                 }
             }
-            if !self.poll(PollFlags::OUT, until)? {
+            if !self.poll(PollFlags::OUT, until, limits)? {
                 return Err(self.timed_out(limits).into());
             }
         }
@@ -330,7 +332,7 @@ impl Link {
             // A keeper that is asked to wait may be silent, but not when it is asked whether it is there.
             let ping_at = silent_until.checked_sub(limits.silence / 2).unwrap_or(silent_until);
             let until = if is_pinged { silent_until } else { ping_at.max(Instant::now()) };
-            if self.poll(PollFlags::IN, until.min(silent_until))? {
+            if self.poll(PollFlags::IN, until.min(silent_until), limits)? {
                 continue;
             }
             if is_pinged || Instant::now() >= silent_until {
@@ -363,7 +365,7 @@ impl Link {
     }
 
     /// Returns false at the time.
-    fn poll(&self, wanted: PollFlags, until: Instant) -> Result<bool, Fault> {
+    fn poll(&self, wanted: PollFlags, until: Instant, limits: Limits) -> Result<bool, Fault> {
         let socket = self.descriptor()?;
         let mut watched = [PollFd::new(&socket, wanted)];
         loop {
@@ -371,6 +373,9 @@ impl Link {
             let limit = left.try_into().ok();
             match rustix::event::poll(&mut watched, limit.as_ref()) {
                 Ok(count) => return Ok(count > 0),
+                Err(Errno::INTR) if limits.is_interruptible => {
+                    return Err(KeepError::Interrupted.into());
+                }
                 Err(Errno::INTR) => {}
                 Err(error) => {
                     return Err(KeepError::System { action: "wait", source: error.into() }.into());

@@ -14,24 +14,28 @@ use super::link::{Context, Fault, Limits, Link};
 pub struct Shared {
     pub directory: PathBuf,
     pub timeout: Duration,
+    /// Waits for other clients end with a signal.
+    pub is_interruptible: bool,
     pub rescuer: Arc<Rescuer>,
     /// Forks before it was made. A child has no thread of it, and takes no lock of it.
     pub depth: u32,
 }
 
 impl Shared {
-    pub fn new(directory: &Path, timeout: Duration) -> Arc<Shared> {
+    pub fn new(directory: &Path, timeout: Duration, is_interruptible: bool) -> Arc<Shared> {
         vramp_host::fork::watch();
         Arc::new(Shared {
             directory: directory.to_owned(),
             timeout,
+            is_interruptible,
             rescuer: Arc::default(),
             depth: vramp_host::fork::depth(),
         })
     }
 
     pub fn limits(&self, deadline: Option<Instant>) -> Limits {
-        Limits::new(deadline, self.timeout)
+        let is_interruptible = self.is_interruptible && deadline.is_some();
+        Limits { is_interruptible, ..Limits::new(deadline, self.timeout) }
     }
 
     pub fn connect(&self, limits: Limits) -> Result<Link, Fault> {

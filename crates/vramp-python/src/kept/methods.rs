@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use vramp_alloc::Bytes;
 use vramp_alloc::sharing::kept::{EntryStatus, KeepError, KeptError, KeptMemory, Lock, MapAs};
-use vramp_capi::process::{CallResult, check_fork};
+use vramp_capi::process::CallResult;
 
 use super::{Kept, SLICE, State, deadline, keeper, lock_named};
 use crate::arguments::{amount, bytes};
@@ -52,8 +52,9 @@ impl Kept {
 
     /// True before the commit.
     #[getter]
-    fn is_draft(&self, py: Python<'_>) -> bool {
-        py.detach(|| matches!(&*self.lock(), State::Draft(_)))
+    #[pyo3(name = "is_draft")]
+    fn is_a_draft(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.is_draft())
     }
 
     /// True once it was closed.
@@ -65,11 +66,13 @@ impl Kept {
     /// Epoch and digest that the name had when the draft began; None for a new name.
     #[getter]
     fn current<'py>(&self, py: Python<'py>) -> PyResult<Option<(u64, Bound<'py, PyBytes>)>> {
-        let found = py.detach(|| match &*self.lock() {
-            State::Draft(draft) => Some(draft.current()),
-            _ => None,
+        let found = py.detach(|| -> CallResult<_> {
+            match &*self.state()? {
+                State::Draft(draft) => Ok(Some(draft.current())),
+                _ => Ok(None),
+            }
         });
-        let current = found.ok_or_else(|| {
+        let current = found.map_err(|error| raise(py, error))?.ok_or_else(|| {
             refuse(
                 py,
                 "KeepError",
@@ -82,9 +85,11 @@ impl Kept {
     /// Places bytes in a draft, and returns their distance from `ptr`.
     fn place(&self, py: Python<'_>, size: &Bound<'_, PyAny>) -> PyResult<u64> {
         let size = amount(py, size, "size")?;
-        let placed = py.detach(|| match &mut *self.lock() {
-            State::Draft(draft) => check_fork().map(|()| Some(draft.place(Bytes::new(size)))),
-            _ => Ok(None),
+        let placed = py.detach(|| -> CallResult<_> {
+            match &mut *self.state()? {
+                State::Draft(draft) => Ok(Some(draft.place(Bytes::new(size)))),
+                _ => Ok(None),
+            }
         });
         match placed.map_err(|error| raise(py, error))? {
             Some(Ok(range)) => Ok(range.start.number() - self.addr),
@@ -93,7 +98,28 @@ impl Kept {
         }
     }
 
-    /// Commits a draft, or what was written since `write`. Returns the epoch.
+    /// Gives a draft's name up for others. Arrays keep the memory, which is this process's own.
+    fn abandon(&self, py: Python<'_>) -> PyResult<()> {
+        let abandoned = py.detach(|| -> CallResult<bool> {
+            let mut state = self.state()?;
+            match std::mem::replace(&mut *state, State::Closed) {
+                State::Draft(draft) => {
+                    *state = State::Private { _memory: draft.abandon() };
+                    Ok(true)
+                }
+                other => {
+                    *state = other;
+                    Ok(false)
+                }
+            }
+        });
+        match abandoned.map_err(|error| raise(py, error))? {
+            true => Ok(()),
+            false => Err(refuse(py, "KeepError", &format!("`{}` is no draft any more", self.name))),
+        }
+    }
+
+    /// Commits a draft. Returns the epoch.
     #[pyo3(signature = (layout = None, digest = None, readonly = true))]
     fn commit_draft(
         &self,
@@ -104,8 +130,7 @@ impl Kept {
     ) -> PyResult<u64> {
         let map = if readonly { MapAs::ReadOnly } else { MapAs::Writable };
         let committed = py.detach(|| -> CallResult<Option<Result<u64, KeptError>>> {
-            let mut state = self.lock();
-            check_fork()?;
+            let mut state = self.state()?;
             let draft = match std::mem::replace(&mut *state, State::Closed) {
                 State::Draft(draft) => draft,
                 other => {
@@ -291,19 +316,22 @@ impl Kept {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        py.detach(|| match &*self.lock() {
-            State::Draft(draft) => {
-                format!("<vramp.keep.Kept {}, draft of {}>", self.name, draft.used())
-            }
-            State::Open(memory) => format!(
-                "<vramp.keep.Kept {}, epoch {}, {} at {:#x}>",
-                self.name,
-                memory.epoch(),
-                memory.range().len,
-                self.addr
-            ),
-            State::Private { .. } => format!("<vramp.keep.Kept {}, not committed>", self.name),
-            State::Closed => format!("<vramp.keep.Kept {}, closed>", self.name),
+        let of_forked = |_| format!("<vramp.keep.Kept {}, of the process that forked>", self.name);
+        py.detach(|| {
+            self.state().map_or_else(of_forked, |state| match &*state {
+                State::Draft(draft) => {
+                    format!("<vramp.keep.Kept {}, draft of {}>", self.name, draft.used())
+                }
+                State::Open(memory) => format!(
+                    "<vramp.keep.Kept {}, epoch {}, {} at {:#x}>",
+                    self.name,
+                    memory.epoch(),
+                    memory.range().len,
+                    self.addr
+                ),
+                State::Private { .. } => format!("<vramp.keep.Kept {}, not committed>", self.name),
+                State::Closed => format!("<vramp.keep.Kept {}, closed>", self.name),
+            })
         })
     }
 }

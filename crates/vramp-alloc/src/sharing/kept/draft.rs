@@ -179,6 +179,13 @@ impl KeptDraft {
         self.memory.record_use(stream)
     }
 
+    /// Gives the name up for others. The memory stays mapped, and is private to this process.
+    pub fn abandon(self) -> Imported {
+        let KeptDraft { memory, used, .. } = self;
+        let range = AddrRange::new(memory.range().start, used);
+        memory.with_range(range)
+    }
+
     /// Waits on the host for the work that was recorded, and makes the memory the current one of its name. Other
     /// processes see it as a whole. `layout` says what lies where, `digest` which contents these are; both have their
     /// meaning for the programs. One message each way for 32 KiB and for 200 parts, and a driver call for
