@@ -24,7 +24,10 @@ pub enum SharedDirectoryError {
         user: u32,
     },
     /// Other users may use the directory.
-    #[error("{} can be used by other users (mode {mode:o}); run `chmod 700 {}`", path.display(), path.display())]
+    #[error(
+        "{} can be used by other users (mode {mode:o}); use a directory of your own, or run `chmod 700 {}` if it is yours \
+         alone", path.display(), path.display()
+    )]
     Mode {
         /// The directory.
         path: PathBuf,

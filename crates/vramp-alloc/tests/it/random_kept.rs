@@ -1,5 +1,5 @@
 //! Random programs over kept memory: threads with an allocator each, as processes of two small cards, a keeper
-//! that is stopped and started again, full cards and driver calls that fail. Whoever has the lock for reading finds the
+//! that is stopped and started again, full cards and driver calls that fail. A client with the lock for reading finds the
 //! bytes of the last commit, what is torn cannot be read, and nothing is left.
 
 use std::collections::BTreeMap;

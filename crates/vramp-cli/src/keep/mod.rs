@@ -99,7 +99,8 @@ fn service(directory: &Path, program: Option<&str>, out: &mut dyn Write) -> Resu
         Some(program) => program.to_owned(),
         None => format!("\"{}\"", std::env::current_exe().context("find this program")?.display()),
     };
-    let directory = directory.display();
+    // `%` begins a specifier of systemd.
+    let directory = directory.display().to_string().replace('%', "%%");
     Ok(write!(
         out,
         "[Unit]\n\

@@ -103,4 +103,7 @@ fn a_second_keeper_and_wrong_arguments_are_refused() {
     served.run(&["evict", "many"]).assert().code(2);
     let unit = served.says(&["service", "--program", "/opt/bin/vramp"]);
     assert!(unit.contains("ExecStart=/opt/bin/vramp keep --directory"), "{unit}");
+    let percent = vramp(Path::new("/srv/50%d"), &["service"]).assert().success();
+    let unit = String::from_utf8_lossy(&percent.get_output().stdout).into_owned();
+    assert!(unit.contains("--directory \"/srv/50%%d\""), "{unit}");
 }

@@ -204,11 +204,15 @@ impl KeepService {
                 let unless_current = message.number(Tag::UnlessCurrent) == Some(1);
                 self.registry.draft(client, name, terms, until, unless_current);
             }
-            Kind::Commit if self.registry.has_draft(client) => {
-                self.commit(client, session, message, packet.descriptors.pop()?)?;
-            }
+            Kind::Commit if self.registry.has_draft(client) => match packet.descriptors.pop() {
+                Some(page) => self.commit(client, session, message, page)?,
+                None => self.lacks_page(client, &packet)?,
+            },
             Kind::Restore if self.registry.is_new(client) && session.restoring.is_none() => {
-                self.restore(client, session, message, packet.descriptors.pop()?)?;
+                match packet.descriptors.pop() {
+                    Some(page) => self.restore(client, session, message, page)?,
+                    None => self.lacks_page(client, &packet)?,
+                }
             }
             Kind::Restored => self.restored(client, session, message)?,
             Kind::List => self.list(client, message)?,
@@ -224,6 +228,11 @@ impl KeepService {
             _ => self.handle_held(client, message)?,
         }
         Some(())
+    }
+
+    /// Refuses a request that came without its page, because this process has no descriptor left.
+    fn lacks_page(&mut self, client: Client, packet: &Packet) -> Option<()> {
+        packet.lost_descriptors.then(|| self.refuse(client, Refused::TooManyFiles))
     }
 
     /// Handles the request of a client that has a version open.
@@ -557,25 +566,6 @@ impl KeepService {
 }
 
 impl KeepService {
-    /// Returns true if what a connection sent before its end has the word that it closes. A client that closed with a
-    /// reply that it did not read ends the connection before that is received.
-    fn said_that_it_closes(&mut self, connected: &Connected) -> bool {
-        let mut is_reset = false;
-        loop {
-            match system::receive(&connected.socket, &mut self.buffer) {
-                Ok(packet) if packet.length > 0 => {
-                    let message = Message::decode(&self.buffer[..packet.length]);
-                    if message.is_some_and(|message| message.kind == Kind::Close) {
-                        return true;
-                    }
-                }
-                // The kernel says it once, before the packets that came earlier.
-                Err(Errno::CONNRESET) if !is_reset => is_reset = true,
-                _ => return false,
-            }
-        }
-    }
-
     fn serve_requests(&mut self, connected: &Connected, session: &mut Session) -> Next {
         let client = connected.token;
         for _ in 0..REQUESTS_IN_TURN {
@@ -625,9 +615,6 @@ impl Service for KeepService {
         let client = connected.token;
         let next =
             if session.is_over { Next::End } else { self.serve_requests(connected, session) };
-        if next == Next::End && !session.is_over && !session.is_closed {
-            session.is_closed = self.has_written(client) && self.said_that_it_closes(connected);
-        }
         if next == Next::End && !session.is_closed && self.has_written(client) {
             session.is_over = true;
             self.registry.cancel(client);

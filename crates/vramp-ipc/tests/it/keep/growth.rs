@@ -90,6 +90,37 @@ fn a_draft_that_needs_more_descriptors_than_the_keeper_may_have_fails_alone() {
 }
 
 #[test]
+fn a_keeper_without_a_descriptor_for_a_page_says_so() {
+    let name = "keep::growth::a_keeper_without_a_descriptor_for_a_page_says_so";
+    if let Some((role, _)) = role() {
+        let limit = Rlimit { current: Some(40), maximum: Some(40) };
+        setrlimit(Resource::Nofile, limit).unwrap();
+        serve(&role["keeper:".len()..]);
+    }
+    let folder = folder();
+    let child = keeper_process(name, folder.path());
+    let keeper = Keeper::new(folder.path(), TIMEOUT);
+    let mut holds = Vec::new();
+    let full = loop {
+        // A connection has two descriptors, a version one for each part, and one.
+        let name = format!("n/{}", holds.len());
+        let mut draft = keeper.draft(&name, &options(1), soon()).unwrap();
+        draft.add(1, memory(b"1"));
+        match draft.commit(b"", [0; 32], Lock::Read) {
+            Ok(hold) => holds.push(hold),
+            Err(error) => break error,
+        }
+    };
+    assert!(
+        matches!(full, KeepError::TooManyFiles { is_keeper: true, limit: 40 }),
+        "{full:?} after {}",
+        holds.len()
+    );
+    assert_eq!(keeper.entries().unwrap().len(), holds.len());
+    child.kill();
+}
+
+#[test]
 fn a_client_without_free_descriptors_fails_alone() {
     let name = "keep::growth::a_client_without_free_descriptors_fails_alone";
     if let Some((role, _)) = role() {
