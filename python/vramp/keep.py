@@ -203,7 +203,8 @@ class Keeper:
 
         A module's parameters and buffers lie there afterwards, and what they took before is freed one by one, so that at
         most one tensor is there twice. Tensors of the host become tensors of the card. Tensors that share memory go on
-        sharing it. With `readonly` this process too may only read them.
+        sharing it. With `readonly` this process too may only read them, and has the lock for that; otherwise it has no lock:
+        see `KeptTensors.writing`.
         """
         with _Draft(self, name, tensors, pool, priority, kept_for, timeout) as draft:
             return draft.publish(digest, readonly)
@@ -425,6 +426,9 @@ class _Draft:
         _synchronize()
         layout = json.dumps({"format": _FORMAT, "tensors": described}).encode()
         self.kept.commit_draft(layout, _digest(digest), readonly)
+        if not readonly:
+            # Others may read what is there before the first write.
+            self.kept.release_unchanged()
         return KeptTensors(self.kept)
 
     def _give_back(self, size: int) -> None:

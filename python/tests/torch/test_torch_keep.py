@@ -180,7 +180,6 @@ def test_a_dictionary_keeps_strides_and_empty_tensors(keeper):
 
 def test_epochs_are_written_in_place(keeper):
     trained = keeper.publish("policy", {"w": torch.zeros(4)}, readonly=False)
-    trained.kept.commit(lock="none")
     engine = keeper.tensors("policy")
     seen = engine.tensors()["w"]
     before = engine.kept.epoch

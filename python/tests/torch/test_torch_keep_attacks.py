@@ -162,3 +162,10 @@ def test_an_exception_while_writing_keeps_the_lock_until_all_is_written(keeper, 
     with policy.writing() as tensors:
         tensors["a"].fill_(2)
     assert keeper.tensors("policy", pool=pool).tensors()["a"].tolist() == [2, 2, 2, 2]
+
+
+def test_writable_tensors_are_read_before_the_first_write(keeper, pool):
+    policy = keeper.publish("policy", {"a": torch.ones(4)}, readonly=False, pool=pool)
+    assert keeper.tensors("policy", pool=pool, timeout=0).tensors()["a"].tolist() == [1, 1, 1, 1]
+    policy.close()
+    assert [entry.state for entry in keeper.entries()] == ["whole"]
