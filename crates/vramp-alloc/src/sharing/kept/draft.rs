@@ -49,6 +49,8 @@ pub struct KeptDraft {
     draft: Draft,
     name: String,
     part: Bytes,
+    /// Bytes of the parts that the commit will hand over.
+    added: Bytes,
     used: Bytes,
     patience: Duration,
 }
@@ -90,7 +92,8 @@ impl Allocator {
         let range = mapping.whole;
         let memory = Imported::new(self, mapping, range);
         let (name, patience) = (name.to_owned(), self.patience());
-        Ok(KeptDraft { memory, draft, name, part, used: Bytes::ZERO, patience })
+        let (added, used) = (Bytes::ZERO, Bytes::ZERO);
+        Ok(KeptDraft { memory, draft, name, part, added, used, patience })
     }
 }
 
@@ -132,7 +135,7 @@ impl KeptDraft {
         // A page ends with whole units, so the last one always fits.
         let asked = asked.filter(|asked| *asked <= left).ok_or(full)?;
         let end = self.used + asked;
-        while self.memory.mapping().mapped < end {
+        while self.added < end {
             self.add_part()?;
         }
         let placed = AddrRange::new(whole.start + self.used, size);
@@ -144,6 +147,11 @@ impl KeptDraft {
         let shared = Arc::clone(self.memory.shared());
         let driver = &*shared.driver;
         let mapped = self.memory.mapping().mapped;
+        if mapped != self.added {
+            return Err(KeptError::Option(
+                "a driver call that failed could not be undone: drop this draft and begin another one",
+            ));
+        }
         let len = self.part.min(self.memory.range().len - mapped);
         let properties = MemoryProperties {
             location: MemoryLocation::Device,
@@ -161,6 +169,7 @@ impl KeptDraft {
         match complete() {
             Ok(ExportedHandle::PosixFd(descriptor)) => {
                 self.draft.add(len.count(), descriptor);
+                self.added += len;
                 Ok(())
             }
             Ok(ExportedHandle::Fabric(_)) => unreachable!("it was created for descriptors"),

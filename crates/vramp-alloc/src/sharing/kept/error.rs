@@ -58,7 +58,7 @@ pub enum KeptError {
     /// No more descriptors can be opened.
     #[error("cannot open another descriptor: {0}; raise RLIMIT_NOFILE (ulimit -n)")]
     Descriptor(#[source] std::io::Error),
-    /// The device cannot export memory, or an amount of the options is zero.
+    /// The device cannot export memory, an amount of the options is zero, or a draft takes no more.
     #[error("{0}")]
     Option(&'static str),
     /// The card has too little memory, or the allocator is closed.

@@ -194,10 +194,13 @@ impl KeptMemory {
     /// # Errors
     /// As of [`KeptMemory::read`]. Without the lock the memory must not be read.
     pub fn yield_to_writer(&self, deadline: Instant) -> Result<u64, KeptError> {
-        if self.hold().writer_waits() {
-            self.memory.wait_for_uses()?;
+        let hold = self.hold();
+        if hold.held_lock() == Lock::Read && !hold.writer_waits() {
+            return Ok(hold.epoch());
         }
-        Ok(self.hold().yield_to_writer(deadline)?)
+        // Also for a writer that comes only now: it is seen there.
+        self.memory.wait_for_uses()?;
+        Ok(hold.yield_to_writer(deadline)?)
     }
 
     /// Waits for recorded work and makes what was written the next epoch, whose number it returns. `then` is the lock

@@ -316,6 +316,27 @@ fn whichever_driver_call_fails_nothing_is_left() {
 }
 
 #[test]
+fn a_draft_with_a_part_that_nobody_can_have_takes_no_more() {
+    let (machine, kept) = (Machine::new(1), Kept::new());
+    let owner = &machine.allocators[0];
+    let mut draft = owner.draft_kept(&kept.keeper, NAME, &options(MIB(40)), soon()).unwrap();
+    let first = draft.place(MIB(16)).unwrap();
+    let stuck = FaultPlan::nth_of(Call::Export, 1).and(FaultPlan::nth_of(Call::Unmap, 1));
+    machine.cards[0].set_faults(stuck.with_code(800));
+    draft.place(MIB(16)).unwrap_err();
+    machine.cards[0].set_faults(FaultPlan::none());
+    let more = draft.place(MIB(1)).unwrap_err();
+    assert!(more.to_string().contains("begin another"), "{more}");
+    machine.fill(0, first, 3);
+    drop(draft.commit(b"", DIGEST, MapAs::ReadOnly).unwrap());
+    let opened = owner.open_kept(&kept.keeper, NAME, OpenKept::default(), soon()).unwrap();
+    machine.holds(0, opened.range(), 3);
+    drop(opened);
+    kept.clear();
+    machine.close();
+}
+
+#[test]
 fn memory_of_one_card_is_not_opened_on_another() {
     let (machine, kept) = (Machine::new(2), Kept::new());
     publish(&machine, &kept, MIB(2), 3);
