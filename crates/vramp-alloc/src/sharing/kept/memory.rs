@@ -56,7 +56,8 @@ impl Allocator {
     /// `deadline`.
     ///
     /// # Errors
-    /// The keeper is not there, or has no such name, or the lock cannot be had; the memory is on another card; or a
+    /// The keeper is not there, or has no such name, or the lock cannot be had; it is a lock for writing and the map is
+    /// for reading only; the memory is on another card; or a
     /// driver call failed. Nothing stays open.
     pub fn open_kept(
         &self,
@@ -66,6 +67,9 @@ impl Allocator {
         deadline: Instant,
     ) -> Result<KeptMemory, KeptError> {
         Unusable::check_fork()?;
+        if options.map == MapAs::ReadOnly && options.lock == Lock::Write {
+            return Err(KeptError::ReadOnly { name: name.to_owned() });
+        }
         let hold = keeper.open(name, options.lock, deadline)?;
         let here = card_of(self.driver().info());
         if hold.device() != here {

@@ -105,6 +105,9 @@ fn memory_for_reading_only_cannot_be_written() {
     let reader = owner.open_kept(&kept.keeper, NAME, OpenKept::default(), soon()).unwrap();
     let refused = reader.write(soon()).unwrap_err();
     assert!(matches!(refused, KeptError::ReadOnly { .. }), "{refused}");
+    let to_write = OpenKept { lock: Lock::Write, ..OpenKept::default() };
+    let refused = owner.open_kept(&kept.keeper, NAME, to_write, soon()).unwrap_err();
+    assert!(matches!(refused, KeptError::ReadOnly { .. }), "{refused}");
     machine.cards[0].fill(machine.raw(0), reader.range(), 4).unwrap();
     assert!(machine.cards[0].synchronize_stream(machine.raw(0)).is_err());
     let why = machine.cards[0].device_loss().unwrap().explanation;
