@@ -334,7 +334,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(keeper: keep.Keeper, p
     if child == 0:
         signal.alarm(SECONDS)
         try:
-            assert "forked" in repr(kept) and kept.size == 0 and not kept.is_draft
+            assert "forked" in repr(kept) and not kept.is_draft
             calls: list[Callable[[], object]] = [lambda: kept.epoch, lambda: kept.read(0), kept.abandon]
             for call in calls:
                 with pytest.raises(vramp.ForkedError):
@@ -346,3 +346,38 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(keeper: keep.Keeper, p
     writer.commit()
     thread.join(SECONDS)
     assert kept.read() == 2
+
+
+def test_an_object_serves_other_threads_while_one_waits(keeper: keep.Keeper, pool: vramp.Pool) -> None:
+    Other(keeper.directory, PUBLISHES).end()
+    reader = Other(keeper.directory, 'kept = keeper.open("model/0", pool=pool)')
+    kept = keeper.open("model/0", readonly=False, lock="none", pool=pool)
+    written: list[int] = []
+    waits = threading.Thread(target=lambda: written.append(kept.write(timeout=SECONDS)))
+    waits.start()
+    while not keeper.entries()[0].waiting:
+        time.sleep(0.001)
+    # Another process reads, so the call waits. None of these does.
+    assert kept.epoch == 1 and kept.size == 33 * MIB and "epoch 1" in repr(kept)
+    assert numpy.asarray(kept.array((16,), "uint8")).tolist() == [7] * 16
+    assert not written
+    reader.end()
+    waits.join(SECONDS)
+    assert written == [1]
+    kept.commit()
+    kept.close()
+
+
+def test_a_handler_of_a_shortage_may_use_the_draft(keeper: keep.Keeper) -> None:
+    with vramp.open("sim:h200", limit="64MiB") as pool:
+        seen: list[tuple[int, str]] = []
+        with keeper.draft("model/5", "200GiB", pool=pool, part="130GiB") as draft:
+
+            def look(shortage: object) -> bool:
+                seen.append((draft.size, repr(draft)))
+                return False
+
+            draft.place("130GiB")
+            with pool.on_shortage(look), pytest.raises(vramp.OutOfMemoryError):
+                draft.place("70GiB")
+            assert seen == [(130 * 1024 * MIB, "<vramp.keep.Kept model/5, draft>")]

@@ -571,7 +571,8 @@ class Kept:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
     def close(self) -> None:
-        """Waits for recorded work, unmaps the memory, and gives the lock back."""
+        """Waits for recorded work, unmaps the memory, and gives the lock back. If another thread waits in a call of this
+        object, that happens when that call ends."""
 
     def __reduce__(self) -> NoReturn: ...
     def __enter__(self) -> Kept: ...

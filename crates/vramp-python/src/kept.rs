@@ -9,16 +9,16 @@ pub mod methods;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use vramp_alloc::Bytes;
 use vramp_alloc::sharing::Imported as Memory;
 use vramp_alloc::sharing::kept::{
     KeepError, Keeper, KeptDraft, KeptError, KeptMemory, KeptOptions, Lock, MapAs, OpenKept,
 };
+use vramp_alloc::{Bytes, StreamId};
 use vramp_capi::process::{CallResult, Exports, NotClosed, StreamName, check_fork};
 
 use crate::calls::id_of;
@@ -76,7 +76,10 @@ fn lock_named(py: Python<'_>, name: &str) -> PyResult<Lock> {
 
 enum State {
     Draft(Box<KeptDraft>),
-    Open(KeptMemory),
+    /// A call places memory in the draft, and may run handlers of the program. Streams that were recorded meanwhile.
+    Placing(Vec<StreamId>),
+    /// Calls that wait have it too.
+    Open(Arc<KeptMemory>),
     /// A commit failed: the memory is this process's own.
     Private {
         _memory: Memory,
@@ -92,7 +95,9 @@ pub struct Kept {
     addr: u64,
     /// Read-only from the start. A commit for reading only sets it.
     is_read_only: AtomicBool,
-    /// Locked only while detached from the interpreter.
+    /// Bytes that arrays may have.
+    used: AtomicU64,
+    /// Held for a few instructions, and only while detached from the interpreter.
     state: Mutex<State>,
     exports: Exports,
 }
@@ -108,6 +113,18 @@ impl Kept {
         Ok(self.lock())
     }
 
+    /// Takes the draft and leaves `next`. `None` if it is no draft, or another call has it.
+    fn take_draft(&self, next: State) -> CallResult<Option<Box<KeptDraft>>> {
+        let mut state = self.state()?;
+        match std::mem::replace(&mut *state, next) {
+            State::Draft(draft) => Ok(Some(draft)),
+            other => {
+                *state = other;
+                Ok(None)
+            }
+        }
+    }
+
     /// Runs a call on open memory, detached from the interpreter.
     fn open<R: Send>(
         &self,
@@ -116,10 +133,11 @@ impl Kept {
     ) -> PyResult<R> {
         waiting(py, || {
             let called = py.detach(|| -> CallResult<_> {
-                match &*self.state()? {
-                    State::Open(memory) => Ok(Some(call(memory))),
-                    _ => Ok(None),
-                }
+                let memory = match &*self.state()? {
+                    State::Open(memory) => Arc::clone(memory),
+                    _ => return Ok(None),
+                };
+                Ok(Some(call(&memory)))
             });
             called.map_err(|error| raise(py, error))?.ok_or_else(|| self.not_open(py))
         })
@@ -143,17 +161,11 @@ impl Kept {
 
     /// Returns the bytes that arrays may have.
     pub fn len(&self) -> u64 {
-        let Ok(state) = self.state() else { return 0 };
-        match &*state {
-            State::Draft(draft) => draft.used().count(),
-            State::Open(memory) => memory.range().len.count(),
-            State::Private { _memory } => _memory.range().len.count(),
-            State::Closed => 0,
-        }
+        self.used.load(Ordering::Relaxed)
     }
 
     fn is_draft(&self) -> bool {
-        self.state().is_ok_and(|state| matches!(&*state, State::Draft(_)))
+        self.state().is_ok_and(|state| matches!(&*state, State::Draft(_) | State::Placing(_)))
     }
 
     pub fn is_read_only(&self) -> bool {
@@ -182,8 +194,12 @@ impl Kept {
         let allocator = self.pool.get().allocator();
         allocator.with(|session| {
             let stream = id_of(session, stream)?;
-            match &*self.state()? {
+            match &mut *self.state()? {
                 State::Draft(draft) => Ok(draft.record_use(stream)?),
+                State::Placing(recorded) => {
+                    recorded.push(stream);
+                    Ok(())
+                }
                 State::Open(memory) => Ok(memory.record_use(stream)?),
                 State::Private { _memory } => Ok(_memory.record_use(stream)?),
                 State::Closed => Ok(()),
@@ -206,7 +222,11 @@ impl Kept {
         let ended = py.detach(|| -> CallResult<()> {
             let state = std::mem::replace(&mut *self.state()?, State::Closed);
             match state {
-                State::Open(memory) => Ok(memory.close()?),
+                State::Open(memory) => match Arc::into_inner(memory) {
+                    Some(memory) => Ok(memory.close()?),
+                    // The call of another thread that waits closes it when it ends.
+                    None => Ok(()),
+                },
                 other => {
                     drop(other);
                     Ok(())
@@ -256,6 +276,7 @@ pub fn draft(
         name: name.to_owned(),
         addr: draft.range().start.number(),
         is_read_only: AtomicBool::new(false),
+        used: AtomicU64::new(0),
         state: Mutex::new(State::Draft(Box::new(draft))),
         exports: Exports::default(),
     })
@@ -287,7 +308,8 @@ pub fn open(
         name: name.to_owned(),
         addr: memory.range().start.number(),
         is_read_only: AtomicBool::new(readonly),
-        state: Mutex::new(State::Open(memory)),
+        used: AtomicU64::new(memory.range().len.count()),
+        state: Mutex::new(State::Open(Arc::new(memory))),
         exports: Exports::default(),
     })
 }

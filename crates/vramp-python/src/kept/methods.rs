@@ -1,6 +1,7 @@
 //! What Python calls of kept memory, and of the keeper.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -86,10 +87,21 @@ impl Kept {
     fn place(&self, py: Python<'_>, size: &Bound<'_, PyAny>) -> PyResult<u64> {
         let size = amount(py, size, "size")?;
         let placed = py.detach(|| -> CallResult<_> {
-            match &mut *self.state()? {
-                State::Draft(draft) => Ok(Some(draft.place(Bytes::new(size)))),
-                _ => Ok(None),
+            let Some(mut draft) = self.take_draft(State::Placing(Vec::new()))? else {
+                return Ok(None);
+            };
+            // Without the lock: handlers of a shortage may use this object.
+            let placed = draft.place(Bytes::new(size));
+            self.used.store(draft.used().count(), Ordering::Relaxed);
+            let mut state = self.state()?;
+            if let State::Placing(recorded) = &mut *state {
+                for stream in std::mem::take(recorded) {
+                    // A stream that ended meanwhile has no work.
+                    let _ = draft.record_use(stream);
+                }
+                *state = State::Draft(draft);
             }
+            Ok(Some(placed))
         });
         match placed.map_err(|error| raise(py, error))? {
             Some(Ok(range)) => Ok(range.start.number() - self.addr),
@@ -141,7 +153,7 @@ impl Kept {
             match draft.commit(layout.unwrap_or_default(), digest.unwrap_or_default(), map) {
                 Ok(memory) => {
                     let epoch = memory.epoch();
-                    *state = State::Open(memory);
+                    *state = State::Open(Arc::new(memory));
                     Ok(Some(Ok(epoch)))
                 }
                 Err(failed) => {
@@ -329,6 +341,7 @@ impl Kept {
                     memory.range().len,
                     self.addr
                 ),
+                State::Placing(_) => format!("<vramp.keep.Kept {}, draft>", self.name),
                 State::Private { .. } => format!("<vramp.keep.Kept {}, not committed>", self.name),
                 State::Closed => format!("<vramp.keep.Kept {}, closed>", self.name),
             })
