@@ -422,6 +422,7 @@ def limit(number):
     resource.setrlimit(resource.RLIMIT_NOFILE, (number, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 # The simulated card needs some for each import, at a time; the block has more handles than that.
 limit(used + 6)
+pool.trim()  # what is mapped still would need no descriptor
 vramp.ipc.open(exported.ticket(), pool).close()
 held = []
 try:
@@ -429,6 +430,7 @@ try:
         held.append(os.open("/dev/null", os.O_RDONLY))
 except OSError:
     pass
+pool.trim()
 try:
     vramp.ipc.open(exported.ticket(False), pool)
 except vramp.ExchangeError as error:
@@ -468,6 +470,7 @@ churning = threading.Thread(target=churn)
 churning.start()
 refused = 0
 for _ in range(300):
+    pool.trim()  # what is mapped still would need no descriptor
     try:
         vramp.ipc.open(exported.ticket(), pool).close()
     except (vramp.ExchangeError, vramp.DriverError) as error:

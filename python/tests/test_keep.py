@@ -229,7 +229,7 @@ def test_a_hundred_lives_leave_nothing(keeper: keep.Keeper, pool: vramp.Pool) ->
         live()
     assert keeper.entries() == []
     settle()
-    assert descriptors(os.getpid()) == own
+    assert descriptors(os.getpid()) <= own
     # The keeper sees the end of a connection a moment later.
     while descriptors(serving) > idle:
         assert time.monotonic() < deadline, "the keeper has more descriptors than before"
