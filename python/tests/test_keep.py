@@ -229,7 +229,10 @@ def test_a_hundred_lives_leave_nothing(keeper: keep.Keeper, pool: vramp.Pool) ->
         live()
     assert keeper.entries() == []
     settle()
-    assert descriptors(os.getpid()) <= own
+    # Its descriptors are closed a moment after it.
+    while descriptors(os.getpid()) > own:
+        assert time.monotonic() < deadline, "this process has more descriptors than before"
+        time.sleep(0.001)
     # The keeper sees the end of a connection a moment later.
     while descriptors(serving) > idle:
         assert time.monotonic() < deadline, "the keeper has more descriptors than before"
