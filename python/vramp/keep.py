@@ -293,10 +293,7 @@ class KeptTensors:
 
     def tensors(self) -> dict[str, Any]:
         """Returns the tensors by name, each a view of the kept memory."""
-        return {name: self._tensor(described) for name, described in self._described.items()}
-
-    def _tensor(self, described: dict[str, Any]) -> Any:
-        return _view(self.kept, described)
+        return {name: _view(self.kept, described) for name, described in self._described.items()}
 
     def fill(self, module: Any, *, strict: bool = True) -> None:
         """Makes parameters and buffers of a module views of the kept memory. What they had is freed.
@@ -326,7 +323,7 @@ class KeptTensors:
                 continue
             new = replaced.get(id(old))
             if new is None:
-                new = replaced[id(old)] = _replaced(old, self._tensor(described))
+                new = replaced[id(old)] = _replaced(old, _view(self.kept, described))
             _set(owner, key, new)
 
     @contextlib.contextmanager

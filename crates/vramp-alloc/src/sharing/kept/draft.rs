@@ -231,7 +231,15 @@ impl KeptDraft {
         };
         match publish() {
             Ok(hold) => Ok(KeptMemory::new(memory, hold, map)),
-            Err(error) => Err(CommitKeptError { error: Box::new(error), memory }),
+            Err(error) => {
+                if map == MapAs::ReadOnly && !used.is_zero() {
+                    // This process goes on with it as before. After a failure of the driver it may only read it.
+                    let shared = memory.shared();
+                    let mapped = AddrRange::new(placed.at, memory.mapping().mapped);
+                    let _ = shared.driver.set_access(mapped, &shared.group.peers());
+                }
+                Err(CommitKeptError { error: Box::new(error), memory })
+            }
         }
     }
 }

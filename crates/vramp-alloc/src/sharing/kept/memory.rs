@@ -57,8 +57,7 @@ impl Allocator {
     ///
     /// # Errors
     /// The keeper is not there, or has no such name, or the lock cannot be had; it is a lock for writing and the map is
-    /// for reading only; the memory is on another card; or a
-    /// driver call failed. Nothing stays open.
+    /// for reading only; the memory is on another card; or a driver call failed. Nothing stays open.
     pub fn open_kept(
         &self,
         keeper: &Keeper,

@@ -227,8 +227,10 @@ fn a_commit_that_fails_leaves_the_memory_to_this_process() {
     kept.keeper = Keeper::new(&kept.directory, Duration::from_millis(50));
     let draft = filled(&machine, &kept, MIB(2), 9);
     drop(kept.server.take());
-    let failed = draft.commit(b"", DIGEST, MapAs::Writable).unwrap_err();
+    let failed = draft.commit(b"", DIGEST, MapAs::ReadOnly).unwrap_err();
     machine.holds(0, failed.memory.range(), 9);
+    machine.fill(0, failed.memory.range(), 10);
+    machine.holds(0, failed.memory.range(), 10);
     drop(failed);
     machine.close();
 }
